@@ -177,8 +177,8 @@ def bare(recipe_file: Path, core: int, times: Path | None) -> None:
     fit(core, "cpu")
     from learners.training.trainer import Trainer
     from learners.training.tree import deal
+    from orchestrator.recipe.tasks import build_task
     from orchestrator.recipe.toml_text import stored
-    from orchestrator.recipe.validation import build_task
 
     recipe = stored(recipe_file)
     task, batch = build_task(recipe), recipe.pools[0].batch_size

@@ -22,8 +22,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from learners.lockstep import LockStep  # noqa: E402
 from learners.training.evaluator import Evaluator  # noqa: E402
+from orchestrator.recipe.tasks import build_task  # noqa: E402
 from orchestrator.recipe.toml_text import load  # noqa: E402
-from orchestrator.recipe.validation import build_task  # noqa: E402
 from outer.protocol.syncer import Budget  # noqa: E402
 
 RECIPE = ROOT / "deploy/recipes/demo.toml"

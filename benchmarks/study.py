@@ -59,7 +59,7 @@ def _plain(settings: list[str], steps: int) -> list[float]:
     from learners.training.step import make_step
     from learners.training.trainer import Trainer
     from learners.training.tree import deal
-    from orchestrator.recipe.validation import build_task
+    from orchestrator.recipe.tasks import build_task
 
     use_compile_cache()
     recipe = load(RECIPE, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -21,13 +22,25 @@ class WarmStart:
 SOURCES_MOST = 100  # of a mixture
 
 
-class SourceConfig(Section):
-    """One of several corpora that samples are drawn from."""
+class CorpusConfig(Section):
+    """One of several corpora, by name."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="by which pools name its weight")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="by which others know it")
     kind: Literal["bytes", "tokens"] = Field("bytes", description="as data.kind")
     path: str | None = Field(None, description="as data.path")
+
+
+class SourceConfig(CorpusConfig):
+    """One of several corpora that samples are drawn from."""
+
     weight: NonNegativeFloat = Field(1.0, description="its share of the samples, relative to the others'")
+
+
+def once(field: str, corpora: Sequence[CorpusConfig]) -> None:
+    """Raises ValueError if two have the same name."""
+    names = [corpus.name for corpus in corpora]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{field} names {', '.join(doubled)} more than once; give each a name of its own")
 
 
 class DataConfig(Section):
@@ -61,6 +74,11 @@ class DataConfig(Section):
         3600.0, description="seconds of samples that a learner holds ahead, so that it steps on while it has no syncer"
     )
 
+    def of(self, corpus: CorpusConfig) -> DataConfig:
+        """The same of this corpus alone."""
+        alone = {"mixture": None, "lane": None, "digest": None}
+        return self.model_copy(update={"kind": corpus.kind, "path": corpus.path, **alone})
+
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.mixture is None:
@@ -69,9 +87,7 @@ class DataConfig(Section):
             return self
         if self.path is not None or self.kind != "bytes":
             raise ValueError("each source of the mixture has its own kind and path; leave out those of [data]")
-        names = [source.name for source in self.mixture]
-        if doubled := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"mixture names {', '.join(doubled)} more than once; give each source a name of its own")
+        once("mixture", self.mixture)
         if not any(source.weight for source in self.mixture):
             raise ValueError("mixture has no weight above 0; give at least one source a weight")
         if self.lane is not None and self.lane[0] >= self.lane[1]:

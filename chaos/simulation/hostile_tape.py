@@ -27,7 +27,7 @@ def record(recipe: Recipe, seed: int, profile: str, step_s: float, startup_s: fl
     """Simulate a resolved recipe. Raises TapeUnsound."""
     from chaos.simulation.recipes import options
     from chaos.simulation.tape import Broken, record
-    from orchestrator.recipe.validation import build_task, host_only
+    from orchestrator.recipe.tasks import build_task, host_only
 
     task = build_task(recipe)
     with host_only():

@@ -15,7 +15,7 @@ RESEND_S = 2.0  # without an acknowledgement, until facts are sent again
 Numbered = tuple[int, float, Any]  # sequence number, wall time, fact
 
 APART_S = 0.01  # most seconds between two clocks that are read together
-READS_MAX = 100
+READS_MOST = 100
 
 
 def read_clocks(
@@ -25,7 +25,7 @@ def read_clocks(
     which would look like a jump of the wall clock.
     """
     now, at = monotonic(), wall()
-    for _ in range(READS_MAX):
+    for _ in range(READS_MOST):
         if (read := monotonic()) - now <= APART_S:
             break
         now, at = read, wall()

@@ -97,18 +97,24 @@ def unsent(task: Task, seed: int, warm_start: WarmStart | None = None) -> dict[s
     }
 
 
-def parameters(task: Task, named: weights.Named, seed: int = 0, warm_start: WarmStart | None = None) -> Params:
+def parameters(
+    task: Task,
+    named: weights.Named,
+    seed: int = 0,
+    warm_start: WarmStart | None = None,
+    shardings: Sequence[Any] | None = None,
+) -> Params:
     """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit.
 
     `seed` and `warm_start` are those of the run: local and frozen leaves that are missing take their initial values.
+    `shardings`: of each leaf, in tree order; None for one device.
     """
     tree = ParameterTree.of(task)
     if found := weights.differences(named, tree.tensors):
         raise ValueError(f"these parameters do not fit the task: {', '.join(found)}; give parameters of the same model")
     missing = any(tensor.name not in named for tensor in tree.tensors)
     given = {**unsent(task, seed, warm_start), **named} if missing else named
-    leaves = [jnp.array(given[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
-    return jax.tree.unflatten(tree.structure, leaves)
+    return tree.placed([given[tensor.name] for tensor in tree.tensors], shardings)
 
 
 def fresh(task: Task, seed: int, shardings: Any = None) -> Params:
@@ -136,14 +142,29 @@ class ParameterTree(Leaves):
             flat[elements] = np.asarray(leaves[self.leaf_of[tensor.path]])[tensor.index].reshape(-1)
         return flat
 
-    def params(self, fragments: Sequence[Fragment], thetas: Sequence[Flat], unsent: Mapping[str, Any]) -> Params:
+    def params(
+        self,
+        fragments: Sequence[Fragment],
+        thetas: Sequence[Flat],
+        unsent: Mapping[str, Any],
+        shardings: Sequence[Any] | None = None,
+    ) -> Params:
         """The parameter tree of float32[n] per fragment and of the leaves that are in none, by path; JAX arrays."""
         sent = weights.joined(fragments, thetas)
-        # jnp.array copies; on a CPU, device_put would share the caller's memory.
-        leaves = [
-            jnp.array(sent[each.name], dtype=each.dtype) if each.name in sent else unsent[each.name]
-            for each in self.tensors
-        ]
+        return self.placed(
+            [sent[each.name] if each.name in sent else unsent[each.name] for each in self.tensors], shardings
+        )
+
+    def placed(self, values: Sequence[Any], shardings: Sequence[Any] | None) -> Params:
+        """The parameter tree of copies of the values of its leaves, in their dtypes.
+
+        `shardings`: of each leaf; None for one device. No device holds more of a leaf than its sharding says.
+        """
+        if shardings is None:  # jnp.array copies; on a CPU, device_put would share the caller's memory
+            leaves = [jnp.array(value, each.dtype) for value, each in zip(values, self.tensors, strict=True)]
+        else:
+            of = zip(values, self.tensors, shardings, strict=True)
+            leaves = [jax.device_put(np.array(value, jnp.dtype(each.dtype)), where) for value, each, where in of]
         return jax.tree.unflatten(self.structure, leaves)
 
     def rounding(self, fragment: Fragment, flat: Flat) -> Flat | None:

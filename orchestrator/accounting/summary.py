@@ -53,6 +53,7 @@ def summarise(
         "initial_eval_loss": _finite(tallies.evaluated.loss) if tallies.evaluated else None,
         "eval_loss": _finite(evaluated.loss) if current else None,
         "loss_unit": evaluated.unit if evaluated else None,
+        "eval_metrics": {name: _finite(value) for name, value in evaluated.metrics.items()} if current else None,
         "reference_losses": {"bigram": _finite(references.bigram), "trigram": _finite(references.trigram)}
         if references
         else None,

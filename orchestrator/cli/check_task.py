@@ -14,8 +14,8 @@ import typer
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Overrides
 from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.recipe.toml_text import load, parse
-from orchestrator.recipe.validation import build_task, host_only
 
 _FACTORY = re.compile(r"[\w.]+:[\w.]+")
 # The rest of a recipe for a task that comes without one.

@@ -1,6 +1,6 @@
 """`diloco evaluate RUN`: the held-out loss and the task's own metrics of trained parameters, after the fact.
 
-On the devices that JAX finds here. Never on the learners' way: it reads files alone.
+On all devices that JAX finds here, as a learner's step. Never on the learners' way: it reads files alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from learners.config import CorpusConfig
 from orchestrator.cli.checkpoint import kept
 from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.export import NEWEST, of_checkpoint
 from orchestrator.cli.options import AsJson
 from orchestrator.cli.permission import recipe_of_parameters
 from orchestrator.cli.status import located
-from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.config import EvalConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
@@ -85,17 +86,22 @@ def _rows(
     from learners.training.evaluator import Measurement
     from learners.training.task import loss_unit
 
-    given = None if store is None else recipe_of(store).eval.sequences
-    count = sequences or given or 256
+    asked = EvalConfig() if store is None else recipe_of(store).eval
+    count = sequences or asked.sequences
     with Progress(console=Console(stderr=True), transient=True) as bar:
         sets: list[tuple[str, Measurement]] = []
         for name, model in _models(store, file, checkpoint):
             if not sets:  # all are of one run, so of one task
-                sets = [(label, Measurement(task)) for label, task in _sets(recipe_of_parameters(model, allowed), on)]
+                sets = [
+                    (label, Measurement(task, None))
+                    for label, task in _sets(recipe_of_parameters(model, allowed), asked, on)
+                ]
             for label, measurement in sets:
                 task = measurement.task
                 line = bar.add_task(f"{name}: {label}", total=count)
-                params = tree.parameters(task, model.tensors, model.task["seed"], model.warm_start)
+                params = tree.parameters(
+                    task, model.tensors, model.task["seed"], model.warm_start, measurement.shardings
+                )
                 found = measurement.means(params, count, batch, partial(_show, bar, line))
                 yield {
                     "parameters": name,
@@ -132,27 +138,26 @@ def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -
             yield f"checkpoint {number}", of_checkpoint(store, number)
 
 
-def _sets(recipe: Recipe, on: list[str]) -> Iterator[tuple[str, Any]]:
-    """The run's own held-out samples, and the others, each as the task that gives them."""
+def _sets(recipe: Recipe, asked: EvalConfig, on: list[str]) -> Iterator[tuple[str, Any]]:
+    """The run's held-out samples, those of its further sets and of `on`, each as the task that gives them."""
     from learners.training.data import corpus, manifest
-    from orchestrator.recipe.validation import build_task
+    from orchestrator.recipe.tasks import build_task
 
     yield OWN, build_task(recipe)
+    sets = recipe.model_copy(update={"eval": asked}).held_out_sets
     for text in on:
         name, _, path = text.partition("=")
         if not name or not path:
             fix = "write for example: --on wiki=texts/wiki"
             raise InputError([Problem("--on", text, "is no NAME=PATH", fix)])
-        kind = "tokens" if (Path(path).expanduser() / manifest.FILE).exists() else "bytes"
-        alone = {"kind": kind, "path": path, "mixture": None, "lane": None, "digest": None}
-        data = recipe.data.model_copy(update=alone)
+        kind: Any = "tokens" if (Path(path).expanduser() / manifest.FILE).exists() else "bytes"
+        sets[name] = recipe.data.of(CorpusConfig.model_construct(name=name, kind=kind, path=path))
         try:
-            corpus.check(data)
-            if corpus.coding(data) != corpus.coding(recipe.data):
-                raise ValueError("its tokens do not mean what the run's do; prepare it with the run's tokenizer.json")
+            corpus.check_beside(recipe.data, sets[name])
         except ValueError as error:
             message, _, fix = str(error).rpartition("; ")
             raise InputError([Problem("--on", text, message or fix, fix)]) from error
+    for name, data in sets.items():
         yield name, build_task(recipe.model_copy(update={"data": data}))
 
 

@@ -13,7 +13,7 @@ from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.status import located
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.validation import host_only
+from orchestrator.recipe.tasks import host_only
 from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from orchestrator.cli.permission import recipe_of_parameters
 from orchestrator.cli.status import located
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.validation import build_task, host_only
+from orchestrator.recipe.tasks import build_task, host_only
 
 
 def sample(

@@ -128,7 +128,7 @@ def _of_fleet(recipe: Recipe, seed: int, step_s: float, chips: int | None, as_js
     """Hardware that fails, by the recipe's [fleet]."""
     from orchestrator.planner.fleet.tape import record
     from orchestrator.planner.sizing.model_sizes import shapes_of
-    from orchestrator.recipe.validation import host_only
+    from orchestrator.recipe.tasks import host_only
 
     with apart(as_json), host_only():
         shapes = shapes_of(recipe)

@@ -15,7 +15,7 @@ from orchestrator.accounting.verdicts import Verdict
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.validation import build_task, host_only
+from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.replay.process import Job, play_apart
 from orchestrator.replay.tape import by_writer, tape_of
 from orchestrator.simulation.tape_log import write

@@ -97,15 +97,18 @@ def _single(recipe: Recipe, plain: Plain, harness: bool) -> Plain:
 
 def _one_outer(recipe: Recipe, plain: Plain, harness: bool) -> Plain:
     sync = plain["sync"] | {"quorum": 1}
-    return _one(recipe, plain, _all_hardware("one_outer", recipe, plain, harness)) | {"sync": sync}
+    return (
+        _one(recipe, plain, _all_hardware("one_outer", recipe, plain, harness)) | {"sync": sync} | _data(recipe, plain)
+    )
 
 
 def _data_parallel(recipe: Recipe, plain: Plain, harness: bool) -> Plain:
     """In the harness one learner with the batch of all, which takes as long as the slowest of them."""
     if harness:
-        return _one(recipe, plain, _all_hardware("data_parallel", recipe, plain, harness)) | _plain_training(plain)
+        alone = _one(recipe, plain, _all_hardware("data_parallel", recipe, plain, harness))
+        return alone | _plain_training(plain) | _data(recipe, plain)
     _equal_shares(recipe)
-    return {}
+    return {"pools": [pool | {"mixture": None} for pool in plain["pools"]]} | _data(recipe, plain)
 
 
 MODES = {
@@ -124,6 +127,19 @@ MODES = {
 def _plain_training(plain: Plain) -> Plain:
     run = plain["run"] | {"shards": 1}
     return {"sync": plain["sync"] | _EVERY_STEP, "outer": _NO_OUTER, "run": run}
+
+
+def _data(recipe: Recipe, plain: Plain) -> Plain:
+    """One [data] for all: each source with the share of a step's samples that the pools' own mixtures give it."""
+    if all(pool.mixture is None for pool in recipe.pools):
+        return {}
+    shares = dict.fromkeys((source["name"] for source in plain["data"]["mixture"]), 0.0)
+    for pool in recipe.learners.values():
+        sources = recipe.data_of(pool).mixture or ()
+        for source in sources:
+            shares[source.name] += pool.batch_size * source.weight / sum(each.weight for each in sources)
+    mixture = [source | {"weight": shares[source["name"]]} for source in plain["data"]["mixture"]]
+    return {"data": plain["data"] | {"mixture": mixture}}
 
 
 def _one(recipe: Recipe, plain: Plain, pool: Plain) -> Plain:

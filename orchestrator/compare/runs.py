@@ -17,8 +17,8 @@ from orchestrator.compare.modes import Mode, transformed
 from orchestrator.compare.outcome import OUTCOME_FILE, Outcome, of_history, outcome, save
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.recipe.toml_text import dump, stored_hash
-from orchestrator.recipe.validation import build_task, host_only
 from orchestrator.store.readers import RECIPE_FILE, object_of, status_if_any
 from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore

@@ -12,7 +12,7 @@ from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.eventlog.seal import chained
 
 # Fields added after their kind. They are not written when empty, so that older logs keep their bytes and chains.
-LEFT_OUT = {"Evaluated": "unit", "StepFinished": "aux", "DeviceTaken": "warnings"}
+LEFT_OUT = {"Evaluated": ("unit", "metrics"), "StepFinished": ("aux",), "DeviceTaken": ("warnings",)}
 
 
 _ENVELOPE = {"writer": reader(str), "incarnation": reader(int), "sequence": reader(int), "at": reader(float)}
@@ -76,9 +76,9 @@ class Event:
         if type(self.fact) is Unknown:
             return self.fact.fields
         fields: dict[str, Any] = finite(asdict(self.fact))
-        left_out = LEFT_OUT.get(kind_of(self.fact))
-        if left_out and not fields[left_out]:
-            del fields[left_out]
+        for name in LEFT_OUT.get(kind_of(self.fact), ()):
+            if not fields[name]:
+                del fields[name]
         return fields
 
     @staticmethod

@@ -6,7 +6,7 @@ The syncer's facts are in outer/protocol/facts.py, the learners' in learners/pro
 from __future__ import annotations
 
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learners.protocol.facts import LearnerFact
@@ -133,6 +133,8 @@ class Evaluated:
     loss: float
     tokens: int
     unit: str = ""  # of the loss, as the task says; left out of the log where it says none
+    # The task's own metrics; those of further sets, and their "loss", with the set's name in front: "wiki/loss".
+    metrics: dict[str, float] = field(default_factory=dict)  # left out where there are none
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from learners.config import DataConfig, InnerConfig, WarmStart
+from learners.config import CorpusConfig, DataConfig, InnerConfig, WarmStart, once
 from outer.config import OuterConfig, Section, SyncConfig
 
 FaultKind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "non_finite", "wrong_config"]
 SYNCER = "syncer"  # where a fault can strike, beside the learners
 Point = Literal["received", "merging", "merged", "journaling", "journaled", "applied", "announced"]
+EVAL_SETS_MOST = 16
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 
@@ -99,6 +100,24 @@ class EvalConfig(Section):
     every: NonNegativeInt = Field(100, description="syncer steps between evaluations; 0 = only first and last")
     sequences: PositiveInt = Field(256, description="held-out samples per evaluation")
     ngrams: bool = Field(False, description="also fit byte bigram and trigram tables on the training text, to compare")
+    sets: Annotated[tuple[CorpusConfig, ...], Field(max_length=EVAL_SETS_MOST)] = Field(
+        (), description="further held-out sets, each the held-out part of a corpus with the run's tokens"
+    )
+    batch_size: PositiveInt = Field(32, description="samples that the evaluator takes at a time")
+    resources: dict[str, PositiveFloat] = Field(
+        default_factory=lambda: {"CPU": 0.5},
+        description="of the evaluator; with GPU or TPU it runs where these are, whatever run.control says",
+    )
+    timeout_s: PositiveFloat = Field(300.0, description="an evaluation that takes longer is given up")
+
+    @property
+    def accelerated(self) -> bool:
+        return any(kind in self.resources for kind in ("GPU", "TPU"))
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        once("sets", self.sets)
+        return self
 
 
 class FaultConfig(Section):
@@ -288,6 +307,11 @@ class Recipe(Section):
         ]
         lane = (names.index(pool.name), len(names))
         return self.data.model_copy(update={"mixture": tuple(sources), "lane": lane})
+
+    @property
+    def held_out_sets(self) -> dict[str, DataConfig]:
+        """The [data] of each further held-out set, by name."""
+        return {each.name: self.data.of(each) for each in self.eval.sets}
 
     @property
     def quorum(self) -> int:

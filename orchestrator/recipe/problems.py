@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -222,3 +223,28 @@ def _example(field: str, info: FieldInfo) -> str:
     if typing.get_origin(info.annotation) is tuple:
         return f"at least one [[{field}]] table" if submodel(info.annotation) else f"{field} = a list"
     return f"a [{field}] table" if submodel(info.annotation) else f"{field} = {allowed(info.annotation, info.metadata)}"
+
+
+_FIELD = re.compile(r"\b(?:data|inner|outer|sync|model)\.\w+(?:\.\w+)*")
+
+
+def from_error(error: ValueError, field: str, recipe: BaseModel, fix: str) -> Problem:
+    """A problem from a message `FIELD = VALUE: what is wrong; fix`. Field, value and fix may be missing."""
+    text = " ".join(str(error).split())
+    if named := _FIELD.search(text):
+        field = named.group()
+    value = _lookup(recipe, field)
+    text = text.removeprefix(field).removeprefix(f" = {value!r}").removeprefix(repr(value)).lstrip(": ")
+    message, separator, told = text.rpartition("; ")
+    return Problem(field, value, message, told) if separator else Problem(field, value, text, fix)
+
+
+def _lookup(recipe: BaseModel, field: str) -> Any:
+    return reduce(
+        lambda table, key: table.get(key) if isinstance(table, dict) else None, field.split("."), _raw(recipe)
+    )
+
+
+def _raw(recipe: BaseModel) -> Any:
+    """The recipe's values under its own keys; an incomplete recipe has only some."""
+    return recipe.model_dump(mode="json", by_alias=True, warnings=False)

@@ -5,25 +5,18 @@ Starts no Ray and creates nothing. Imports the numeric modules, and with them JA
 
 from __future__ import annotations
 
-import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
+from typing import Any
 
 from orchestrator.recipe.config import SYNCER, Recipe
-from orchestrator.recipe.problems import InputError, Problem, explain, model_of, nearest
+from orchestrator.recipe.problems import InputError, Problem, from_error, nearest
 from orchestrator.recipe.resources import REGION, refusals
+from orchestrator.recipe.tasks import build_task, host_only
 from outer.journal.object_store import absolute, objects
 from outer.weights import check as check_weights
-
-if TYPE_CHECKING:
-    from learners.training.task import Task
 
 Check = Callable[[Recipe], Iterator[Problem]]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []  # with the fields that each reads: all of them must be sound
@@ -252,7 +245,20 @@ def _some(names: list[str], most: int = 9) -> str:
 def _data(recipe: Recipe) -> Iterator[Problem]:
     from learners.training.data import corpus
 
-    yield from _refusal(lambda: corpus.check(recipe.data), "data.path", recipe, "give a folder or a glob of text files")
+    fix = "give a folder or a glob of text files"
+    yield from _refusal(lambda: corpus.check(recipe.data), "data.path", recipe, fix)
+
+
+@_reads("data", "eval.sets")
+def _held_out_sets(recipe: Recipe) -> Iterator[Problem]:
+    from learners.training.data import corpus
+
+    for index, (name, data) in enumerate(recipe.held_out_sets.items()):
+        try:
+            corpus.check_beside(recipe.data, data)
+        except ValueError as error:
+            message, _, fix = str(error).rpartition("; ")
+            yield Problem(f"eval.sets.{index}", name, message or fix, fix)
 
 
 @_reads("inner.optimizer", "inner.lr", "inner.options")
@@ -317,7 +323,7 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
     try:
         named = weights.read(recipe.init_from)
     except ValueError as error:
-        yield _from_error(error, "init_from", recipe, "give a .safetensors file, or a folder")
+        yield from_error(error, "init_from", recipe, "give a .safetensors file, or a folder")
         return
     if recipe.init_digest not in (None, found := weights.digest(named)):
         message = f"is not the digest of init_from: its content has {found}"
@@ -332,24 +338,6 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
     yield from misfits(recipe, task, named, tensors)
 
 
-def build_task(recipe: Recipe) -> Task:
-    """The recipe's task. What the task's own code raises becomes an InputError."""
-    with host_only():
-        from learners.training import task
-    try:
-        return task.load(recipe.task, recipe.data, recipe.seed, recipe.model)
-    except ValueError as error:
-        refusal = error if isinstance(error, ValidationError) else error.__cause__
-        if isinstance(refusal, ValidationError):
-            raise InputError(list(explain(refusal, model_of(refusal), "model."))) from error
-        fix = "give `package.module:factory`, importable from here"
-        raise InputError([_from_error(error, "task", recipe, fix)]) from error
-    except (Exception, SystemExit) as error:
-        fix = "correct the task's own code, or the [model] keys it is given"
-        message = f"cannot be built: {type(error).__name__}: {error}"
-        raise InputError([Problem("task", recipe.task, message, fix)]) from error
-
-
 # ------------------------------------------------------------------ helpers
 
 
@@ -357,44 +345,4 @@ def _refusal(ask: Callable[[], object], field: str, recipe: Recipe, fix: str) ->
     try:
         ask()
     except ValueError as error:
-        yield _from_error(error, field, recipe, fix)
-
-
-_FIELD = re.compile(r"\b(?:data|inner|outer|sync|model)\.\w+(?:\.\w+)*")
-
-
-def _from_error(error: ValueError, field: str, recipe: Recipe, fix: str) -> Problem:
-    """A problem from a message `FIELD = VALUE: what is wrong; fix`. Field, value and fix may be missing."""
-    text = " ".join(str(error).split())
-    if named := _FIELD.search(text):
-        field = named.group()
-    value = _lookup(recipe, field)
-    text = text.removeprefix(field).removeprefix(f" = {value!r}").removeprefix(repr(value)).lstrip(": ")
-    message, separator, told = text.rpartition("; ")
-    return Problem(field, value, message, told) if separator else Problem(field, value, text, fix)
-
-
-def _lookup(recipe: Recipe, field: str) -> Any:
-    return reduce(
-        lambda table, key: table.get(key) if isinstance(table, dict) else None, field.split("."), _raw(recipe)
-    )
-
-
-def _raw(recipe: Recipe) -> Any:
-    """The recipe's values under its own keys; an incomplete recipe has only some."""
-    return recipe.model_dump(mode="json", by_alias=True, warnings=False)
-
-
-@contextmanager
-def host_only() -> Iterator[None]:
-    """Import JAX inside this block, and it sees CPUs alone: accelerators are the learners'.
-
-    JAX reads JAX_PLATFORMS at its import. The variable is restored, since a local cluster's processes inherit it.
-    """
-    before = os.environ.get("JAX_PLATFORMS")
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    try:
-        yield
-    finally:
-        del os.environ["JAX_PLATFORMS"]
-        os.environ |= {} if before is None else {"JAX_PLATFORMS": before}
+        yield from_error(error, field, recipe, fix)

@@ -25,7 +25,7 @@ from learners.training.task import Task
 from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal
 from orchestrator.recipe.config import PoolConfig, Recipe
-from orchestrator.recipe.pool_tasks import tasks_of
+from orchestrator.recipe.tasks import tasks_of
 from orchestrator.replay.crew import Finish, FromLearners, News, PeerState, Sent, ToLearners, Value
 from orchestrator.replay.incarnation import (
     Adopt,

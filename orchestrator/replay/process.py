@@ -142,15 +142,16 @@ def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
 def _computed(job: Job, tell: Callable[[News], None], crew: Crew | None, processes: int) -> dict[str, Any]:
     from learners.training.devices.device import use_compile_cache
     from learners.training.evaluator import Evaluator  # JAX starts here
-    from orchestrator.recipe.validation import build_task
+    from orchestrator.recipe.tasks import build_task
     from orchestrator.replay.replayer import Replayer
 
     use_compile_cache()
     task = build_task(job.recipe)
     progress = _Progress(job, tell, processes)
     replayer = progress.replayer = Replayer(job.tape, job.recipe, task, progress, crew)
+    asked = job.recipe.eval
     evaluator = Evaluator(
-        task, replayer.fragments, job.recipe.eval.sequences, seed=job.recipe.seed, warm_start=job.recipe.warm_start
+        task, replayer.fragments, asked.sequences, asked.batch_size, job.recipe.seed, job.recipe.warm_start
     )
     evaluations: list[tuple[int, float]] = []
     for count, commit in enumerate(replayer.play(), start=1):

@@ -159,7 +159,7 @@ def main() -> None:
 
 def _repeat(share: Share, source: IO[bytes], emit: Any) -> None:
     from learners.training.devices.device import use_compile_cache
-    from orchestrator.recipe.validation import build_task
+    from orchestrator.recipe.tasks import build_task
     from orchestrator.replay.learners import Learners  # JAX starts here
 
     use_compile_cache()

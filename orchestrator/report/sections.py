@@ -78,7 +78,13 @@ def _loss(data: Data) -> Section:
         if data.not_finite
         else ()
     )
-    return Section("loss", "Loss", lead, (Picture(loss.draw, words, caption),), _kept(tables.auxiliaries(data)))
+    return Section(
+        "loss",
+        "Loss",
+        lead,
+        (Picture(loss.draw, words, caption),),
+        _kept(tables.auxiliaries(data), tables.held_out(data)),
+    )
 
 
 def _learners(data: Data) -> Section:

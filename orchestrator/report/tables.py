@@ -93,6 +93,13 @@ def auxiliaries(data: Data) -> Table:
     return table("Auxiliary values", "name|mean of the first tenth of steps|of the last tenth|of all", rows, (1, 2, 3))
 
 
+def held_out(data: Data) -> Table:
+    """What the last evaluation measured beside the loss; no rows where that is nothing."""
+    metrics = data.summary.get("eval_metrics") or {}
+    rows = [(name, DASH if value is None else brief(value)) for name, value in metrics.items()]
+    return table("Last held-out metrics", "name|value", rows, (1,))
+
+
 def time(data: Data) -> Table:
     """Seconds by category, without categories of no time."""
     learners = list(data.seconds)

@@ -7,41 +7,47 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
 
+from learners.actor import granted_gpus
+from learners.config import DataConfig
 from learners.spec import LearnerSpec
 from learners.training.devices.device import fit, use_compile_cache
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses
-from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.placement import RunPlacement, control, named
+from orchestrator.recipe.config import PoolConfig, Recipe
+from orchestrator.runtime.placement import RunPlacement, control, named, using
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.specs import learner_spec
 from orchestrator.store.run_store import RunStore
 from outer.shards import gathered
 
-CPUS = 0.5
-EVALUATION_S = 300.0
-
 
 class EvaluatorActor:
-    """`spec` is a learner's: the same task, fragments and device."""
+    """`spec` is a learner's, of the same task and fragments. `sets`: [data] of further held-out sets, by name."""
 
-    def __init__(self, spec: LearnerSpec, syncer: Any, sequences: int) -> None:
+    def __init__(
+        self, spec: LearnerSpec, syncer: Any, sequences: int, batch_size: int, sets: Mapping[str, DataConfig]
+    ) -> None:
         self._spec, self._syncer = spec, syncer
         os.nice(10)  # where cores are shared, learners come first
-        fit(spec.core, spec.platform)
+        fit(spec.core, spec.platform, granted=granted_gpus())
+        from learners.training.devices import device_checks
         from learners.training.evaluator import Evaluator
         from learners.training.task import load
         from learners.training.tree import deal
 
         use_compile_cache()
+        device_checks.at_start(spec.platform, granted_gpus())
         self._task = load(spec.task, spec.data, spec.seed, dict(spec.model))
+        others = {name: load(spec.task, data, spec.seed, dict(spec.model)) for name, data in sets.items()}
         self._fragments = deal(self._task, spec.sync)
-        self._evaluator = Evaluator(self._task, self._fragments, sequences, seed=spec.seed, warm_start=spec.warm_start)
+        self._evaluator = Evaluator(
+            self._task, self._fragments, sequences, batch_size, spec.seed, spec.warm_start, others, spec.devices
+        )
         self._sequences = sequences
 
     def __repr__(self) -> str:
@@ -51,7 +57,7 @@ class EvaluatorActor:
         """A new epoch of the syncer serves."""
         self._syncer = syncer
 
-    def initial(self) -> tuple[int, float, int, str]:
+    def initial(self) -> Evaluated:
         """The same as `current`, for the parameters that the run starts from."""
         from learners.training.tree import initial_parameters
 
@@ -59,17 +65,17 @@ class EvaluatorActor:
             0, initial_parameters(self._task, self._fragments, self._spec.seed, self._spec.warm_start)
         )
 
-    def current(self) -> tuple[int, float, int, str]:
-        """(syncer step, loss, tokens, the loss's unit) of an evaluation of the syncer's parameters now."""
+    def current(self) -> Evaluated:
+        """Evaluate the syncer's parameters as they are now."""
         deadline_s = self._spec.sync.transfer_s
         syncer_step, current, _ = ray.get(self._syncer.snapshot.remote(), timeout=deadline_s)
         return self._evaluate(syncer_step, gathered(current, deadline_s))
 
-    def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> tuple[int, float, int, str]:
+    def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> Evaluated:
         from learners.training.task import loss_unit
 
-        loss, tokens = self._evaluator.loss(thetas), self._task.tokens(self._sequences)
-        return syncer_step, loss, tokens, loss_unit(self._task)
+        loss, metrics = self._evaluator.measure(thetas)
+        return Evaluated(syncer_step, loss, self._task.tokens(self._sequences), loss_unit(self._task), metrics)
 
     def unsent(self) -> dict[str, Any]:
         """The initial values, float32, of the floating-point leaves that are in no fragment, by path."""
@@ -90,6 +96,7 @@ class Evaluations:
         self.loss: float | None = None  # of the newest
         self.fault = ""  # why the newest failed
         self._recipe, self._placement, self._store, self._code, self._emit = recipe, placement, store, code, emit
+        self._timeout_s = recipe.eval.timeout_s
         self._task: asyncio.Task[None] | None = None
         self._evaluated_at = 0  # syncer step
         self._actor: Any = None
@@ -130,7 +137,7 @@ class Evaluations:
     async def unsent(self) -> dict[str, Any]:
         """The initial values of leaves that are not sent, as EvaluatorActor.unsent; empty if it does not answer."""
         try:
-            found: dict[str, Any] = await within(EVALUATION_S, self._actor.unsent.remote()) if self._actor else {}
+            found: dict[str, Any] = await within(self._timeout_s, self._actor.unsent.remote()) if self._actor else {}
         except (ray.exceptions.RayError, TimeoutError) as error:
             self.fault = gist(error)
             return {}
@@ -141,23 +148,28 @@ class Evaluations:
             if self._actor is None:
                 self._actor = self._create(syncer)
             method = self._actor.initial if initial else self._actor.current
-            syncer_step, self.loss, tokens, unit = await within(EVALUATION_S, method.remote())
-            self._emit(Evaluated(syncer_step, self.loss, tokens, unit))
+            evaluated: Evaluated = await within(self._timeout_s, method.remote())
+            self.loss = evaluated.loss
+            self._emit(evaluated)
             if last and self._recipe.eval.ngrams:
-                tables = await within(EVALUATION_S, self._actor.references.remote())
+                tables = await within(self._timeout_s, self._actor.references.remote())
                 if tables is not None:
                     self._emit(ReferenceLosses(*tables))
             self.fault = ""
         except (ray.exceptions.RayError, TimeoutError) as error:
-            self.fault = gist(error)
+            slow = f"took longer than eval.timeout_s = {self._timeout_s:g}: raise it, or lower eval.sequences"
+            self.fault = slow if isinstance(error, TimeoutError) else gist(error)
             if self._actor is not None:
                 ray.kill(self._actor)
                 self._actor = None
 
     def _create(self, syncer: Any) -> Any:
-        recipe = self._recipe
-        options = named(f"evaluator.{self._store.grant('incarnation', 'evaluator')}", self._placement.namespace, CPUS)
-        options |= control(recipe.run.control, anywhere=self._placement.local)
+        recipe, asked = self._recipe, self._recipe.eval
+        kind = PoolConfig(name="evaluator", resources=asked.resources)
+        options = named(f"evaluator.{self._store.grant('incarnation', 'evaluator')}", self._placement.namespace, 0.0)
+        options |= using(kind)
+        options |= control({} if asked.accelerated else recipe.run.control, anywhere=self._placement.local)
         spec = learner_spec(recipe, self._code, "evaluator", 0, recipe.pools[0], core=None)
+        spec = replace(spec, platform=kind.platform, devices=None if asked.accelerated else 1, data=recipe.data)
         actor = ray.remote(EvaluatorActor).options(**options)
-        return actor.remote(replace(spec, platform="cpu", data=recipe.data), syncer, recipe.eval.sequences)
+        return actor.remote(spec, syncer, asked.sequences, asked.batch_size, recipe.held_out_sets)

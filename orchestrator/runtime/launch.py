@@ -25,7 +25,7 @@ import ray
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import ACCELERATOR, Node, local_store_bytes, misses
-from orchestrator.runtime import actor, evaluator, job, metrics_actor, syncer_manager
+from orchestrator.runtime import actor, job, metrics_actor, syncer_manager
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
@@ -254,18 +254,20 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
 
 
 def unplaceable(recipe: Recipe, offered: Mapping[str, float], labels: Mapping[str, str]) -> Iterator[Problem]:
-    """The pools that have no place on the local machine, a node with these resources and labels."""
+    """The pools, and the evaluator, that have no place on the local machine, a node with these resources and labels."""
     asked: dict[str, float] = {}
+    wanted = [(f"pools.{index}", pool.resources, pool.learners) for index, pool in enumerate(recipe.pools)]
     for index, pool in enumerate(recipe.pools):
         if pool.accelerator and (why := misses({ACCELERATOR: pool.accelerator}, [Node(labels, offered)])):
             fix = "leave it out here, or run on a cluster that has it: --address"
             yield Problem(f"pools.{index}.accelerator", pool.accelerator, why, fix)
-        for kind, amount in pool.resources.items():
-            asked[kind] = asked.get(kind, 0.0) + amount * pool.learners
+    for field, resources, count in [*wanted, ("eval", recipe.eval.resources, 1)]:
+        for kind, amount in resources.items():
+            asked[kind] = asked.get(kind, 0.0) + amount * count
             if asked[kind] > offered.get(kind, 0.0) + 1e-6:
                 yield Problem(
-                    f"pools.{index}.resources",
-                    pool.resources,
+                    f"{field}.resources",
+                    resources,
                     f"{asked[kind]:g} {kind} are asked for so far, this machine offers {offered.get(kind, 0.0):g}",
                     "ask for less, or run on a cluster that has it: --address",
                 )
@@ -295,16 +297,17 @@ def logical_cpus(recipe: Recipe) -> int:
         asked += syncer_manager.REPLICA_CPUS
     if recipe.run.shards > 1:
         asked += recipe.run.shards * SHARD_CPUS
-    return math.ceil(asked + syncer_manager.SYNCER_CPUS + evaluator.CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
+    asked += recipe.eval.resources.get("CPU", 0.0)
+    return math.ceil(asked + syncer_manager.SYNCER_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 
 def _other_resources(recipe: Recipe) -> dict[str, float]:
     """The recipe's own resources, all offered by the one local node."""
     offered: dict[str, float] = {}
-    for pool in recipe.pools:
-        for kind, amount in pool.resources.items():
+    for resources, most in [*((pool.resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
+        for kind, amount in resources.items():
             if kind not in ("CPU", "GPU", "TPU"):
-                offered[kind] = offered.get(kind, 0.0) + amount * pool.most
+                offered[kind] = offered.get(kind, 0.0) + amount * most
     return offered
 
 

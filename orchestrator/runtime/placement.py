@@ -48,6 +48,7 @@ __all__ = [
     "reserve",
     "syncer_name",
     "unseen_reason",
+    "using",
 ]
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
@@ -94,15 +95,19 @@ def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
 
 def inside(group: PlacementGroup, pool: PoolConfig, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Actor options that use the whole of a learner's placement group. `environ`: what the user has set."""
-    resources = dict(pool.resources)
     strategy = PlacementGroupSchedulingStrategy(
         placement_group=group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
     )
-    options = {
+    return using(pool, environ) | {"scheduling_strategy": strategy}
+
+
+def using(pool: PoolConfig, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Actor options that take a pool's resources, and of its GPUs no more than that."""
+    resources = dict(pool.resources)
+    options: dict[str, Any] = {
         "num_cpus": resources.pop("CPU", 0.0),
         "num_gpus": resources.pop("GPU", 0.0),
         "resources": resources,
-        "scheduling_strategy": strategy,
     }
     settings = memory_settings(pool, environ)
     return options | ({"runtime_env": {"env_vars": settings}} if settings else {})

@@ -35,9 +35,8 @@ from orchestrator.eventlog.facts import (
 from orchestrator.eventlog.log_writer import GrowingLog
 from orchestrator.eventlog.reader import SEAL_FILE, blocks, seal
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.pool_tasks import tasks_of
+from orchestrator.recipe.tasks import build_task, held_out_tasks, tasks_of
 from orchestrator.recipe.toml_text import dump, stored_hash
-from orchestrator.recipe.validation import build_task
 from orchestrator.replay.environment import STACKED
 from orchestrator.runtime.specs import versions
 from orchestrator.store.export import write_final
@@ -86,8 +85,9 @@ class SeedRun:
         self._shell = self._new_shell()
         self._recording = Recording()
         self._evaluator = Evaluator(
-            self._task, self._shell.fragments, recipe.eval.sequences, seed=recipe.seed, warm_start=recipe.warm_start
-        )
+            self._task, self._shell.fragments, recipe.eval.sequences, recipe.eval.batch_size, recipe.seed,
+            recipe.warm_start, held_out_tasks(recipe),
+        )  # fmt: skip
         self._begun = self._saved = time.monotonic()
 
     def _new_shell(self) -> LockStep:
@@ -193,9 +193,10 @@ class SeedRun:
             self._evaluate(step)
 
     def _evaluate(self, step: int) -> None:
-        loss = self._evaluator.loss(self._shell.parameters.thetas)
+        loss, metrics = self._evaluator.measure(self._shell.parameters.thetas)
         self._recording.evaluations.append((step, loss))
-        self._emit(Evaluated(step, loss, self._task.tokens(self._recipe.eval.sequences), loss_unit(self._task)))
+        tokens = self._task.tokens(self._recipe.eval.sequences)
+        self._emit(Evaluated(step, loss, tokens, loss_unit(self._task), metrics))
 
     # -------------------------------------------------------------- the end
 

@@ -84,7 +84,8 @@ class Curves:
                 self._lost += isinstance(event.fact, LearnerLost)
                 self._injected += isinstance(event.fact, FaultInjected)
                 if isinstance(event.fact, Evaluated):
-                    yield Point(event.fact.syncer_step, event.at, {HELD_OUT: event.fact.loss})
+                    metrics = {f"eval/{name}": value for name, value in event.fact.metrics.items()}
+                    yield Point(event.fact.syncer_step, event.at, {HELD_OUT: event.fact.loss} | metrics)
                 begun_others += 1
             begun, begun_commits = stop, last
             if place is not None:

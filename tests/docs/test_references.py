@@ -132,14 +132,14 @@ def test_the_table_of_checks_names_every_check_and_no_other() -> None:
 
 
 def test_the_table_of_facts_names_every_kind_and_no_other() -> None:
-    rows = [line for line in section("docs/run-folder.md", "Events").splitlines() if line.startswith("| `")]
+    rows = [line for line in section("docs/run-folder.md", "Events").splitlines() if line.startswith("|`")]
     found = set(re.findall(r"`([A-Z]\w+)`", "\n".join(rows)))
     assert found == set(REGISTRY)
 
 
 def test_the_table_of_faults_names_every_kind_and_no_other() -> None:
     kinds = set(get_args(FaultKind))
-    assert first_cells(section("docs/run-folder.md", "Faults").partition("| field |")[0]) == kinds
+    assert first_cells(section("docs/run-folder.md", "Faults").partition("|field|")[0]) == kinds
 
 
 def test_the_simulator_page_names_every_fault_every_profile_and_every_check() -> None:
@@ -152,7 +152,7 @@ def test_the_simulator_page_names_every_fault_every_profile_and_every_check() ->
 
 
 def test_the_table_of_exit_codes_has_the_codes_of_the_command_line() -> None:
-    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", section("docs/run-folder.md", "Exit codes"), re.M)}
+    listed = {int(code) for code in re.findall(r"^\|(\d+)\|", section("docs/run-folder.md", "Exit codes"), re.M)}
     codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
     assert listed == codes
 
@@ -191,7 +191,7 @@ def test_the_readmes_recipe_is_a_whole_recipe() -> None:
 LISTS = [
     (test_the_table_of_checks_names_every_check_and_no_other, "docs/run-folder.md", "`log.seal`", "`log.sealed`"),
     (test_the_table_of_facts_names_every_kind_and_no_other, "docs/run-folder.md", "`ReplicaLost`, ", ""),
-    (test_the_table_of_faults_names_every_kind_and_no_other, "docs/run-folder.md", "| `link` |", "| `cable` |"),
+    (test_the_table_of_faults_names_every_kind_and_no_other, "docs/run-folder.md", "|`link`|", "|`cable`|"),
     (test_the_simulator_page_names_every_fault_every_profile_and_every_check, "docs/simulation.md", "`zombie`", "it"),
     (test_the_simulator_page_names_every_fault_every_profile_and_every_check, "docs/simulation.md", "`calm`", "it"),
     (
@@ -200,7 +200,7 @@ LISTS = [
         "`bounds.live`",
         "",
     ),
-    (test_the_table_of_exit_codes_has_the_codes_of_the_command_line, "docs/run-folder.md", "| 130 |", "| 131 |"),
+    (test_the_table_of_exit_codes_has_the_codes_of_the_command_line, "docs/run-folder.md", "|130|", "|131|"),
     (
         lambda: test_fields_of_status_and_summary_are_those_that_the_code_writes("summary.json"),
         "docs/run-folder.md",

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from learners.lockstep import LockStep
 from learners.training.evaluator import Evaluator
 from orchestrator.cli.app import build
+from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.toml_text import load, validate
-from orchestrator.recipe.validation import build_task, resolve
+from orchestrator.recipe.validation import resolve
 from outer.protocol.syncer import Budget
 
 pytestmark = pytest.mark.full

@@ -7,10 +7,12 @@ import signal
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from learners.protocol.facts import Adopted, Donated, LoopFailed, StateReceived, StepFinished
 from orchestrator.checkers.suite import check_run
-from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
+from orchestrator.cli.app import build
+from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, LearnerLost, LearnerStarted
 from orchestrator.eventlog.reader import read_run
 from outer.numeric import codec
 from outer.protocol.facts import (
@@ -52,9 +54,10 @@ def participants(result, after=float("-inf")):
     }
 
 
-def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(run):
+def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(run, corpus):
     statuses = []
-    result = run("plain", statuses.append, budget={"syncer_steps": 80})
+    asked = {"every": 20, "sets": [{"name": "again", "path": corpus}], "batch_size": 3}
+    result = run("plain", statuses.append, budget={"syncer_steps": 80}, eval=asked)
     assert_kept(result)
 
     assert result.summary["eval_loss"] < result.summary["initial_eval_loss"]
@@ -69,6 +72,14 @@ def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(ru
     assert json.loads((result.folder / "summary.json").read_text()) == result.summary
     sealed = [verdict for verdict in check_run(result.folder) if verdict.name.startswith("log.")]
     assert [verdict for verdict in sealed if verdict.status != "pass"] == [], "nobody wrote behind the seal"
+
+    evaluated = result.facts(Evaluated)
+    assert evaluated[-1].metrics == {"again/loss": evaluated[-1].loss}, "the same text under another name"
+    told = CliRunner().invoke(build(), ["evaluate", str(result.folder), "--json"])
+    own, again = json.loads(told.stdout)
+    assert own["loss"] == again["loss"] == pytest.approx(evaluated[-1].loss, rel=1e-5), (
+        "the files say what the log does"
+    )
 
     manifest = json.loads((result.folder / "final" / "manifest.json").read_text())["tensors"]
     newest = {commit.fragment: commit.digest for commit in result.facts(Committed)}

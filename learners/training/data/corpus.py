@@ -84,6 +84,13 @@ def _check_alike(data: DataConfig) -> None:
         )
 
 
+def check_beside(data: DataConfig, other: DataConfig) -> None:
+    """Raises ValueError where `other` cannot be used, or its tokens do not mean what those of `data` do."""
+    check(other)
+    if coding(other) != coding(data):
+        raise ValueError("its tokens do not mean what the run's do; prepare it with the run's tokenizer.json")
+
+
 def coding(source: DataConfig) -> tuple[int, int | None, str | None]:
     """(vocabulary, end of documents, digest of the tokenizer) of a corpus, of a mixture its first's: what tokens mean.
 
@@ -98,10 +105,7 @@ def coding(source: DataConfig) -> tuple[int, int | None, str | None]:
 
 def _sources(data: DataConfig) -> list[DataConfig]:
     """One for each corpus that `data` names; of a single one, itself."""
-    if data.mixture is None:
-        return [data]
-    alone = {"mixture": None, "lane": None, "digest": None}
-    return [data.model_copy(update={"kind": each.kind, "path": each.path, **alone}) for each in data.mixture]
+    return [data] if data.mixture is None else [data.of(each) for each in data.mixture]
 
 
 def _open(data: DataConfig, seed: int) -> ByteCorpus | TokenCorpus:

@@ -17,8 +17,8 @@ from orchestrator.recipe.resources import ACCELERATOR, POD_TYPE, REGION, Shape, 
 
 UNIT = 10_000  # Ray counts resources in this fraction
 # CPUs that the run's own actors ask for. The tests hold them against the actors' constants.
-SERVICE_CPUS = {"orchestrator": 0.1, "syncer": 0.5, "evaluator": 0.5, "metrics": 0.05, "chaos": 0.1}
-CONTROLLED = ("orchestrator", "syncer", "evaluator")  # where run.control says; shards, too
+SERVICE_CPUS = {"orchestrator": 0.1, "syncer": 0.5, "metrics": 0.05, "chaos": 0.1}
+CONTROLLED = ("orchestrator", "syncer")  # where run.control says; shards and an evaluator on CPUs, too
 SHARD, SHARD_CPUS = "shard-", 0.5  # how the shards' names begin; likewise, of each
 AGENT_CPUS = 0.01  # on each node with a learner, when something there has to be ended or frozen
 
@@ -32,7 +32,7 @@ class Service:
     """An actor of the run that is no learner."""
 
     name: str
-    cpus: float
+    resources: Mapping[str, float]
     labels: Mapping[str, str]  # only on nodes that have them
 
 
@@ -72,13 +72,14 @@ def services(recipe: Recipe, anywhere: bool, region: str | None = None) -> list[
         *(
             Service(
                 name,
-                cpus,
+                {"CPU": cpus},
                 (control if name in CONTROLLED else {}) | ({REGION: region} if region and name == "syncer" else {}),
             )
             for name, cpus in SERVICE_CPUS.items()
             if not absent.get(name)
         ),
-        *(Service(f"{SHARD}{shard}", SHARD_CPUS, control) for shard in range(shards)),
+        Service("evaluator", recipe.eval.resources, {} if recipe.eval.accelerated else control),
+        *(Service(f"{SHARD}{shard}", {"CPU": SHARD_CPUS}, control) for shard in range(shards)),
     ]
 
 
@@ -129,7 +130,7 @@ class _Packing:
 
     def _place_services(self) -> None:
         for service in self._wanted:
-            need = _units({"CPU": service.cpus})
+            need = _units(service.resources)
             able = [n for n in self._bearing(service.labels) if _holds(self._free[n.name], need)]
             if able:
                 node = (
@@ -178,14 +179,13 @@ class _Packing:
             field = "--syncer-region" if of_region else "run.control"
             fix = f"start such a node (ray start --labels; as a --node: labels.NAME=VALUE), or correct {field}"
             return Shortfall(service.name, field, 1, why, fix)
-        reason = f"{service.cpus:g} CPU are asked for, and no node that it may be on has so much left"
-        return Shortfall(
-            service.name,
-            "nodes",
-            1,
-            reason,
-            f"add a node with CPU to spare: services need {sum(one.cpus for one in self._wanted):g} in all",
-        )
+        asked = ", ".join(f"{amount:g} {kind}" for kind, amount in service.resources.items())
+        reason = f"{asked} are asked for, and no node that it may be on has so much left"
+        total = sum(one.resources.get("CPU", 0.0) for one in self._wanted)
+        fix = f"add a node with CPU to spare: services need {total:g} in all"
+        if service.resources.keys() - {"CPU"}:
+            fix = "add a node that has them to spare, or ask for less in eval.resources"
+        return Shortfall(service.name, "nodes", 1, reason, fix)
 
     def _pool(self, index: int, pool: PoolConfig, missing: int) -> Shortfall | None:
         if not missing:

@@ -19,7 +19,7 @@ import ray.train
 from ray.train.collective import barrier, broadcast_from_rank_zero
 
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.validation import build_task
+from orchestrator.recipe.tasks import build_task
 from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import PROGRESS_FILE, RANKS, STEPS_FILE, LineLog
 from orchestrator.store.export import write_final

@@ -24,9 +24,9 @@ from ray.train.v2.jax.config import JaxConfig
 
 from learners.training.devices.device import fit
 from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.toml_text import dump
-from orchestrator.recipe.validation import build_task
-from orchestrator.runtime import evaluator, launch
+from orchestrator.runtime import launch
 from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import (
     EVALUATIONS_FILE,
@@ -44,6 +44,7 @@ from orchestrator.store.run_store import RunStore
 
 SUMMARY_FILE = "summary.json"
 TRAIN_FOLDER = "train"  # Ray Train's own, with its checkpoints
+JUDGE_CPUS = 0.5
 POLL_S = 0.5
 HEALTH_S = ("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # each report waits for one; Ray Train's default is 2
 STARTS_FAILED = 10  # starts of the workers that may fail, in all
@@ -63,8 +64,10 @@ class HeldOutActor:
         from learners.training.tree import deal
 
         task = build_task(recipe)
-        warm_start, sequences = recipe.warm_start, recipe.eval.sequences
-        self._evaluator = Evaluator(task, deal(task, WHOLE), sequences, seed=recipe.seed, warm_start=warm_start)
+        asked = recipe.eval
+        self._evaluator = Evaluator(
+            task, deal(task, WHOLE), asked.sequences, asked.batch_size, recipe.seed, recipe.warm_start
+        )
         self._log = LineLog(Path(folder, EVALUATIONS_FILE))
 
     def evaluate(self, step: int, at: float, thetas: Any) -> None:
@@ -92,7 +95,7 @@ def train_on(
     number is the rank's. Raises what Ray Train raises, RuntimeError if the faults cannot go on, and KeyboardInterrupt.
     """
     store.write_text(RECIPE_FILE, dump(recipe))
-    options: dict[str, Any] = {"num_cpus": evaluator.CPUS, "max_restarts": -1}
+    options: dict[str, Any] = {"num_cpus": JUDGE_CPUS, "max_restarts": -1}
     options |= {"name": f"held-out.{recipe.name}", "namespace": namespace}
     judge = ray.remote(HeldOutActor).options(**options).remote(recipe, str(store.root))
     spec = RankSpec(recipe, str(store.root), checkpoints, judge, len(os.sched_getaffinity(0)))

@@ -10,10 +10,11 @@ from jax.sharding import PartitionSpec as P
 from learners.config import DataConfig, InnerConfig
 from learners.training import state_arrays
 from learners.training.devices import placement
+from learners.training.evaluator import Evaluator
 from learners.training.models.causal_lm import CausalLM
 from learners.training.models.language import ByteLanguageModel
 from learners.training.trainer import Trainer
-from learners.training.tree import deal
+from learners.training.tree import deal, initial_parameters
 from outer.config import SyncConfig
 
 BATCH, STEPS = 8, 4
@@ -133,6 +134,20 @@ def written(data):
     return {"beside": max(found), "piece": max(sizes), "pieces": len(sizes)}
 
 
+def evaluated(data):
+    """The loss of the same parameters on one device and on four, in whole batches and in a rest, and where they lie."""
+    found, placed = [], []
+    for devices in (1, None):
+        task = Mixed(data, 0, layers=1, width=16, heads=2)
+        fragments = deal(task, SyncConfig(P=4))
+        evaluator = Evaluator(task, fragments, 10, 4, sets={"again": task}, devices=devices)
+        thetas = initial_parameters(task, fragments, 0)
+        found.append(evaluator.measure(thetas))
+        leaves = jax.tree.leaves(evaluator._placed(thetas))
+        placed.append(sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves))
+    return {"measured": found, "bytes_of_the_first_device": placed}
+
+
 def refusal(kind, data, count=BATCH, **devices):
     task = kind(data, 0, layers=1, width=16, heads=2)
     try:
@@ -154,6 +169,7 @@ def main():
         "written": written(data),
         "one_mixed": trained(Mixed, data, devices=1),
         "mixed": trained(Mixed, data, devices=4, model_parallel=2),
+        "evaluated": evaluated(data),
         "refusals": [
             refusal(Sharded, data, devices=8),
             refusal(Sharded, data, devices=4, model_parallel=3),

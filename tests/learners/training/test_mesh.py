@@ -55,6 +55,14 @@ def test_losses_and_fragments_are_those_of_one_device(found: Any, several: str) 
     assert len({round(loss, 4) for loss in one["losses"][:4]}) == 4, "it trains"
 
 
+def test_an_evaluation_over_all_devices_is_that_of_one_and_shares_the_parameters_out(found: Any) -> None:
+    (loss, metrics), (same, spread) = found["evaluated"]["measured"]
+    assert same == pytest.approx(loss, rel=1e-5) and spread == pytest.approx(metrics, rel=1e-4)
+    assert metrics["again/loss"] == loss
+    alone, shared = found["evaluated"]["bytes_of_the_first_device"]
+    assert shared < 0.4 * alone
+
+
 @pytest.mark.parametrize("several", ["one", "split", "sharded", "parts", "mixed"])
 def test_adopting_puts_back_every_bit_and_compiles_nothing_anew(found: Any, several: str) -> None:
     assert found[several]["adopted"]

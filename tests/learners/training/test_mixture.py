@@ -16,7 +16,8 @@ from learners.training.data import corpus
 from learners.training.data.mixture import BLOCK, MixedCorpus, apportioned
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.validation import build_task, problems
+from orchestrator.recipe.tasks import build_task
+from orchestrator.recipe.validation import problems
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
 from orchestrator.store.readers import recipe_of
@@ -193,3 +194,17 @@ def test_a_pools_mixture_names_known_sources_with_a_weight(folders: list[dict[st
     assert [source.weight for source in rest.mixture or ()] == [1.0, 1.0] and rest.lane == (1, 2)
     alike = of_pools(folders, None, None)
     assert alike.data_of(alike.pools[0]) == alike.data, "without mixtures of their own nothing is split"
+
+
+def test_a_held_out_set_that_cannot_be_used_is_named_with_the_fix(tmp_path: Path) -> None:
+    def found(*sets: dict[str, Any]) -> list[Any]:
+        tables = {"name": "r", "pools": [{"name": "a"}], "budget": {"tokens": 1}, "eval": {"sets": sets}}
+        return problems(Recipe.model_validate(tables))
+
+    [lost] = found({"name": "own"}, {"name": "lost", "path": str(tmp_path / "nowhere")})
+    assert (lost.field, lost.value) == ("eval.sets.1", "lost") and "no such file or folder" in lost.message
+    folder(tmp_path / "tokens", vocabulary=300)
+    [odd] = found({"name": "odd", "kind": "tokens", "path": str(tmp_path / "tokens")})
+    assert "do not mean what the run's do" in odd.message and "tokenizer.json" in odd.fix
+    with pytest.raises(ValidationError, match="sets names twice more than once"):
+        found({"name": "twice"}, {"name": "twice"})

@@ -38,6 +38,7 @@ KEYS = [
     "initial_eval_loss",
     "eval_loss",
     "loss_unit",
+    "eval_metrics",
     "reference_losses",
     "tokens",
     "token_fragments",

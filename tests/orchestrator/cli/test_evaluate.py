@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 from learners.training import weights
 from learners.training.tree import deal
 from orchestrator.cli.app import build
+from orchestrator.eventlog.facts import Evaluated
+from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.toml_text import dump
-from orchestrator.recipe.validation import build_task
 from orchestrator.store import checkpoints
 from orchestrator.store.checkpoints import Manifest, Part
 from orchestrator.store.readers import recipe_of
@@ -38,6 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(4):
         (place / "text").mkdir(exist_ok=True)
         (place / f"text/{number}.txt").write_text("abcd" * 200)
+    (place / "strange").mkdir()
+    (place / "strange/one.txt").write_text("zyxw" * 200)
     recipe = Recipe.model_validate(
         {
             "name": "letters",
@@ -47,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "sync": {"P": 4, "H": 4},
             "pools": [{"name": "a", "batch_size": 4}],
             "budget": {"syncer_steps": 40},
-            "eval": {"every": 20, "sequences": 40},
+            "eval": {"every": 20, "sequences": 40, "sets": [{"name": "strange", "path": str(place / "strange")}]},
         }
     )
     SeedRun(recipe, place / "seed", stacked=False).train(lambda news: None)
@@ -64,20 +68,32 @@ def told(*words: str) -> list[dict[str, Any]]:
 
 def test_the_final_parameters_have_the_loss_that_the_run_logged(run: Path) -> None:
     logged = json.loads((run / "seed/study.json").read_text())
-    [row] = told(str(run / "seed"))
+    row, _ = told(str(run / "seed"))
     assert row["loss"] == pytest.approx(logged["eval_loss"], rel=1e-6) and row["samples"] == 40
     assert (row["syncer_step"], row["tokens_committed"]) == (logged["syncer_steps"], logged["tokens"])
-    [again] = told(str(run / "seed"), "--batch", "7")
+    again, _ = told(str(run / "seed"), "--batch", "7")
     assert again["loss"] == pytest.approx(row["loss"], rel=1e-5), "batches are means weighed by their samples"
+
+
+def test_a_set_of_the_recipe_was_measured_in_the_run_and_is_again(run: Path) -> None:
+    logged = [event.fact for event in read_run(run / "seed") if isinstance(event.fact, Evaluated)]
+    assert [fact.syncer_step for fact in logged] == [0, 20, 40]
+    own, strange = told(str(run / "seed"))
+    assert (own["set"], strange["set"]) == ("held-out", "strange")
+    assert logged[-1].metrics == {"strange/loss": pytest.approx(strange["loss"], rel=1e-6)}
+    assert strange["loss"] > own["loss"] + 1, "it was not trained on that"
+    summary = json.loads((run / "seed/summary.json").read_text())
+    assert summary["eval_metrics"] == logged[-1].metrics
 
 
 def test_other_text_is_another_set_beside_the_runs_own(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    (other / "one.txt").write_text("zyxw" * 200)
-    own, strange = told(str(run / "seed"), "--on", f"strange={other}")
-    assert (own["set"], strange["set"]) == ("held-out", "strange")
-    assert strange["loss"] > own["loss"] + 1, "it was not trained on that"
+    (other / "one.txt").write_text("abcd" * 200)
+    own, _, known = told(str(run / "seed"), "--on", f"known={other}")
+    assert known["set"] == "known" and known["loss"] == pytest.approx(own["loss"], rel=0.2)
+    _, replaced = told(str(run / "seed"), "--on", f"strange={other}")
+    assert replaced["loss"] == known["loss"], "of the same name as a set of the recipe: in its place"
 
 
 def test_checkpoints_have_the_loss_of_the_parameters_that_they_keep(run: Path, tmp_path: Path) -> None:
@@ -100,8 +116,8 @@ def test_checkpoints_have_the_loss_of_the_parameters_that_they_keep(run: Path, t
         checkpoints.write(
             kept, Manifest(snapshot=snapshot, syncer_step=4, tokens_committed=8, parts=[part], omitted=[], **about)
         )
-    [final] = told(str(run / "seed"))
-    rows = told(str(store.root), "--checkpoint", "all")
+    final, _ = told(str(run / "seed"))
+    rows = [row for row in told(str(store.root), "--checkpoint", "all") if row["set"] == "held-out"]
     assert [row["parameters"] for row in rows] == ["checkpoint 1", "checkpoint 2"]
     assert [row["loss"] for row in rows] == [final["loss"]] * 2
     assert [row["syncer_step"] for row in rows] == [4, 4]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.planner.sizing.fit import SERVICE_CPUS, UNIT, Placement, Service, claim, fit, services
 from orchestrator.planner.sizing.nodes import Node, from_file, from_ray, from_text, this_machine
-from orchestrator.recipe.config import PoolConfig, Recipe
+from orchestrator.recipe.config import EvalConfig, PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.resources import ACCELERATOR, REGION, bears
 from orchestrator.recipe.toml_text import load
@@ -93,7 +93,7 @@ def test_no_node_is_ever_over_committed_and_labels_bind(
     pools = learners(*(pool(f"p{i}", table.pop("learners"), **table) for i, table in enumerate(map(dict, pool_tables))))
     also = wanted(chaos=True, metrics=True)
     found = fit(pools, also, nodes, anywhere)
-    cpus = {service.name: service.cpus for service in also}
+    cpus = {service.name: service.resources["CPU"] for service in also}
     for node in nodes:
         asked: dict[str, int] = {}
         for name, place in found.learners.items():
@@ -116,7 +116,7 @@ def test_a_node_made_for_each_learner_and_one_for_the_services_is_enough(pool_ta
     pools = learners(*(pool(f"p{i}", table.pop("learners"), **table) for i, table in enumerate(map(dict, pool_tables))))
     claims = {name: claim(one, anywhere=False) for name, one in pools.items()}
     nodes = [Node(asked.labels, asked.resources, f"for {name}") for name, asked in claims.items()]
-    head = Node({}, {"CPU": sum(SERVICE_CPUS.values())}, "head")
+    head = Node({}, {"CPU": sum(SERVICE_CPUS.values()) + EvalConfig().resources["CPU"]}, "head")
     found = fit(pools, wanted(chaos=True, metrics=True), [head, *nodes], anywhere=False)
     assert found.shortfalls == ()
     assert len(found.learners) == len(pools)
@@ -260,7 +260,7 @@ def test_who_does_not_fit_is_told_why_and_what_would_help(
 
 
 def test_a_cluster_without_cpus_has_no_place_for_the_services() -> None:
-    found = fit({}, [Service("syncer", 0.5, {})], from_text(["GPU=4"]), anywhere=False)
+    found = fit({}, [Service("syncer", {"CPU": 0.5}, {})], from_text(["GPU=4"]), anywhere=False)
     assert [one.who for one in found.shortfalls] == ["syncer"]
 
 
@@ -344,3 +344,17 @@ def test_this_machines_gpus_are_those_that_the_driver_lists(tmp_path: Any, monke
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert this_machine(asked, tmp_path).resources["GPU"] == 1.0
     assert "GPU" not in this_machine(asked, tmp_path / "nowhere").resources
+
+
+def test_an_evaluator_with_a_gpu_goes_where_one_is_whatever_the_control_nodes_are() -> None:
+    nodes = from_text(["name=a,CPU=4,labels.role=control", "name=b,CPU=4,GPU=1"])
+    raw = {"name": "r", "pools": [{"name": "a"}], "budget": {"tokens": 1}, "eval": {"resources": {"GPU": 1}}}
+    recipe = Recipe.model_validate(raw | {"run": {"control": {"role": "control"}}})
+    found = fit(learners(pool()), services(recipe, anywhere=False), nodes, anywhere=False)
+    assert (found.services["syncer"], found.services["evaluator"]) == ("a", "b")
+    (lost,) = fit(learners(pool()), services(recipe, anywhere=False), nodes[:1], anywhere=False).shortfalls
+    assert (lost.who, lost.reason) == (
+        "evaluator",
+        "1 GPU are asked for, and no node that it may be on has so much left",
+    )
+    assert "eval.resources" in lost.fix

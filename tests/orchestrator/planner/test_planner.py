@@ -19,7 +19,7 @@ from orchestrator.planner.sizing.traffic import DOWN_BYTES, table, traffic
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import load
 from orchestrator.recipe.validation import resolve
-from orchestrator.runtime import actor, evaluator, launch, metrics_actor, placement, syncer_manager
+from orchestrator.runtime import actor, launch, metrics_actor, placement, syncer_manager
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.schedule import Schedule
@@ -228,7 +228,6 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
     assert fit.SERVICE_CPUS == {
         "orchestrator": actor.ORCHESTRATOR_CPUS,
         "syncer": syncer_manager.SYNCER_CPUS,
-        "evaluator": evaluator.CPUS,
         "metrics": metrics_actor.CPUS,
         "chaos": CPUS,
     }

@@ -26,7 +26,13 @@ from tests.replay.shaken import recipe
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "points"
-    SeedRun(recipe(30), folder, stacked=False).train(lambda news: None)
+    text = folder.parent / "text"
+    text.mkdir()
+    (text / "one.txt").write_text("some words " * 100)
+    sets = {"sets": [{"name": "words", "path": str(text)}]}
+    made = recipe(30)
+    made = made.model_copy(update={"eval": made.eval.model_validate(made.eval.model_dump() | sets)})
+    SeedRun(made, folder, stacked=False).train(lambda news: None)
     return folder
 
 
@@ -55,6 +61,8 @@ def test_points_say_what_the_log_says(run: Path) -> None:
     found = points(events, len(events))
     held_out = [(each.step, each.values["loss/held_out"]) for each in found if "loss/held_out" in each.values]
     assert held_out == [(fact.syncer_step, fact.loss) for fact in evaluations]
+    others = [each.values["eval/words/loss"] for each in found if "loss/held_out" in each.values]
+    assert others == [fact.metrics["words/loss"] for fact in evaluations] and len(others) > 1
     rest = [each for each in found if "loss/held_out" not in each.values]
     assert [each.step // 6 for each in rest] == list(range(len(rest))) and len(rest) > 3
     tokens = {event.fact.syncer_step: event.fact.tokens_committed for event in commits}

@@ -1,0 +1,70 @@
+"""The task that a recipe names, and the same with other samples: of pools with mixtures, and of held-out sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem, explain, from_error, model_of
+
+if TYPE_CHECKING:
+    from learners.training.task import Task
+
+
+@contextmanager
+def host_only() -> Iterator[None]:
+    """Import JAX inside this block, and it sees CPUs alone: accelerators are the learners'.
+
+    JAX reads JAX_PLATFORMS at its import. The variable is restored, since a local cluster's processes inherit it.
+    """
+    before = os.environ.get("JAX_PLATFORMS")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    try:
+        yield
+    finally:
+        del os.environ["JAX_PLATFORMS"]
+        os.environ |= {} if before is None else {"JAX_PLATFORMS": before}
+
+
+def build_task(recipe: Recipe) -> Task:
+    """The recipe's task. What the task's own code raises becomes an InputError."""
+    with host_only():
+        from learners.training import task
+    try:
+        return task.load(recipe.task, recipe.data, recipe.seed, recipe.model)
+    except ValueError as error:
+        refusal = error if isinstance(error, ValidationError) else error.__cause__
+        if isinstance(refusal, ValidationError):
+            raise InputError(list(explain(refusal, model_of(refusal), "model."))) from error
+        fix = "give `package.module:factory`, importable from here"
+        raise InputError([from_error(error, "task", recipe, fix)]) from error
+    except (Exception, SystemExit) as error:
+        fix = "correct the task's own code, or the [model] keys it is given"
+        message = f"cannot be built: {type(error).__name__}: {error}"
+        raise InputError([Problem("task", recipe.task, message, fix)]) from error
+
+
+def tasks_of(recipe: Recipe, learners: Iterable[str] | None = None) -> dict[str, Task]:
+    """By learner, where its [data] is not the recipe's; learners of one pool share a task.
+
+    `learners`: names, by default all configured ones. Raises InputError as `build_task`.
+    """
+    tasks: dict[str, Task] = {}
+    found: dict[str, Task] = {}
+    for name in recipe.learners if learners is None else learners:
+        pool = recipe.pool_of(name)
+        if (data := recipe.data_of(pool)) != recipe.data:
+            if pool.name not in tasks:
+                tasks[pool.name] = build_task(recipe.model_copy(update={"data": data}))
+            found[name] = tasks[pool.name]
+    return found
+
+
+def held_out_tasks(recipe: Recipe) -> dict[str, Task]:
+    """By name, of each further held-out set. Raises InputError as `build_task`."""
+    return {name: build_task(recipe.model_copy(update={"data": data})) for name, data in recipe.held_out_sets.items()}
