@@ -27,7 +27,7 @@ HELD_OUT_MOST = 0.5
 @app.command()
 def prepare(
     inputs: Annotated[
-        list[str], typer.Argument(metavar="IN...", help="Files, folders or globs: text, jsonl, parquet.")
+        list[str], typer.Argument(metavar="IN...", help="Files, folders or globs: text, jsonl, parquet, Arrow.")
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder, or one that was interrupted.")],
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="A tokenizer.json [bytes].")] = None,
@@ -40,7 +40,7 @@ def prepare(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes [the cores].")] = None,
     shard_tokens: Annotated[int, typer.Option(min=1024, help="Tokens in a shard.")] = 2**28,
     held_out: Annotated[float, typer.Option(help="Share of the documents kept for evaluation.")] = 0.01,
-    field: Annotated[str, typer.Option(help="Of jsonl and parquet: where the text is.")] = "text",
+    field: Annotated[str, typer.Option(help="Of jsonl, parquet and Arrow: where the text is.")] = "text",
     as_json: AsJson = False,
 ) -> None:
     """Tokenize text into shards for [data] kind = "tokens"; the same command continues after an interruption."""
@@ -79,19 +79,23 @@ def prepare(
 
 @app.command("check")
 def check(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A prepared folder.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A prepared folder, or the URI of one.")],
     as_json: AsJson = False,
 ) -> None:
-    """Read every shard of a prepared folder, and name each that is missing or has changed."""
+    """Read every shard of a prepared folder, and name each that is missing or has changed.
+
+    Of a URI, it fills this host's cache.
+    """
     with reported(as_json):
-        from learners.training.data import manifest as manifests
+        from learners.training.data.shard_folder import ShardFolder
         from orchestrator.prepare import shards
 
         try:
-            manifest, digest = manifests.read(folder)
+            place = ShardFolder(folder)
         except ValueError as error:
             text, _, fix = str(error).removeprefix(f"data.path = {folder!r}: ").rpartition("; ")
             raise InputError([Problem("DIR", folder, text, fix)]) from error
+        manifest = place.manifest
         files = (*manifest.train, *manifest.held_out)
         total, done = sum(shard.tokens for shard in files) * manifest.itemsize, 0
         with _Bar() as bar:
@@ -101,9 +105,9 @@ def check(
                 done += count
                 bar.show("reading", done, total)
 
-            damaged = shards.damages(Path(folder).expanduser(), manifest, _cores(), shown)
+            damaged = shards.damages(place, _cores(), shown)
         if as_json:
-            typer.echo(json.dumps({"path": folder, "digest": digest, "shards": len(files), "damaged": damaged}))
+            typer.echo(json.dumps({"path": folder, "digest": place.digest, "shards": len(files), "damaged": damaged}))
         else:
             _name(damaged, "damaged")
             typer.echo(f"{len(files)} shards with {total:,} bytes: {'NOT whole' if damaged else 'whole'}")

@@ -150,7 +150,7 @@ def _sets(recipe: Recipe, asked: EvalConfig, on: list[str]) -> Iterator[tuple[st
         if not name or not path:
             fix = "write for example: --on wiki=texts/wiki"
             raise InputError([Problem("--on", text, "is no NAME=PATH", fix)])
-        kind: Any = "tokens" if (Path(path).expanduser() / manifest.FILE).exists() else "bytes"
+        kind: Any = "tokens" if "://" in path or (Path(path).expanduser() / manifest.FILE).exists() else "bytes"
         sets[name] = recipe.data.of(CorpusConfig.model_construct(name=name, kind=kind, path=path))
         try:
             corpus.check_beside(recipe.data, sets[name])

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard, changed, problems
+from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard, changed
+from learners.training.data.shard_folder import ShardFolder
 from orchestrator.prepare.parts import Made
 
 COPY_BYTES = 64 * BLOCK_BYTES
@@ -127,20 +128,23 @@ class _Draft:
 # ------------------------------------------------------------------ check
 
 
-def damages(folder: Path, manifest: Manifest, workers: int, show: Callable[[int], None]) -> list[str]:
+def damages(folder: ShardFolder, workers: int, show: Callable[[int], None]) -> list[str]:
     """Read every shard whole: one line for each that is missing, changed or has a token outside the vocabulary.
 
     `show` gets the bytes of each shard that was read.
     """
-    found = problems(folder, manifest)
+    manifest, found = folder.manifest, folder.problems()
     missing = {line.split()[0] for line in found}
     shards = [shard for shard in (*manifest.train, *manifest.held_out) if shard.name not in missing]
 
     def one(shard: Shard) -> list[str]:
-        lines = changed(folder / shard.name, shard.sha256)
-        if shard.sums not in missing:
-            lines += changed(folder / shard.sums, shard.sums_sha256)
-        return lines or _outside(folder / shard.name, manifest)
+        try:
+            lines = changed(folder.file(shard.name), shard.sha256)
+            if shard.sums not in missing:
+                lines += changed(folder.file(shard.sums), shard.sums_sha256)
+            return lines or _outside(folder.file(shard.name), manifest)
+        except OSError as error:
+            return [f"{shard.name} cannot be copied: {error}"]
 
     with ThreadPoolExecutor(workers) as pool:
         for shard, lines in zip(shards, pool.map(one, shards), strict=True):

@@ -1,7 +1,7 @@
 """The inputs of `diloco data prepare`, how they are cut into parts, and the documents of a part.
 
-Text files are one document each; jsonl has one a line, parquet one a row. A text file above PART_BYTES is cut at ends
-of lines, each piece a document. The cut follows from names, sizes and row groups alone, never from workers.
+Text files are one document each; jsonl has one a line, parquet and Arrow one a row. A text file above PART_BYTES is cut
+at ends of lines, each piece a document. The cut follows from names, sizes and row groups alone, never from workers.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 
 PART_BYTES = 32 * 2**20
 ROWS = 256
 CUT_SEARCH = 2**20  # bytes in which a long text's cut looks for the end of a line
-SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".html", ".tex", ".c", ".h", ".cc", ".cpp", ".rs", ".go", ".java", ".js")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file. `name`: relative to the input that it was found in. `kind`: text, jsonl or parquet."""
+    """A file. `name`: relative to the input that it was found in. `kind`: text, jsonl, parquet or arrow."""
 
     name: str
     path: str
@@ -37,7 +39,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Slice:
-    """What a part takes of a source: bytes [begin, end), or row groups of a parquet file. `bytes`: its share."""
+    """What a part takes of a source: bytes [begin, end), row groups of a parquet file, or batches of an Arrow file.
+
+    `bytes`: its share.
+    """
 
     source: Source
     begin: int
@@ -65,7 +70,7 @@ def found(inputs: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
             base = Path(os.path.commonpath([str(path.parent) for path in paths] or ["."]))
             named = [(path.relative_to(base).as_posix(), path) for path in paths if path.is_file()]
         if not named:
-            unreadable.append(Unreadable(given, "no such file, and no text, jsonl or parquet files there"))
+            unreadable.append(Unreadable(given, "no such file, and no text, jsonl, parquet or Arrow files there"))
         for name, path in sorted(named):
             status = path.stat()
             kind = SUFFIXES.get(path.suffix.lower(), "text")
@@ -113,6 +118,13 @@ def _slices(source: Source, part_bytes: int) -> Iterator[Slice]:
         for group in range(groups):
             yield Slice(source, group, group + 1, source.size // groups)
         return
+    if source.kind == "arrow":
+        batches = sum(1 for _ in _batches(source.path))
+        step = max(1, part_bytes * batches // max(1, source.size))
+        for begin in range(0, batches, step):
+            end = min(begin + step, batches)
+            yield Slice(source, begin, end, source.size * (end - begin) // batches)
+        return
     for begin in range(0, source.size, part_bytes):
         end = min(begin + part_bytes, source.size)
         yield Slice(source, begin, end, end - begin)
@@ -123,7 +135,7 @@ def _slices(source: Source, part_bytes: int) -> Iterator[Slice]:
 
 def documents(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
     """The documents of a slice that are not empty. What cannot be read is appended to `unreadable`."""
-    reader = {"text": _texts, "jsonl": _lines, "parquet": _rows}[piece.source.kind]
+    reader = {"text": _texts, "jsonl": _lines, "parquet": _rows, "arrow": _rows}[piece.source.kind]
     try:
         for text in reader(piece, field, unreadable):
             if text:
@@ -166,14 +178,42 @@ def _text_of(record: Any, field: str) -> str:
 
 
 def _rows(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
+    for rows in _row_groups(piece, field) if piece.source.kind == "parquet" else _batches_of(piece, field):
+        for text in rows.to_pylist():
+            if text is not None and not isinstance(text, str):
+                raise KeyError(f"column {field!r} holds {type(text).__name__}, not text")
+            yield text or ""
+
+
+def _row_groups(piece: Slice, field: str) -> Iterator[Any]:
     with pyarrow.parquet.ParquetFile(piece.source.path) as file:
-        if field not in file.schema_arrow.names:
-            raise KeyError(f"no column {field!r}; there are {', '.join(file.schema_arrow.names)}")
+        _has(field, file.schema_arrow)
         for rows in file.iter_batches(ROWS, row_groups=list(range(piece.begin, piece.end)), columns=[field]):
-            for text in rows.column(0).to_pylist():
-                if text is not None and not isinstance(text, str):
-                    raise KeyError(f"column {field!r} holds {type(text).__name__}, not text")
-                yield text or ""
+            yield rows.column(0)
+
+
+def _batches_of(piece: Slice, field: str) -> Iterator[Any]:
+    for batch in islice(_batches(piece.source.path), piece.begin, piece.end):
+        _has(field, batch.schema)
+        for begin in range(0, batch.num_rows, ROWS):
+            yield batch.column(field).slice(begin, ROWS)
+
+
+def _batches(path: str) -> Iterator[Any]:
+    """The record batches of an Arrow file in either format; the library datasets writes streams."""
+    with pyarrow.memory_map(path) as file:
+        try:
+            whole = pyarrow.ipc.open_file(file)
+        except pyarrow.ArrowInvalid:
+            file.seek(0)
+            yield from pyarrow.ipc.open_stream(file)
+        else:
+            yield from map(whole.get_batch, range(whole.num_record_batches))
+
+
+def _has(field: str, schema: Any) -> None:
+    if field not in schema.names:
+        raise KeyError(f"no column {field!r}; there are {', '.join(schema.names)}")
 
 
 def _line_start(file: BinaryIO, at: int, within: int | None) -> int:

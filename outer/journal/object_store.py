@@ -221,6 +221,15 @@ class Remote:
         content: bytes = self._ask("cat_file", self._path(name), seconds=None)
         return content
 
+    def fetch(self, name: str, target: Path, seconds: float) -> None:
+        """Copy an object to a file. `seconds`: its deadline."""
+        self._ask("get_file", self._path(name), str(target), seconds=seconds)
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of the objects directly in the bucket or folder, by name."""
+        found = self._ask("ls", self.open()[1], detail=True)
+        return {each["name"].rpartition("/")[2]: int(each["size"]) for each in found if each["type"] == "file"}
+
     def names(self, prefix: str) -> list[str]:
         path = self._path(prefix)
         try:

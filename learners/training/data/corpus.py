@@ -12,6 +12,7 @@ from learners.config import DataConfig
 from learners.training.data import byte_corpus, manifest, token_corpus
 from learners.training.data.byte_corpus import ByteCorpus
 from learners.training.data.mixture import MixedCorpus
+from learners.training.data.shard_folder import ShardFolder
 from learners.training.data.token_corpus import TokenCorpus
 
 Tokens = NDArray[Any]  # uint8, uint16 or uint32
@@ -130,7 +131,7 @@ def tokenizer(data: DataConfig) -> Path | None:
     first = _sources(data)[0]
     if first.kind == "bytes" or (made := manifest.read(first.path)[0].tokenizer) is None:
         return None
-    return Path(str(first.path)).expanduser() / made.file
+    return ShardFolder(first.path).file(made.file)
 
 
 def end_of_document(data: DataConfig) -> int | None:

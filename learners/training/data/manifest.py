@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from outer.journal.object_store import objects
+
 FILE = "manifest.json"
 FORMAT = 1
 BLOCK_BYTES = 65536
@@ -79,13 +81,13 @@ def read(path: str | None) -> tuple[Manifest, str]:
     """(manifest, its SHA-256). Raises ValueError, naming data.path and the fix."""
     if path is None:
         raise ValueError("data.path = None: token shards need a folder; make one with `diloco data prepare`")
-    file = Path(path).expanduser() / FILE
     try:
-        content = file.read_bytes()
-    except OSError as error:
+        content = objects(path).read(FILE)
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
         raise ValueError(
-            f"data.path = {path!r}: {FILE} cannot be read there ({error.strerror}); give a folder that "
-            "`diloco data prepare` has finished"
+            f"data.path = {path!r}: {FILE} cannot be read there ({why}); give a folder that "
+            "`diloco data prepare` has finished, or the URI of a copy of one"
         ) from error
     try:
         manifest = _ADAPTER.validate_json(content)
@@ -95,31 +97,16 @@ def read(path: str | None) -> tuple[Manifest, str]:
         raise ValueError(
             f"data.path = {path!r}: {FILE} is damaged ({place}: {first['msg']}); prepare the folder again"
         ) from error
+    names = [shard.name for shard in (*manifest.train, *manifest.held_out)]
+    names += [manifest.tokenizer.file] if manifest.tokenizer else []
+    if strange := [name for name in names if name != Path(name).name or name.startswith(".")]:
+        raise ValueError(f"data.path = {path!r}: {FILE} names the file {strange[0]!r}; prepare the folder again")
     if manifest.format != FORMAT or manifest.dtype not in DTYPES:
         raise ValueError(
             f"data.path = {path!r}: {FILE} has format {manifest.format} with {manifest.dtype}, this version reads "
             f"format {FORMAT} with {', '.join(DTYPES)}; prepare the folder again"
         )
     return manifest, hashlib.sha256(content).hexdigest()
-
-
-def problems(folder: Path, manifest: Manifest) -> list[str]:
-    """What is missing or of the wrong size, one line each; reads only the small files."""
-    found = []
-    for shard in (*manifest.train, *manifest.held_out):
-        size = shard.tokens * manifest.itemsize
-        found += _wrong_size(folder / shard.name, size) or _wrong_size(folder / shard.sums, 8 * -(-size // BLOCK_BYTES))
-    if manifest.tokenizer is not None:
-        found += changed(folder / manifest.tokenizer.file, manifest.tokenizer.sha256)
-    return found
-
-
-def _wrong_size(path: Path, expected: int) -> list[str]:
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return [f"{path.name} is missing"]
-    return [] if size == expected else [f"{path.name} has {size:,} bytes instead of {expected:,}"]
 
 
 def changed(path: Path, sha256: str) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from learners.config import DataConfig
-from learners.training.data import manifest as manifests
 from learners.training.data.byte_corpus import stride
 from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard
 from learners.training.data.permutation import Permutation
+from learners.training.data.shard_folder import ShardFolder
 from learners.training.data.tokenizer import ByteCoder, Coder, FileCoder
 
 SHARDS_OPEN_MAX = 256
@@ -42,8 +41,8 @@ class TokenCorpus:
     """
 
     def __init__(self, data: DataConfig, seed: int) -> None:
-        self.manifest, self.digest = _checked(data)
-        self._folder = Path(str(data.path)).expanduser()
+        self._folder = _checked(data)
+        self.manifest, self.digest = self._folder.manifest, self._folder.digest
         self._length = length = data.sequence_length
         self._seed = seed
         self.vocabulary = self.manifest.vocabulary
@@ -96,7 +95,7 @@ class TokenCorpus:
         if self._coder is None:
             made = self.manifest.tokenizer
             name = None if made is None else self.manifest.made_from.get("end_token")
-            self._coder = ByteCoder() if made is None else FileCoder(self._folder / made.file, name)
+            self._coder = ByteCoder() if made is None else FileCoder(self._folder.file(made.file), name)
         return self._coder
 
     def _block(self, epoch: int, block: int) -> NDArray[np.int64]:
@@ -125,7 +124,7 @@ class TokenCorpus:
 class TokenStream:
     """Shards as one array. `tokens`: of all. For one thread at a time."""
 
-    def __init__(self, where: str, folder: Path, manifest: Manifest, shards: Sequence[Shard]) -> None:
+    def __init__(self, where: str, folder: ShardFolder, manifest: Manifest, shards: Sequence[Shard]) -> None:
         self._where, self._folder, self._manifest, self._shards = where, folder, manifest, shards
         self._ends = np.cumsum([shard.tokens for shard in shards], dtype=np.int64)
         self.tokens = int(self._ends[-1]) if len(shards) else 0
@@ -170,7 +169,8 @@ class TokenStream:
             self._sums[place] = np.frombuffer(sums, dtype="<u8")
             self._checked[place] = bytearray(len(self._sums[place]))
         try:
-            content: NDArray[np.uint8] = np.memmap(self._folder / shard.name, dtype=np.uint8, mode="r").view(np.ndarray)
+            file = self._folder.file(shard.name)
+            content: NDArray[np.uint8] = np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray)
         except (OSError, ValueError) as error:
             raise self._refused(f"shard {shard.name} cannot be read: {error}") from error
         if content.nbytes != shard.tokens * self._manifest.itemsize:
@@ -196,22 +196,27 @@ class TokenStream:
 
     def _content(self, name: str) -> bytes:
         try:
-            return (self._folder / name).read_bytes()
+            return self._folder.file(name).read_bytes()
         except OSError as error:
-            raise self._refused(f"{name} cannot be read: {error.strerror}") from error
+            raise self._refused(f"{name} cannot be read: {error.strerror or error}") from error
 
     def _refused(self, what: str) -> ValueError:
         return ValueError(f"{self._where}: {what}; see which shards are whole: diloco data check")
 
 
-def _checked(data: DataConfig) -> tuple[Manifest, str]:
-    manifest, digest = manifests.read(data.path)
+def _checked(data: DataConfig) -> ShardFolder:
+    folder = ShardFolder(data.path)
+    manifest, digest = folder.manifest, folder.digest
     if data.digest not in (None, digest):
         raise ValueError(
             f"data.path = {data.path!r}: holds shards of digest {digest}, and data.digest is {data.digest}; give the "
             "folder that the run began with, or start a new run under another name"
         )
-    if found := manifests.problems(Path(str(data.path)).expanduser(), manifest):
+    try:
+        found = folder.problems()
+    except OSError as error:
+        raise ValueError(f"data.path = {data.path!r}: cannot be listed ({error}); give it again when it can") from error
+    if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise ValueError(f"data.path = {data.path!r}: {', '.join(found[:3])}{more}; copy or prepare the folder again")
     train, held_out = (sum(shard.tokens for shard in shards) for shards in (manifest.train, manifest.held_out))
@@ -221,4 +226,4 @@ def _checked(data: DataConfig) -> tuple[Manifest, str]:
             f"data.sequence_length = {data.sequence_length} (training needs two sequences, held-out tokens one more "
             "than one); prepare more text, with a larger --held-out, or give shorter sequences"
         )
-    return manifest, digest
+    return folder

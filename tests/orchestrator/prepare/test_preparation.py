@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
@@ -148,6 +150,29 @@ def test_jsonl_and_parquet_give_their_field_and_what_is_unreadable_is_named(tmp_
     assert set(said) == {"a.jsonl", "c.parquet", "d.parquet", "e.txt"}
     assert "2 lines without text" in said["a.jsonl"] and "at byte" in said["a.jsonl"]
     assert said["c.parquet"] == "no column 'body'; there are more"
+
+
+def test_a_dataset_that_the_library_datasets_saved_gives_its_field(tmp_path: Path) -> None:
+    """That writes record batches as a stream; other programs write the file format."""
+    documents = [f"document {index} " + "of some text " * 20 for index in range(50)]
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/dataset_info.json").write_text("{}")
+    for name, kind, some in (
+        ("data-00000-of-00001.arrow", pyarrow.ipc.new_stream, documents[:30]),
+        ("other.arrow", pyarrow.ipc.new_file, documents[30:]),
+    ):
+        table = pyarrow.table({"body": pyarrow.array(some, pyarrow.large_string()), "more": list(range(len(some)))})
+        with kind(str(tmp_path / "saved" / name), table.schema) as file:
+            file.write_table(table, max_chunksize=7)
+    (tmp_path / "saved/torn.arrow").write_bytes(b"no arrow at all")
+    asked = Options((str(tmp_path / "saved"),), tmp_path / "a", field="body", held_out=0.2, part_bytes=2000)
+    made = prepare(asked, quiet)
+    assert {one.input for one in made.unreadable} == {"torn.arrow"} and made.parts > 5
+    assert sorted(texts_of(tmp_path / "a", False) + texts_of(tmp_path / "a", True)) == sorted(
+        text.encode() for text in documents
+    )
+    with pytest.raises(InputError, match="column 'more' holds int, not text"):
+        prepare(replace(asked, out=tmp_path / "b", field="more"), quiet)
 
 
 def test_a_long_text_is_cut_at_ends_of_lines_and_loses_nothing(tmp_path: Path) -> None:

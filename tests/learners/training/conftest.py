@@ -1,0 +1,1 @@
+from tests.s3 import s3 as s3
