@@ -96,10 +96,8 @@ def _single(recipe: Recipe, plain: Plain, harness: bool) -> Plain:
 
 
 def _one_outer(recipe: Recipe, plain: Plain, harness: bool) -> Plain:
-    sync = plain["sync"] | {"quorum": 1}
-    return (
-        _one(recipe, plain, _all_hardware("one_outer", recipe, plain, harness)) | {"sync": sync} | _data(recipe, plain)
-    )
+    alone = _one(recipe, plain, _all_hardware("one_outer", recipe, plain, harness))
+    return alone | {"sync": plain["sync"] | {"quorum": 1}} | _data(recipe, plain)
 
 
 def _data_parallel(recipe: Recipe, plain: Plain, harness: bool) -> Plain:

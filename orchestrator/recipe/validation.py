@@ -253,6 +253,10 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
 def _held_out_sets(recipe: Recipe) -> Iterator[Problem]:
     from learners.training.data import corpus
 
+    try:
+        corpus.coding(recipe.data)
+    except ValueError:
+        return  # reported by _data
     for index, (name, data) in enumerate(recipe.held_out_sets.items()):
         try:
             corpus.check_beside(recipe.data, data)

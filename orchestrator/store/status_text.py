@@ -33,14 +33,15 @@ def percent(share: Any) -> str:
 
 
 def seconds(value: Any) -> str:
-    """A duration: 4.2 s, 3:05, 1:02:30."""
+    """A duration: 4.2 s, 3:05, 1:02:30; -1:04 for a moment before."""
     if number(value) == DASH or value in (float("inf"), float("-inf")):
         return DASH
     if abs(value) < 60:
         return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
+    minutes, rest = divmod(round(abs(value)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    sign = "-" * (value < 0)
+    return f"{sign}{hours}:{minutes:02}:{rest:02}" if hours else f"{sign}{minutes}:{rest:02}"
 
 
 def text(value: Any) -> str:

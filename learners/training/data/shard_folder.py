@@ -48,9 +48,9 @@ class ShardFolder:
             if not target.exists():
                 draft = self._root / f".{name}.part"
                 self._remote.fetch(name, draft, seconds)
-                if found := changed(draft, sha256):
+                if changed(draft, sha256):
                     draft.unlink(missing_ok=True)
-                    raise OSError(f"its copy differs: {found[0]}")
+                    raise OSError(f"{name} in {self._remote} has changed since it was prepared")
                 draft.replace(target)
         return target
 
