@@ -257,9 +257,9 @@ class LearnerActor:
     """One incarnation of one learner unit."""
 
     def __init__(self, spec: LearnerSpec, syncer: Any) -> None:
+        self._name = spec.name  # first: Ray asks for it when it tells of an error
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
-        self._name = spec.name
         self._faults = FaultEffects(time.monotonic)
         self._link = RayLink(spec.name, syncer, self._faults)
         self._shell = LearnerShell(spec, self._link, self._faults, granted_gpus())

@@ -239,3 +239,11 @@ def test_the_newest_version_is_kept_until_another_epoch_serves() -> None:
     assert held is not None and held.version == 5 and received.newest(1) is None
     received.clear()
     assert received.newest(0) is None
+
+
+def test_a_learner_of_other_sources_says_so_and_has_its_name_by_then() -> None:
+    """Ray asks for the name while it tells of the error; without one it would abort the process."""
+    made = object.__new__(actor.LearnerActor)
+    with pytest.raises(RuntimeError, match="runs other sources"):
+        made.__init__(SimpleNamespace(name="learner-a-0", code="another"), None)  # type: ignore[misc]
+    assert repr(made) == "learner-a-0"

@@ -142,8 +142,9 @@ def suspended(incarnation: Incarnation) -> list[Interval]:
 
 
 def expired(incarnation: Incarnation, end: float) -> list[Interval]:
-    """When it had no lease."""
-    return [(at, end if until is None else until) for at, until in incarnation.expired]
+    """When it lived without a lease."""
+    over = incarnation.until(end)
+    return [(at, max(at, over) if until is None else until) for at, until in incarnation.expired]
 
 
 def _of_start(incarnation: Incarnation, end: float) -> Iterator[Explained]:

@@ -31,8 +31,8 @@ from orchestrator.report.figures.time import GROUPS, grouped
 from orchestrator.report.fold import TIMELINE_FIRST, TIMELINE_LAST, ReportFold
 from orchestrator.report.series import Series, chunks, merged
 from orchestrator.report.tables import timeline
-from outer.protocol.facts import Committed, LearnerFenced
-from tests.orchestrator.histories import BASE, altered, history, inserted, is_a, without
+from outer.protocol.facts import Committed, LearnerFenced, LeaseExpired
+from tests.orchestrator.histories import BASE, END, altered, history, inserted, is_a, without
 
 RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
 
@@ -120,6 +120,17 @@ def test_the_lanes_tell_each_incarnation_from_its_request_to_its_end() -> None:
     assert (first.reason, first.steps, second.dead) == ("killed", 9, None)
     assert told["a", 1].frozen == (pytest.approx((20.5, 23.5), abs=1e-5),)
     assert told["a", 1].expired == (pytest.approx((22.5, 24.0), abs=1e-5),)
+
+
+def test_a_lease_that_expires_ends_with_the_learner() -> None:
+    lapses = [
+        Event("syncer", 9, number, BASE + at, LeaseExpired(name, 1, "stepping", 3.0))
+        for number, (at, name) in enumerate([(9.8, "c"), (15.0, "a")])
+    ]
+    told = {(lane.learner, lane.incarnation): lane for lane in data([*history(), *lapses]).lanes}
+    assert told["c", 1].expired == (), "it was dead by then"
+    start, stop = told["a", 1].expired[-1]
+    assert stop - start == pytest.approx(END - 15.0, abs=0.5), "to its end"
 
 
 def test_a_learner_that_only_waits_for_a_place_when_the_log_ends_has_a_lane_and_an_account() -> None:
