@@ -155,9 +155,12 @@ def test_a_local_accelerator_is_known_by_the_label_that_ray_gives_the_node() -> 
     """As on clusters; the resource of that name is not asked for any more."""
     pool = {"name": "a", "accelerator": "H100", "resources": {"GPU": 1.0}}
     wants = RECIPE.model_validate(RECIPE.canonical() | {"pools": [pool]})
-    assert list(unplaceable(wants, {"GPU": 1.0}, {ACCELERATOR: "H100"})) == []
+    assert list(unplaceable(wants, {"CPU": 4.0, "GPU": 1.0}, {ACCELERATOR: "H100"})) == []
     for labels, says in (({ACCELERATOR: "A100"}, "is A100"), ({}, "no node has a label")):
-        [problem] = unplaceable(wants, {"GPU": 1.0, "accelerator_type:H100": 1.0}, labels)
+        [problem] = unplaceable(wants, {"CPU": 4.0, "GPU": 1.0, "accelerator_type:H100": 1.0}, labels)
         assert (problem.field, says in problem.message) == ("pools.0.accelerator", True)
-    [problem] = unplaceable(wants, {}, {ACCELERATOR: "H100"})
+    [problem] = unplaceable(wants, {"CPU": 4.0}, {ACCELERATOR: "H100"})
     assert problem.field == "pools.0.resources"
+    wants = RECIPE.model_validate(wants.canonical() | {"eval": {"resources": {"GPU": 1.0}}})
+    [problem] = unplaceable(wants, {"CPU": 4.0, "GPU": 1.0}, {ACCELERATOR: "H100"})
+    assert problem.field == "eval.resources", "the pool has the only one"
