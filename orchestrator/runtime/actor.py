@@ -325,6 +325,8 @@ class OrchestratorActor:
     async def _close(self, outcome: str) -> dict[str, Any]:
         """In every case: stop chaos and all writers, merge, seal and check the log, and write the summary."""
         self._learners.cancel()
+        if self._checkpointer is not None:
+            self._checkpointer.cancel()
         ends: dict[str, Segmented | None] = {CHAOS: Segmented()}  # where each log ends
         try:
             ends |= {CHAOS: await within(CLOSE_S, ray.get_actor(CHAOS, self._placement.namespace).stop.remote())}

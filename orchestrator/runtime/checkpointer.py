@@ -66,6 +66,11 @@ class Checkpointer:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=SAVE_S + SYNCER_S)
 
+    def cancel(self) -> None:
+        """The run is over: give up the checkpoint under way, if any."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def _take(self) -> None:
         savers, identifier = list(self._savers()), await self.cut()
         if identifier is not None:

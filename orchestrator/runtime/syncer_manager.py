@@ -74,6 +74,7 @@ class SyncerManager:
         self._replica: Any = None
         self._replicas = 0  # its number
         self._moving: asyncio.Task[None] | None = None
+        self._closed = False
 
     # -------------------------------------------------------------- calls
 
@@ -85,7 +86,7 @@ class SyncerManager:
     async def call(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
         """The answer of this epoch or a later one. A call may arrive twice, so it must be idempotent.
 
-        Raises TimeoutError, NoSyncer, or RayTaskError for what the syncer itself raised.
+        Raises TimeoutError, also once it is closed, NoSyncer, or RayTaskError for what the syncer itself raised.
         """
         deadline = time.monotonic() + patience_s
         while True:
@@ -97,7 +98,7 @@ class SyncerManager:
             except ray.exceptions.RayTaskError:
                 raise
             except (ray.exceptions.RayError, TimeoutError) as error:
-                if time.monotonic() >= deadline:
+                if self._closed or time.monotonic() >= deadline:
                     raise
                 if isinstance(error, ray.exceptions.RayActorError):
                     self._on_death(handle, "died", gist(error))  # else it might not be noticed
@@ -106,7 +107,9 @@ class SyncerManager:
     async def _served(self, seconds: float) -> None:
         """Wait for an epoch that serves. Raises TimeoutError, NoSyncer."""
         give_up_at = time.monotonic() + seconds
-        while not self._serving.is_set():
+        while not self._serving.is_set() or self._closed:
+            if self._closed:
+                raise TimeoutError("the run is over")
             coming, left_s = self._starting, give_up_at - time.monotonic()
             if coming is not None and coming.done():
                 coming.result()  # it failed, or it would serve
@@ -135,7 +138,13 @@ class SyncerManager:
                 await asyncio.sleep(PAUSE_S)
 
     async def close(self, deadline_s: float) -> Segmented | None:
-        """The run is over: a living syncer takes nothing more. Returns where its log ends. Raises TimeoutError."""
+        """The run is over: a living syncer takes nothing more, and none follows it, whoever may still call.
+
+        Returns where its log ends. Raises TimeoutError.
+        """
+        self._closed = True
+        if self._starting is not None:
+            self._starting.cancel()
         if self._handle is None:
             return None
         end: Segmented = await within(deadline_s, self._handle.close.remote())
@@ -257,8 +266,8 @@ class SyncerManager:
         return RecoverySources(encode_replay(log), snapshot, self._learners())
 
     def _on_death(self, handle: Any, cause: str, detail: str) -> None:
-        """Start the next epoch, unless this death was noticed before."""
-        if handle is not self._handle or not self._serving.is_set():
+        """Start the next epoch, unless this death was noticed before, or the run is over."""
+        if self._closed or handle is not self._handle or not self._serving.is_set():
             return
         self._serving.clear()
         self._down_since = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -169,3 +170,29 @@ def test_who_waits_for_one_that_never_comes_has_a_deadline(play: Callable[..., A
             await scene.syncer.call("expect", patience_s=0.1)
 
     play(story, first)
+
+
+@pytest.mark.parametrize("when", ["serving", "starting"])
+def test_once_the_run_is_over_none_follows_whoever_still_calls(play: Callable[..., Any], when: str) -> None:
+    """A checkpoint under way notices the death of a syncer that the run itself has ended."""
+    first, second, third = Epoch(), Epoch(comes_up=when == "serving"), Epoch()
+
+    async def story(scene: Scene) -> None:
+        await scene.syncer.call("expect", patience_s=30.0)
+        if when == "starting":
+            first.alive, second.mute = False, True
+            saving = asyncio.ensure_future(scene.syncer.call("kept", patience_s=100.0))
+            while scene.syncer.handle is first:
+                await asyncio.sleep(0.001)
+        with contextlib.suppress(TimeoutError):
+            await scene.syncer.close(0.01)
+        first.alive = second.mute = False
+        if when == "starting":
+            with pytest.raises(TimeoutError, match="the run is over"):
+                await saving
+        with pytest.raises(TimeoutError, match="the run is over"):
+            await scene.syncer.call("kept", patience_s=100.0)
+
+    scene = play(story, first, second, third)
+    assert scene.reached == [first] and third.told == []
+    assert len(scene.lost) == (when == "starting"), "the one before the end"
