@@ -98,5 +98,6 @@ class StepRunner:
 
     def _slow_down(self, seconds: float) -> None:
         """Lengthen the step by the pool's `slowdown`. A step that was delayed counts as an average one."""
+        usual = self._compute_s.value if self._compute_s.samples else seconds  # of the steps before this one
         self._compute_s.add(seconds)
-        time.sleep((self._slowdown - 1.0) * min(seconds, self._compute_s.value))
+        time.sleep((self._slowdown - 1.0) * min(seconds, usual))

@@ -90,6 +90,24 @@ def test_on_a_slowed_learner_one_step_runs_at_a_time(monkeypatch: pytest.MonkeyP
     assert slept == [2.0, 2.0], "twice what a step took, beside the step"
 
 
+def test_a_step_in_which_the_process_was_frozen_is_not_slowed_down_by_the_freeze(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    now = [0.0]
+    monkeypatch.setattr(step_runner.time, "sleep", slept.append)
+
+    def clock() -> float:
+        now[0] += 12.0 if len(slept) == 2 else 0.25  # of the third step
+        return now[0]
+
+    monkeypatch.setattr(step_runner.time, "monotonic", clock)
+    made = scene(slowdown=21.0)
+    for number in (1, 2, 3, 4):
+        made.runner.run(step(number))
+    assert slept == [5.0] * 4, "each twenty times what the steps before it took, or what it took itself"
+
+
 def test_before_an_injected_delay_nothing_is_left_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     made = scene()
     monkeypatch.setattr(step_runner.time, "sleep", lambda seconds: made.device.moves.append(f"sleep {seconds}"))
