@@ -36,6 +36,11 @@ class SyncConfig(Section):
         None, alias="P", description="P, fragments; default min(24, H, number of tensors)"
     )
     round_steps: PositiveInt = Field(24, alias="H", description="H, syncer steps between two syncs of a fragment")
+    fragmentation: Literal["balanced", "tensor", "layer"] = Field(
+        "balanced",
+        description="how tensors are dealt into fragments: balanced by size; tensor: by turns; layer: whole layers by "
+        "turns, and what is in no layer into the first fragment",
+    )
     split: bool = Field(
         False,
         description="cut tensors above 4/3 of the mean fragment by rows into pieces, so that fragments have about one "

@@ -21,7 +21,15 @@ from learners.training.precision import loss_dtype, precise
 from learners.training.step import transformation
 from learners.training.task import Params, Task
 from outer.config import SyncConfig
-from outer.protocol.fragments import KINDS, Fragment, Tensor, balanced, default_count, in_pieces
+from outer.protocol.fragments import (
+    FRAGMENTATIONS,
+    KINDS,
+    Fragment,
+    Tensor,
+    default_count,
+    in_pieces,
+    most_fragments,
+)
 
 Flat = NDArray[np.float32]
 
@@ -40,7 +48,9 @@ def left_out(task: Task) -> dict[str, str]:
 
 
 def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
-    """Deal the merged and mean tensors of a task into P fragments, with `sync.split` large ones in pieces.
+    """Deal the merged and mean tensors of a task into P fragments as `sync.fragmentation` says.
+
+    With `sync.split` large tensors are in pieces.
 
     Raises ValueError if P exceeds their number, or if mean tensors would arrive otherwise than the learners have them.
     """
@@ -51,16 +61,17 @@ def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
             f"{statistic} is of the kind mean, and a variance could become negative: set sync.codec to fp32 or bf16, "
             "and leave out sync.error_feedback and sync.base_window"
         )
-    count = sync.fragments or default_count(len(tensors), sync.round_steps)
-    whole = len(tensors)
+    whole = most_fragments(tensors, sync.fragmentation)
+    count = sync.fragments or default_count(whole, sync.round_steps)
     tensors = in_pieces(tensors, count) if sync.split else tensors
-    if count > len(tensors):
-        pieces = f", {len(tensors)} with pieces of large ones" if len(tensors) > whole else ""
+    if count > (most := most_fragments(tensors, sync.fragmentation)):
+        units = "layers, counting what is outside them as one" if sync.fragmentation == "layer" else "tensors"
+        pieces = f", {most} with pieces of large ones" if most > whole else ""
         raise ValueError(
-            f"sync.P = {count}: the model has {whole} tensors{pieces}, and a fragment needs at least one; "
-            f"the largest P is {len(tensors)}"
+            f"sync.P = {count}: the model has {whole} {units}{pieces}, and a fragment needs at least one; "
+            f"the largest P is {most}"
         )
-    return balanced(tensors, count)
+    return FRAGMENTATIONS[sync.fragmentation](tensors, count)
 
 
 def initial_parameters(

@@ -7,6 +7,7 @@ where fragments meet the leaves of a model is it a part of one (docs/decisions/0
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,6 +16,7 @@ from typing import Any
 KINDS = ("merged", "mean", "local", "frozen")  # learners/training/kinds.py says what each is
 LARGE = 4 / 3  # a tensor beyond so many mean fragments is cut into pieces, where that is allowed
 PIECE = 1 / 2  # mean fragments, at most, that a piece has
+LAYER = re.compile(r".*?\d(?=/)")  # the start of a path, up to the first part that ends in a digit and is not the last
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,12 @@ class Tensor:
     def path(self) -> str:
         """The path of its leaf, which task and recipe name."""
         return self.leaf or self.name
+
+    @property
+    def layer(self) -> str | None:
+        """The layer that it is in, such as "blocks/0"; None for an embedding and the like."""
+        found = LAYER.match(self.path)
+        return found and found.group()
 
     @property
     def cut(self) -> tuple[int, int, int] | None:
@@ -128,9 +136,57 @@ def balanced(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
     Ties go to the earlier name and fragment. The largest fragment is at most 4/3 of the optimum
     (longest-processing-time rule). Raises ValueError when there are fewer tensors than fragments.
     """
-    if not 1 <= count <= len(tensors):
-        raise ValueError(f"{count} fragments, but the model has {len(tensors)} tensors: at most {len(tensors)}")
+    _check(count, len(tensors), "tensors")
     bins: list[list[Tensor]] = [[] for _ in range(count)]
     for tensor in sorted(tensors, key=lambda item: (-item.size, item.name)):
         min(bins, key=lambda content: sum(item.size for item in content)).append(tensor)
+    return _fragments(bins)
+
+
+def strided(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
+    """Deal tensors into `count` fragments by turns, in the order given: sizes differ as those of the tensors do.
+
+    Raises ValueError when there are fewer tensors than fragments.
+    """
+    _check(count, len(tensors), "tensors")
+    return _fragments([tensors[place::count] for place in range(count)])
+
+
+def by_layer(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
+    """Deal whole layers by turns into all of `count` fragments but the first, which has what is in no layer.
+
+    Raises ValueError when there are fewer layers than fragments for them.
+    """
+    layers = _layers(tensors)
+    _check(count, len(layers), "layers, counting what is outside them as one")
+    if count == 1:
+        return _fragments([tensors])
+    outside = [layers.pop(None)] if None in layers else []
+    stride = count - len(outside)
+    dealt = [list(layers.values())[place::stride] for place in range(stride)]
+    return _fragments([*outside, *([tensor for layer in each for tensor in layer] for each in dealt)])
+
+
+def most_fragments(tensors: Sequence[Tensor], fragmentation: str) -> int:
+    """The largest P that a key of FRAGMENTATIONS allows."""
+    return len(_layers(tensors)) if fragmentation == "layer" else len(tensors)
+
+
+def _layers(tensors: Sequence[Tensor]) -> dict[str | None, list[Tensor]]:
+    """The tensors by layer, in the order given; None: those outside."""
+    layers: dict[str | None, list[Tensor]] = {}
+    for tensor in tensors:
+        layers.setdefault(tensor.layer, []).append(tensor)
+    return layers
+
+
+def _check(count: int, most: int, units: str) -> None:
+    if not 1 <= count <= most:
+        raise ValueError(f"{count} fragments, but the model has {most} {units}: at most {most}")
+
+
+def _fragments(bins: Sequence[Sequence[Tensor]]) -> tuple[Fragment, ...]:
     return tuple(Fragment(index, tuple(content)) for index, content in enumerate(bins))
+
+
+FRAGMENTATIONS = {"balanced": balanced, "tensor": strided, "layer": by_layer}

@@ -203,6 +203,13 @@ def _balance(draft: Draft) -> Iterator[Problem]:
             "the links must bear bursts of it",
             f"give true, which cuts it by rows, or P = {max(1, int(LARGE * draft.shapes.elements / biggest.size))}",
         )
+    elif mean and largest.elements > BALANCE * mean and (dealt := draft.recipe.sync.fragmentation) != "balanced":
+        yield Problem(
+            "sync.fragmentation",
+            dealt,
+            f"fragment {largest.fragment} is {largest.elements / mean:.1f} times the mean: the links must bear bursts",
+            "give balanced",
+        )
     elif mean and largest.elements > BALANCE * mean:
         even = max(1, draft.shapes.elements // max(1, biggest.size))
         yield Problem(

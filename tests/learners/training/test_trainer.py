@@ -109,6 +109,14 @@ def test_a_leaf_that_is_not_floating_point_is_named() -> None:
 def test_too_many_fragments_are_refused_with_the_largest_number(task: ByteLanguageModel) -> None:
     with pytest.raises(ValueError, match=r"sync\.P = 24.*largest P is 8"):
         deal(task, SyncConfig(P=24))
+    with pytest.raises(ValueError, match=r"sync\.P = 24.*layers.*largest P is 2"):
+        deal(task, SyncConfig(P=24, fragmentation="layer"))
+
+
+def test_fragments_by_layer_are_as_many_as_layers_and_one_unless_told(data: DataConfig) -> None:
+    outside, *layers = deal(ByteLanguageModel(data, 0, **MODEL | {"layers": 2}), SyncConfig(fragmentation="layer"))
+    assert {tensor.layer for tensor in outside.tensors} == {None}
+    assert [{tensor.layer for tensor in each.tensors} for each in layers] == [{"blocks/0"}, {"blocks/1"}]
 
 
 def test_initial_parameters_are_the_tasks_own_and_equal_in_every_trainer(

@@ -319,6 +319,8 @@ def test_a_tensor_beyond_four_thirds_of_the_mean_fragment_is_warned_of_with_what
     assert planned(of=shapes(150, 100, 100, 100)).warnings == ()
     (still,) = planned(recipe(sync={"split": True}), of=shapes(500, 100, 100, 100)).warnings
     assert (still.field, still.fix.split(",")[0]) == ("sync.P", "give 1"), "it cannot be cut"
+    (dealt,) = planned(recipe(sync={"split": True, "fragmentation": "tensor"}), of=shapes(500, 100, 100, 100)).warnings
+    assert (dealt.field, dealt.fix) == ("sync.fragmentation", "give balanced")
 
 
 def test_full_precision_across_regions_is_warned_of_and_within_one_is_not() -> None:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outer.protocol.fragments import Tensor, balanced, default_count, in_pieces
+from outer.protocol.fragments import (
+    FRAGMENTATIONS,
+    Fragment,
+    Tensor,
+    balanced,
+    by_layer,
+    default_count,
+    in_pieces,
+    most_fragments,
+    strided,
+)
 from tests.property_settings import examples
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=7)
@@ -35,14 +46,20 @@ def test_the_largest_fragment_is_at_most_four_thirds_of_the_optimum(sizes: list[
     assert 3 * largest <= 4 * optimum(sizes, count)
 
 
-@given(sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=40), data=st.data())
+@pytest.mark.parametrize("fragmentation", FRAGMENTATIONS)
+@given(
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=40),
+    layers=st.lists(st.integers(0, 5), min_size=40, max_size=40),
+    data=st.data(),
+)
 def test_every_tensor_is_in_exactly_one_fragment_and_no_fragment_is_empty(
-    sizes: list[int], data: st.DataObject
+    fragmentation: str, sizes: list[int], layers: list[int], data: st.DataObject
 ) -> None:
-    count = data.draw(st.integers(1, len(sizes)))
-    dealt = balanced(tensors(sizes), count)
-    names = [tensor.name for fragment in dealt for tensor in fragment.tensors]
-    assert sorted(names) == sorted(tensor.name for tensor in tensors(sizes))
+    names = [f"blocks/{layer}/t{index}" if layer else f"t{index}" for index, layer in enumerate(layers)]
+    given_ = [Tensor(name, (size,), "float32") for name, size in zip(names, sizes, strict=False)]
+    count = data.draw(st.integers(1, most_fragments(given_, fragmentation)))
+    dealt = FRAGMENTATIONS[fragmentation](given_, count)
+    assert sorted(tensor.name for fragment in dealt for tensor in fragment.tensors) == sorted(names[: len(sizes)])
     assert [fragment.index for fragment in dealt] == list(range(count))
     if 0 not in sizes:
         assert all(fragment.tensors for fragment in dealt)
@@ -64,6 +81,38 @@ def test_slices_cover_the_flat_array_without_gap_or_overlap(sizes: list[int]) ->
         edges = [0, *(stop for _, stop, _ in places)]
         assert [start for start, _, _ in places] == edges[:-1]
         assert edges[-1] == fragment.size
+
+
+def named(*names: str) -> list[Tensor]:
+    return [Tensor(name, (1,), "float32") for name in names]
+
+
+def names(fragments: Sequence[Fragment]) -> list[list[str]]:
+    return [[tensor.name for tensor in fragment.tensors] for fragment in fragments]
+
+
+def test_tensors_are_dealt_by_turns() -> None:
+    assert names(strided(named("a", "b", "c", "d", "e"), 2)) == [["a", "c", "e"], ["b", "d"]]
+
+
+def test_layers_are_dealt_by_turns_and_what_is_outside_them_goes_first() -> None:
+    given_ = named("blocks/0/q", "blocks/0/k/1", "blocks/10/q", "blocks/2/q", "embed", "head1")
+    assert names(by_layer(given_, 3)) == [
+        ["embed", "head1"],
+        ["blocks/0/q", "blocks/0/k/1", "blocks/2/q"],
+        ["blocks/10/q"],
+    ]
+    assert names(by_layer(given_, 1)) == [[tensor.name for tensor in given_]]
+    assert names(by_layer(named("Dense_0/bias", "Dense_1/bias"), 2)) == [["Dense_0/bias"], ["Dense_1/bias"]]
+    with pytest.raises(ValueError, match="at most 4"):
+        by_layer(given_, 5)
+
+
+def test_a_layer_in_pieces_stays_together() -> None:
+    large, small = Tensor("blocks/0/up", (8, 4), "float32"), Tensor("blocks/1/up", (1,), "float32")
+    pieces = in_pieces([large, small], 2)
+    assert len(pieces) > 2
+    assert names(by_layer(pieces, 2)) == [[piece.name for piece in pieces[:-1]], ["blocks/1/up"]]
 
 
 def test_more_fragments_than_tensors_is_refused_with_the_largest_possible_number() -> None:
