@@ -11,8 +11,9 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -52,6 +53,8 @@ PAUSE_S = 0.2  # between two attempts to send facts
 ATTACH_ATTEMPTS_MAX = 5
 RELAY_S = 2.0  # for another learner to say whether it has a version
 RELAYS_MAX = 3  # learners that are asked for one version, before the syncer is asked again after a while
+
+SHOWN = ("CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
 GROUPS = {
     "loop": 1,
@@ -247,22 +250,29 @@ class RayLink:
         return given._replace(snapshot=max(given.snapshot, named.snapshot))
 
 
-def granted_gpus() -> list[str] | None:
-    """The GPUs that Ray grants this process, by the names that CUDA_VISIBLE_DEVICES has for them."""
+def granted_gpus(shown: Mapping[str, str] = MappingProxyType({})) -> list[str] | None:
+    """The GPUs that Ray grants this process, by the names that CUDA_VISIBLE_DEVICES has for them.
+
+    `shown`: of a standby, what its unit's learner was granted: the placement group holds it for both.
+    """
+    if (names := shown.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return names.split(",")
     granted: list[str] | None = ray.get_runtime_context().get_accelerator_ids().get("GPU")
     return granted
 
 
 class LearnerActor:
-    """One incarnation of one learner unit."""
+    """One incarnation of one learner unit, or a standby, which becomes one: `syncer` is None until then."""
 
     def __init__(self, spec: LearnerSpec, syncer: Any) -> None:
         self._name = spec.name  # first: Ray asks for it when it tells of an error
+        os.environ.update(spec.environment)
+        self._promoted = threading.Event()
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
         self._faults = FaultEffects(time.monotonic)
         self._link = RayLink(spec.name, syncer, self._faults)
-        self._shell = LearnerShell(spec, self._link, self._faults, granted_gpus())
+        self._shell = LearnerShell(spec, self._link, self._faults, granted_gpus(spec.environment))
         signal.signal(signal.SIGTERM, self._on_sigterm)  # Ray runs constructors in the main thread
 
     def __repr__(self) -> str:
@@ -275,7 +285,26 @@ class LearnerActor:
     # -------------------------------------------------------------- called by the orchestrator
 
     def identify(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+        """Where it runs, and the variables that show it its devices."""
+        shown = {name: os.environ[name] for name in SHOWN if name in os.environ}
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "shown": shown}
+
+    @ray.method(concurrency_group="loop")
+    def prepare(self) -> None:
+        """Of a standby: see LearnerShell.prepare."""
+        self._shell.prepare()
+
+    @ray.method(concurrency_group="loop")
+    def stand_by(self, seconds: float) -> bool:
+        """Wait to be promoted, but no longer than this; returns whether it was."""
+        return self._promoted.wait(seconds)
+
+    def promote(self, incarnation: int, syncer: Any) -> dict[str, Any]:
+        """Make a standby this incarnation; `run` follows."""
+        self._link.use(syncer)
+        self._shell.promote(incarnation)
+        self._promoted.set()
+        return self.identify()
 
     @ray.method(concurrency_group="probe", enable_task_events=False)
     def progress(self) -> tuple[bool, int | None]:

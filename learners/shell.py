@@ -1,16 +1,14 @@
 """One incarnation of a learner without its transport: the training loop, and the answers to its peers.
 
 `run` is the training loop; the other public methods may be called from any thread while it steps. JAX is imported
-inside `run`, in the phase that is named after it, with settings that fit the device.
+inside `run` or, of a standby, inside `prepare`, with settings that fit the device.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import queue
-import sys
 import threading
 import time
 import traceback
@@ -24,6 +22,7 @@ from learners import checkpoint_writer
 from learners.checkpoint_writer import CheckpointWriter
 from learners.fault_effects import FaultEffects, flipped
 from learners.fetcher import Fetcher, Link
+from learners.preparation import Preparation
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer, read_clocks
 from learners.protocol.facts import LoopFailed
@@ -33,9 +32,7 @@ from learners.snapshot_slot import Captured
 from learners.spec import LearnerSpec
 from learners.step_runner import StepRunner
 from learners.training.devices import cores
-from learners.training.devices.device import device_taken, fit
 from outer.numeric.chain import Chain
-from outer.protocol.manifest import manifest
 from outer.protocol.messages import (
     COMPILING,
     DRAINING,
@@ -52,7 +49,6 @@ from outer.protocol.messages import (
 
 if TYPE_CHECKING:
     from learners.fragment_io import FragmentIO
-    from learners.training.trainer import Trainer
 
 BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts first
 SEND_S = 130.0  # for the last report: as long as a link that is down may hold it up, and a little more
@@ -76,19 +72,16 @@ class LearnerShell:
     ) -> None:
         """`granted`: the GPUs that Ray grants this process, if Ray runs it."""
         assert spec.sync.fragments is not None
-        self._spec, self._link, self._faults, self._granted = spec, link, faults, granted
+        self._spec, self._link, self._faults = spec, link, faults
+        self._prepared = Preparation(spec, granted)
         self._facts = FactBuffer(time.time)
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._answers: dict[tuple[int, int, int], Future[Contribution]] = {}  # by epoch, syncer step and attempt
         self._donations: dict[tuple[str, int], Future[Donation | str]] = {}  # by joiner
         self.fetcher = Fetcher(link, self._drive, spec.sync.transfer_s, spec.store, spec.saved)
-        self._writer = None
-        if spec.store is not None:
-            self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._facts.recorded)
+        self._writer: CheckpointWriter | None = None
         self._reports = ReportSender(lambda report: link.report(report, self._facts), cores.leave)
-        self._tokens_per_step = 0
-        self._trainer: Trainer | None = None
         self._steps: StepRunner | None = None
         self._fragment_io: FragmentIO | None = None
         self._next: queue.SimpleQueue[events_effects.RunStep | events_effects.Hold | events_effects.Exit] = (
@@ -99,6 +92,18 @@ class LearnerShell:
         self._ended: Future[str] | None = None  # once the loop has begun: why it ended
 
     # -------------------------------------------------------------- called by the actor
+
+    def prepare(self) -> None:
+        """Of a standby: do ahead what a successor will need."""
+        cores.lower()
+        try:
+            self._prepared.ahead()
+        finally:
+            cores.restore()
+
+    def promote(self, incarnation: int) -> None:
+        """A standby is this incarnation from now on, and `run` follows."""
+        self._spec = replace(self._spec, incarnation=incarnation)
 
     def run(self) -> str:
         """Train until the run ends; returns why it did. An exception is a fault of this incarnation.
@@ -231,7 +236,9 @@ class LearnerShell:
     # -------------------------------------------------------------- from process to first step
 
     def _prepare(self) -> None:
-        spec = self._spec
+        spec, prepared = self._spec, self._prepared
+        if spec.store is not None:
+            self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._facts.recorded)
         self._machine = Learner(
             name=spec.name,
             incarnation=spec.incarnation,
@@ -249,47 +256,24 @@ class LearnerShell:
             self._machine.resume(spec.saved.snapshot, part.resume_state)
             self._facts = FactBuffer(time.time, first=part.facts)
         self._drive(events_effects.Enter(IMPORTING))
-        fit(spec.core, spec.platform, spec.devices or 1, self._granted)
-        from learners.fragment_io import FragmentIO
-        from learners.training.devices import device_checks
-        from learners.training.task import load
-        from learners.training.trainer import Trainer
-        from learners.training.tree import deal, left_out
-
-        warnings = device_checks.at_start(spec.platform, self._granted)
-        for check, words in warnings.items():
-            print(f"{spec.name}: {check}: {words}", file=sys.stderr)
-        task = load(spec.task, spec.data, spec.seed, dict(spec.model))
-        self._tokens_per_step = task.tokens(spec.batch_size)
-        fragments = deal(task, spec.sync)
-        self._trainer = Trainer(
-            task,
-            fragments,
-            spec.inner,
-            spec.seed,
-            devices=spec.devices,
-            model_parallel=spec.model_parallel,
-            warm_start=spec.warm_start,
-        )
-        self._fragment_io = self.fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments), spec.seed)
-        self.fetcher.chain = Chain.of(spec.sync.downlink, fragments)
-        self._facts.add(device_taken(spec.devices, warnings))
+        prepared.load()
+        self._fragment_io = self.fetcher.fragment_io = prepared.fragment_io
+        self.fetcher.chain = Chain.of(spec.sync.downlink, prepared.fragments)
+        self._facts.add(prepared.device)
         self._drive(events_effects.Enter(COMPILING))
-        self._trainer.warm_up(spec.batch_size)
+        prepared.compile()
         if part is not None:
             self._fragment_io.restore(part.header, part.arrays)
-        gc.collect()
-        gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
-        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code, left_out(task))))
+        self._drive(events_effects.Compiled(prepared.manifest))
 
     # -------------------------------------------------------------- the training loop
 
     def _loop(self) -> str:
-        assert self._trainer is not None
+        tokens = self._prepared.tokens_per_step
         self._steps = StepRunner(
-            self._trainer,
+            self._prepared.trainer,
             self._spec.batch_size,
-            self._tokens_per_step,
+            tokens,
             self._spec.slowdown,
             self._spec.sync.smoothing,
             self._faults,
@@ -315,7 +299,7 @@ class LearnerShell:
                     self._drive(events_effects.Resume())
                 case events_effects.RunStep() as run:
                     self._steps.run(run)
-                    self._drive(events_effects.Boundary(self._tokens_per_step))
+                    self._drive(events_effects.Boundary(tokens))
 
     def _drive(self, event: events_effects.Event) -> None:
         """Hand one event to the machine and carry out its effects. Any thread may call; only the loop runs steps."""

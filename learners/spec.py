@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learners.checkpoint_writer import SavedPart
@@ -17,7 +17,7 @@ class LearnerSpec:
     """What an incarnation is started with."""
 
     name: str
-    incarnation: int
+    incarnation: int  # 0: a standby, until it is promoted
     task: str
     model: Mapping[str, Any]
     data: DataConfig
@@ -36,3 +36,4 @@ class LearnerSpec:
     saved: SavedPart | None = None  # what an earlier process has left there
     devices: int | None = 1  # local ones that a step is spread over; None: all
     model_parallel: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)  # of a standby: what shows it its unit's devices

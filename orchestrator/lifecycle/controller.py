@@ -30,7 +30,6 @@ PROBES_S = 2.0  # of silence between two probes
 class State(Enum):
     WAITING = "waiting"  # for its time to start
     STARTING = "starting"  # requested; not every rank is up
-    STANDBY = "standby"  # every rank is up and held in reserve
     RUNNING = "running"
     UNREACHABLE = "unreachable"  # its node cannot be seen, or it steps and its reports do not arrive
     DRAINING = "draining"  # asked to leave, and still there
@@ -47,15 +46,6 @@ TRANSITIONS: dict[State, dict[State, str]] = {
     State.WAITING: {State.STARTING: "its time has come", State.DONE: "not wanted any more, or the run is over"},
     State.STARTING: {
         State.RUNNING: "every rank is up",
-        State.STANDBY: "every rank is up, and it is held in reserve",
-        State.UNREACHABLE: UNSEEN,
-        State.WAITING: REPLACED,
-        State.DRAINING: LEAVES,
-        State.ENDING: KILLED,
-        State.DONE: OVER,
-    },
-    State.STANDBY: {
-        State.RUNNING: "promoted",
         State.UNREACHABLE: UNSEEN,
         State.WAITING: REPLACED,
         State.DRAINING: LEAVES,
@@ -71,7 +61,6 @@ TRANSITIONS: dict[State, dict[State, str]] = {
     },
     State.UNREACHABLE: {
         State.STARTING: "seen or heard again before every rank was up",
-        State.STANDBY: "seen or heard again while in reserve",
         State.RUNNING: "seen or heard again",
         State.WAITING: REPLACED,
         State.DRAINING: "asked to leave, or seen or heard again while leaving",
@@ -257,18 +246,6 @@ class Controller:
         unit.incarnation.ranks = (*ranks[:rank], up, *ranks[rank + 1 :])
         self.reachable(learner, incarnation)
         if unit.state is State.STARTING and all(each.up for each in unit.incarnation.ranks):
-            unit.move(State.RUNNING)
-
-    def reserved(self, learner: str, incarnation: int) -> None:
-        """Every rank is up, and the unit is held in reserve instead of training."""
-        unit = self._there(learner, incarnation)
-        if unit is not None and unit.state is State.STARTING:
-            unit.move(State.STANDBY)
-
-    def promoted(self, learner: str, incarnation: int) -> None:
-        """A unit in reserve trains from now on."""
-        unit = self._there(learner, incarnation)
-        if unit is not None and unit.state is State.STANDBY:
             unit.move(State.RUNNING)
 
     # -------------------------------------------------------------- leaving

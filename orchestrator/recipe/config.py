@@ -16,6 +16,7 @@ FaultKind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "no
 SYNCER = "syncer"  # where a fault can strike, beside the learners
 Point = Literal["received", "merging", "merged", "journaling", "journaled", "applied", "announced"]
 EVAL_SETS_MOST = 16
+STANDBY_MOST = 4
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 
@@ -38,6 +39,12 @@ class PoolConfig(Section):
     )
     resources: dict[str, PositiveFloat] = Field(
         default_factory=lambda: {"CPU": 1.0}, description="of one learner unit: CPU, GPU, TPU or a resource of your own"
+    )
+    standby: NonNegativeInt = Field(
+        0,
+        le=STANDBY_MOST,
+        description="processes in each learner's place that have imported JAX and, on CPUs, compiled: one takes over "
+        "at once when the learner dies",
     )
     batch_size: PositiveInt = Field(8, description="samples per step and learner")
     mixture: dict[str, NonNegativeFloat] | None = Field(

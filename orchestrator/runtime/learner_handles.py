@@ -6,8 +6,9 @@ The learner manager decides when; what is true of a unit is in the controller.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import ray
 
 from learners.actor import GROUPS, LearnerActor
 from learners.checkpoint_writer import SavedPart
+from learners.spec import LearnerSpec
 from orchestrator.lifecycle.controller import Rank
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import (
@@ -31,6 +33,7 @@ from orchestrator.runtime.placement import (
 )
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.runtime.specs import learner_spec
+from orchestrator.runtime.standbys import Standby, Standbys, end_left, standby_label
 from outer.journal.object_store import Objects
 
 MISCONFIGURED_S = 30.0  # chaos kills the incarnation at once; if it does not, the fault expires
@@ -68,23 +71,38 @@ class Progress(NamedTuple):
 
 
 class LearnerActors:
-    """One per run. `objects`: where learners save their state; `code`: the digest of the sources."""
+    """One per run. `objects`: where learners save their state; `code`: the digest of the sources; `index` of a learner
+    chooses its core, where they are pinned.
+    """
 
-    def __init__(self, recipe: Recipe, placement: RunPlacement, code: str, objects: Objects) -> None:
+    def __init__(
+        self, recipe: Recipe, placement: RunPlacement, code: str, objects: Objects, index: Callable[[str], int]
+    ) -> None:
         self._recipe, self._placement, self._code, self._objects = recipe, placement, code, objects
+        self._index = index
+        self.standbys = Standbys(self._stand_by, lambda name: recipe.pool_of(name).standby, recipe.run.start_s)
         self._groups: dict[str, Any] = {}  # placement groups, by learner
+        self._shown: dict[str, Mapping[str, str]] = {}  # what shows a learner of accelerators its devices
         self._misconfigured: dict[str, float] = {}  # learner -> until when its next incarnation gets another recipe
 
     async def find(self, name: str, incarnation: int, status: Mapping[str, Any]) -> tuple[LearnerHandle, Rank] | None:
         """An actor that an earlier orchestrator left; `status`: the last that was shown of it."""
-        try:
-            handle = ray.get_actor(label(name, incarnation), self._placement.namespace)
-            info = await within(CALL_S, handle.identify.remote())
-        except (ValueError, ray.exceptions.RayError):
-            return None
-        except TimeoutError:
-            info = status  # it may be frozen: its lease will tell
-        return LearnerHandle(name, incarnation, actor=handle), Rank(True, info.get("pid"), info.get("node"))
+        end_left(name, incarnation, self._recipe.pool_of(name).standby, self._placement.namespace)
+        for called in (label(name, incarnation), standby_label(name, incarnation)):
+            try:
+                handle = ray.get_actor(called, self._placement.namespace)
+                info = await within(CALL_S, handle.identify.remote())
+            except (ValueError, ray.exceptions.RayError):
+                continue
+            except TimeoutError:
+                info = status  # it may be frozen: its lease will tell
+            self._identified(name, info)
+            return LearnerHandle(name, incarnation, actor=handle), Rank(True, info.get("pid"), info.get("node"))
+        return None
+
+    def _identified(self, name: str, info: Mapping[str, Any]) -> None:
+        if self._recipe.pool_of(name).accelerated:
+            self._shown[name] = info.get("shown") or {}
 
     def adopt(self, name: str) -> None:
         """Take over the place of an actor that was found."""
@@ -98,22 +116,43 @@ class LearnerActors:
         await _first(within(self._recipe.run.start_s, self._groups[name].ready()), process.dismissed.wait())
         return not process.dismissed.is_set()
 
-    async def create(self, process: LearnerHandle, index: int, syncer: Any) -> tuple[int, str]:
-        """Start the learner's actor in its place; `index` chooses its core. Returns its pid and node."""
-        recipe, name, cores = self._recipe, process.learner, self._placement.cores
-        pool = recipe.pool_of(name)
-        options = named(label(name, process.incarnation), self._placement.namespace, 0) | inside(
-            self._groups[name], pool
-        )
-        spec = learner_spec(recipe, self._code, name, process.incarnation, pool, index % cores if cores else None)
-        spec = replace(spec, store=self._objects, saved=process.saved)
+    async def create(self, process: LearnerHandle, syncer: Any) -> tuple[int, str]:
+        """Start the learner's actor in its place, or promote a standby. Returns its pid and node."""
+        recipe, name = self._recipe, process.learner
+        process.syncer = syncer
+        standby = self.standbys.take(name, process.incarnation)
+        if standby is not None and name not in self._misconfigured:
+            with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+                info = await within(CALL_S, standby.promote.remote(process.incarnation, syncer))
+                process.actor = standby
+                return info["pid"], info["node"]
+        if standby is not None:
+            ray.kill(standby)
+        options = named(label(name, process.incarnation), self._placement.namespace, 0)
+        options |= inside(self._groups[name], recipe.pool_of(name))
+        spec = replace(self._spec(name, process.incarnation), saved=process.saved)
         if time.monotonic() < self._misconfigured.pop(name, 0.0):
             # As if its node had an old recipe: it trains the same, and says that it does not.
             spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
-        process.syncer = syncer
         process.actor = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, syncer)
         info = await within(recipe.run.start_s, process.actor.identify.remote())
+        self._identified(name, info)
         return info["pid"], info["node"]
+
+    def _spec(self, name: str, incarnation: int) -> LearnerSpec:
+        cores = self._placement.cores
+        core = self._index(name) % cores if cores else None
+        spec = learner_spec(self._recipe, self._code, name, incarnation, self._recipe.pool_of(name), core)
+        return replace(spec, store=self._objects)
+
+    def _stand_by(self, standby: Standby) -> Any:
+        """The actor of a standby: in its learner's place, of which it takes nothing before it is promoted."""
+        name = standby.learner
+        options = named(standby_label(name, standby.incarnation), self._placement.namespace, 0)
+        options |= inside(self._groups[name], self._recipe.pool_of(name))
+        options |= {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}
+        spec = replace(self._spec(name, 0), environment=self._shown.get(name, {}))
+        return ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, None)
 
     def misconfigure(self, name: str) -> None:
         """For chaos: give the learner's next incarnation, and only that, another recipe."""
@@ -162,6 +201,7 @@ class LearnerActors:
 
     def release(self, name: str) -> None:
         """Give the learner's place back."""
+        self.standbys.release(name)
         if (group := self._groups.pop(name, None)) is not None:
             remove_placement_group(group)
 

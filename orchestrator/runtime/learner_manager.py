@@ -62,7 +62,9 @@ class LearnerManager:
             quorum=recipe.quorum,
             local=placement.local,
         )
-        self.actors = LearnerActors(recipe, placement, code, objects)
+        self.actors = LearnerActors(
+            recipe, placement, code, objects, lambda name: list(self.controller.units).index(name)
+        )
         self._recipe, self._store, self._emit, self._over = recipe, store, emit, over
         self._syncer: SyncerManager | None = None
         self._processes: dict[str, LearnerHandle] = {}
@@ -159,7 +161,7 @@ class LearnerManager:
     def placed(self) -> dict[str, Placed]:
         """Where each learner is, for the status."""
         return {
-            name: Placed(rank.pid, rank.node, unit.fault or None, unit.no_place)
+            name: Placed(rank.pid, rank.node, unit.fault or None, unit.no_place, self.actors.standbys.ready(name))
             for name, unit in self.controller.units.items()
             for rank in (unit.incarnation.ranks or (Rank(),))[:1]
         }
@@ -192,7 +194,8 @@ class LearnerManager:
 
     @property
     def handles(self) -> list[Any]:
-        return [each.actor for each in self._processes.values() if each.actor is not None]
+        learners = [each.actor for each in self._processes.values() if each.actor is not None]
+        return learners + self.actors.standbys.handles
 
     # -------------------------------------------------------------- looking
 
@@ -210,6 +213,8 @@ class LearnerManager:
             for node, remaining_s in draining_nodes().items():
                 self._act(self.controller.node_notice(now, node, remaining_s))
         self._advance()
+        for standby in self.actors.standbys.due(rows, self.controller.units):
+            self._spawn(self.actors.standbys.make(standby), self._probes)
 
     def _watch_leases(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
@@ -342,7 +347,7 @@ class LearnerManager:
         if not await self.actors.place(process):
             return DRAINED
         assert self._syncer is not None
-        pid, node = await self.actors.create(process, list(self.controller.units).index(name), self._syncer.handle)
+        pid, node = await self.actors.create(process, self._syncer.handle)
         self._emit(LearnerStarted(name, incarnation, pid, node))
         self.controller.answered(name, incarnation, pid, node)
         await expected

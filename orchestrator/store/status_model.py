@@ -63,6 +63,7 @@ class Placed:
     node: str | None
     fault: str | None
     no_place: str = ""  # why nothing is reserved for it yet
+    standbys: int = 0  # that are ready to take over
 
 
 def model(
@@ -169,6 +170,7 @@ def _learner(
         "version_lag": row["version_lag"],
         "link": {name: row.get(name) for name in ("codec", "every", "latency_s", "bytes_s", "budget")},
         "last_fault": placed.fault if placed else None,
+        "standbys": placed.standbys if placed else 0,
     }
 
 

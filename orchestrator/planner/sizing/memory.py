@@ -56,8 +56,8 @@ class Memory:
         return sum(part.bytes for part in self.parts if part.where == "store")
 
 
-def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, saving: bool = True) -> Memory:
-    """One learner at the peak of a step, and while `saving` beside a snapshot, for a checkpoint or a joiner.
+def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, saving: bool = True, standbys: int = 0) -> Memory:
+    """One learner at the peak of a step, while `saving` beside a snapshot for a checkpoint or a joiner; its standbys.
 
     See learners/training/trainer.py and learners/fragment_io.py.
     """
@@ -90,6 +90,8 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, saving: bool = 
     if not accelerated:
         held = sum(part.bytes for part in parts[1:] if part.where == "host")
         parts.append(Part("freed blocks that the heap keeps", int(HEAP_KEPT * held), "host"))
+    ready = PROCESS_BYTES["learner"] + (0 if accelerated else shapes.parameter_bytes + shapes.inner_state_bytes)
+    parts.append(Part("standbys", standbys * ready, "host"))
     return Memory("learner", tuple(parts))
 
 
@@ -171,8 +173,11 @@ def of_run(recipe: Recipe, shapes: Shapes, pools: Iterable[str], saving: bool = 
 
     `saving`: with what checkpoints and joiners need.
     """
-    accelerated = {pool.name: any(kind in pool.resources for kind in ("GPU", "TPU")) for pool in recipe.pools}
-    found = {f"learner-{name}": learner(recipe.sync, shapes, accelerated[name], saving) for name in pools}
+    of = {pool.name: pool for pool in recipe.pools}
+    found = {
+        f"learner-{name}": learner(recipe.sync, shapes, of[name].accelerated, saving, of[name].standby)
+        for name in pools
+    }
     shards = {"shard": shard(recipe, shapes, saving)} if recipe.run.shards > 1 else {}
     return found | {
         "syncer": syncer(recipe, shapes, saving),

@@ -174,7 +174,7 @@ def test_whatever_happens_one_incarnation_lives_at_a_time(
                 assert action.incarnation == newest[action.learner] and not gone[action.learner]
 
 
-# ------------------------------------------------------------------ ranks, standby, nodes that cannot be seen
+# ------------------------------------------------------------------ ranks, nodes that cannot be seen
 
 
 def test_a_unit_runs_once_every_rank_is_up() -> None:
@@ -188,24 +188,12 @@ def test_a_unit_runs_once_every_rank_is_up() -> None:
     assert [(rank.pid, rank.node) for rank in made.units["a"].incarnation.ranks] == [(10, "n0"), (11, "n1")]
 
 
-def test_a_standby_is_held_in_reserve_until_it_is_promoted() -> None:
-    made = controller("a")
-    made.advance(0.0)
-    made.started("a", 1)
-    made.reserved("a", 1)
-    assert made.units["a"].state is State.STANDBY
-    made.promoted("a", 1)
-    assert made.units["a"].state is State.RUNNING
-
-
-@pytest.mark.parametrize("before", [State.STARTING, State.STANDBY, State.RUNNING, State.DRAINING])
+@pytest.mark.parametrize("before", [State.STARTING, State.RUNNING, State.DRAINING])
 def test_a_unit_that_is_seen_again_goes_on_where_it_was(before: State) -> None:
     made = controller("a")
     made.advance(0.0)
     made.started("a", 1)
-    if before is State.STANDBY:
-        made.reserved("a", 1)
-    elif before is not State.STARTING:
+    if before is not State.STARTING:
         made.answered("a", 1)
     if before is State.DRAINING:
         made.drain("a", "scaled")

@@ -1,0 +1,92 @@
+"""From a fresh process to a compiled step: what of a learner's start needs no incarnation and no syncer.
+
+A learner does it when it starts, a standby ahead.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from learners.spec import LearnerSpec
+from learners.training.devices.device import asked, device_taken, fit
+from outer.protocol.manifest import manifest
+
+if TYPE_CHECKING:
+    from learners.fragment_io import FragmentIO
+    from learners.protocol.facts import DeviceTaken
+    from learners.training.trainer import Trainer
+    from outer.protocol.fragments import Fragment
+
+
+class Preparation:
+    """Call `load`, then `compile`; a standby calls `ahead` before. What is done is not done again."""
+
+    trainer: Trainer  # this and what follows: from `load` on
+    fragment_io: FragmentIO
+    fragments: tuple[Fragment, ...]
+    tokens_per_step: int
+    manifest: dict[str, Any]
+    device: DeviceTaken
+
+    def __init__(self, spec: LearnerSpec, granted: Sequence[str] | None) -> None:
+        """`granted`: the GPUs that Ray grants this process, if Ray runs it."""
+        self._spec, self._granted = spec, granted
+        self._imported = self._loaded = self._compiled = False
+
+    def ahead(self) -> None:
+        """What can be done while another process trains on the same devices: on accelerators, the imports alone."""
+        self._import()
+        if asked(self._spec.platform) == "cpu":
+            self.load()
+            self.compile()
+
+    def _import(self) -> None:
+        """Import JAX, with settings that fit the devices, which are not taken."""
+        if not self._imported:
+            fit(self._spec.core, self._spec.platform, self._spec.devices or 1, self._granted)
+            from learners import fragment_io  # noqa: F401  imports all that follows
+        self._imported = True
+
+    def load(self) -> None:
+        """Take the devices; make the task, its parameters and the inner optimizer's state. Raises WrongDevice."""
+        if self._loaded:
+            return
+        self._import()
+        from learners.fragment_io import FragmentIO
+        from learners.training.devices import device_checks
+        from learners.training.task import load
+        from learners.training.trainer import Trainer
+        from learners.training.tree import deal, left_out
+
+        spec = self._spec
+        warnings = device_checks.at_start(spec.platform, self._granted)
+        for check, words in warnings.items():
+            print(f"{spec.name}: {check}: {words}", file=sys.stderr)
+        task = load(spec.task, spec.data, spec.seed, dict(spec.model))
+        self.tokens_per_step = task.tokens(spec.batch_size)
+        self.fragments = deal(task, spec.sync)
+        self.trainer = Trainer(
+            task,
+            self.fragments,
+            spec.inner,
+            spec.seed,
+            devices=spec.devices,
+            model_parallel=spec.model_parallel,
+            warm_start=spec.warm_start,
+        )
+        self.fragment_io = FragmentIO(self.trainer, spec.sync, len(self.fragments), spec.seed)
+        self.manifest = manifest(spec.shared, self.fragments, spec.code, left_out(task))
+        self.device = device_taken(spec.devices, warnings)
+        self._loaded = True
+
+    def compile(self) -> None:
+        """Load the data and compile the step."""
+        if self._compiled:
+            return
+        self.trainer.warm_up(self._spec.batch_size)
+        gc.collect()
+        gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
+        self._compiled = True

@@ -1,0 +1,176 @@
+"""Which standbys are made and when, and what becomes of those that fail, are taken or are not ready."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from orchestrator.lifecycle.controller import Controller
+from orchestrator.runtime import standbys as module
+from orchestrator.runtime.standbys import RETRY_S, Standby, Standbys
+from outer.protocol.messages import COMPILING, STEPPING
+
+A, B, C = "learner-p-0", "learner-p-1", "learner-p-2"
+
+
+class Fake:
+    """A standby's actor. It is prepared once `prepared` is set, and dies when `dies` is."""
+
+    def __init__(self) -> None:
+        self.prepared, self.dies = asyncio.Event(), asyncio.Event()
+        self.prepare = SimpleNamespace(remote=lambda: asyncio.ensure_future(self._until(self.prepared)))
+        self.stand_by = SimpleNamespace(remote=lambda seconds: asyncio.ensure_future(self._until(asyncio.Event())))
+
+    async def _until(self, event: asyncio.Event) -> bool:
+        waits = [asyncio.ensure_future(each.wait()) for each in (event, self.dies)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if self.dies.is_set():
+            raise ray.exceptions.RayActorError()
+        return False
+
+
+class Made(Standbys):
+    def __init__(self, wanted: int = 1) -> None:
+        self.now, self.actors, self.killed = 0.0, [], []
+        super().__init__(self.create, lambda name: wanted, 60.0, lambda: self.now)
+        self.controller = Controller([A, B, C], backoff_s=1.0, hang_s=60.0)
+
+    def create(self, standby: Standby) -> Any:
+        self.actors.append(Fake())
+        return self.actors[-1]
+
+    def started(self, learner: str, incarnation: int, node: str) -> None:
+        self.controller.advance(self.now)
+        self.controller.started(learner, incarnation)
+        self.controller.answered(learner, incarnation, 1, node)
+
+    def wanted(self, *rows: tuple[str, int], phase: str = STEPPING) -> list[Standby]:
+        told = [{"name": name, "incarnation": incarnation, "phase": phase} for name, incarnation in rows]
+        return self.due(told, self.controller.units)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    made = Made()
+    monkeypatch.setattr(ray, "kill", made.killed.append)
+    return made
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def named(found: list[Standby]) -> list[tuple[str, int]]:
+    return [(each.learner, each.incarnation) for each in found]
+
+
+def test_learners_that_step_get_standbys_for_their_next_incarnations_one_at_a_time_on_a_node(made: Made) -> None:
+    for learner, node in ((A, "n"), (B, "n"), (C, "m")):
+        made.started(learner, 1, node)
+    assert made.wanted((A, 1), phase=COMPILING) == []
+    first = made.wanted((A, 1), (B, 1), (C, 1))
+    assert named(first) == [(A, 2), (C, 2)]
+    assert made.wanted((A, 1), (B, 1), (C, 1)) == []
+    first[0].ready = True
+    assert named(made.wanted((A, 1), (B, 1), (C, 1))) == [(B, 2)]
+
+
+def test_a_learner_may_have_several_and_none_before_it_runs() -> None:
+    made = Made(2)
+    assert made.wanted((A, 1)) == []
+    made.started(A, 1, "n")
+    (one,) = made.wanted((A, 1))
+    one.ready = True
+    (two,) = made.wanted((A, 1))
+    two.ready = True
+    assert named([one, two]) == [(A, 2), (A, 3)]
+    assert made.wanted((A, 1)) == []
+    assert made.ready(A) == 2
+
+
+def test_one_that_is_ready_is_taken_and_the_next_is_made(made: Made) -> None:
+    async def story() -> None:
+        made.started(A, 1, "n")
+        (standby,) = made.wanted((A, 1))
+        watching = asyncio.ensure_future(made.make(standby))
+        await settle()
+        assert made.ready(A) == 0
+        made.actors[0].prepared.set()
+        await settle()
+        assert made.ready(A) == 1
+        assert made.take(A, 2) is made.actors[0]
+        assert made.handles == []
+        watching.cancel()
+
+    asyncio.run(story())
+    assert made.killed == []
+
+
+def test_one_that_is_not_ready_is_ended_and_so_are_those_of_earlier_incarnations(made: Made) -> None:
+    made.started(A, 1, "n")
+    (early,) = made.wanted((A, 1))
+    early.actor = "early"
+    assert made.take(A, 2) is None
+    (passed,) = made.wanted((A, 1))
+    passed.actor, passed.ready = "passed", True
+    assert made.take(A, 5) is None
+    assert made.killed == ["early", "passed"]
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_one_that_dies_is_followed_by_another_after_a_wait_that_doubles(made: Made, prepared: bool) -> None:
+    async def story() -> list[float]:
+        waits = []
+        made.started(A, 1, "n")
+        for _ in range(3):
+            (standby,) = made.wanted((A, 1))
+            watching = asyncio.ensure_future(made.make(standby))
+            await settle()
+            if prepared:
+                made.actors[-1].prepared.set()
+                await settle()
+            made.actors[-1].dies.set()
+            await watching
+            failed_at = made.now
+            while not made.wanted((A, 1)):
+                made.now += 1.0
+            made.release(A)
+            waits.append(made.now - failed_at)
+        return waits
+
+    waits = asyncio.run(story())
+    assert waits == ([RETRY_S] * 3 if prepared else [RETRY_S, 2 * RETRY_S, 4 * RETRY_S])
+
+
+def test_one_whose_place_is_given_back_is_ended_and_is_no_failure(made: Made) -> None:
+    async def story() -> None:
+        made.started(A, 1, "n")
+        (standby,) = made.wanted((A, 1))
+        watching = asyncio.ensure_future(made.make(standby))
+        await settle()
+        made.release(A)
+        made.actors[0].dies.set()
+        await watching
+
+    asyncio.run(story())
+    assert made.killed == made.actors
+    assert named(made.wanted((A, 1))) == [(A, 2)]
+
+
+def test_what_an_earlier_orchestrator_left_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[str] = []
+
+    def get_actor(name: str, namespace: str) -> str:
+        if name == f"{A}.4.standby":
+            raise ValueError(name)
+        return name
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    monkeypatch.setattr(ray, "kill", killed.append)
+    module.end_left(A, 2, 3, "space")
+    assert killed == [f"{A}.3.standby", f"{A}.5.standby"]
