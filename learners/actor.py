@@ -266,10 +266,10 @@ class LearnerActor:
 
     def __init__(self, spec: LearnerSpec, syncer: Any) -> None:
         self._name = spec.name  # first: Ray asks for it when it tells of an error
-        os.environ.update(spec.environment)
-        self._promoted = threading.Event()
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+        os.environ.update(spec.environment)
+        self._promoted = threading.Event()
         self._faults = FaultEffects(time.monotonic)
         self._link = RayLink(spec.name, syncer, self._faults)
         self._shell = LearnerShell(spec, self._link, self._faults, granted_gpus(spec.environment))

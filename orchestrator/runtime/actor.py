@@ -345,10 +345,12 @@ class OrchestratorActor:
 
     def _dismiss(self) -> None:
         """End every actor of the run except this one, and give their places back."""
-        handles = [*self._learners.handles, self._evaluations.actor]
+        handles = self._learners.handles
         if self._syncer is not None:
             handles += [self._syncer.handle, self._syncer.replica]
-        names = {"chaos"} | {agent_name(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+        names = {"chaos", self._evaluations.name} | {
+            agent_name(node["NodeID"]) for node in ray.nodes() if node["Alive"]
+        }
         for name in names:
             with contextlib.suppress(ValueError):
                 handles.append(ray.get_actor(name, self._placement.namespace))

@@ -6,6 +6,7 @@ No learner waits for it, and its death does not matter to the run: the next eval
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -102,9 +103,9 @@ class Evaluations:
         self._actor: Any = None
 
     @property
-    def actor(self) -> Any:
-        """Its handle; None where there is none."""
-        return self._actor
+    def name(self) -> str:
+        """Of the newest evaluator's actor, which may be an earlier orchestrator's."""
+        return f"evaluator.{self._store.granted('incarnation', 'evaluator')}"
 
     def reattach(self, syncer: Any) -> None:
         """A new epoch of the syncer serves."""
@@ -166,8 +167,10 @@ class Evaluations:
     def _create(self, syncer: Any) -> Any:
         recipe, asked = self._recipe, self._recipe.eval
         kind = PoolConfig(name="evaluator", resources=asked.resources)
-        options = named(f"evaluator.{self._store.grant('incarnation', 'evaluator')}", self._placement.namespace, 0.0)
-        options |= using(kind)
+        with contextlib.suppress(ValueError):  # it may hold what this one needs
+            ray.kill(ray.get_actor(self.name, self._placement.namespace))
+        self._store.grant("incarnation", "evaluator")
+        options = named(self.name, self._placement.namespace, 0.0) | using(kind)
         options |= control({} if asked.accelerated else recipe.run.control, anywhere=self._placement.local)
         spec = learner_spec(recipe, self._code, "evaluator", 0, recipe.pools[0], core=None)
         spec = replace(spec, platform=kind.platform, devices=None if asked.accelerated else 1, data=recipe.data)

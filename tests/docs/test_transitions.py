@@ -170,7 +170,7 @@ def harass(chance: Random) -> None:
             case 9 | 10:
                 made.probed(*at, chance.choice(["", "its node does not answer"]))
             case 11:
-                chance.choice([made.reachable, made.reserved, made.promoted])(*at)
+                made.reachable(*at)
         for action in asked:
             if isinstance(action, Start):
                 incarnations[action.learner] += 1

@@ -6,6 +6,8 @@ import contextlib
 import os
 import threading
 
+LOWERED = 8  # of a standby that is made: two learners of usual niceness on its core leave it 8 % of that
+
 _others: set[int] = set()  # the cores beside the step's
 
 
@@ -29,30 +31,34 @@ def leave() -> None:
 
 
 def lower() -> bool:
-    """Let the calling thread, and those that it starts, run only where nothing else wants to, until `restore`.
+    """Make the calling thread, and those that it starts, nicer by LOWERED, until `restore`.
 
     False, and nothing changes, where this process may not undo it: that needs CAP_SYS_NICE, or a limit on niceness.
     """
-    undone: list[bool] = []
+    usual, undone = os.getpriority(os.PRIO_PROCESS, 0), list[bool]()
 
     def attempt() -> None:
         with contextlib.suppress(OSError):
-            usual = os.sched_getscheduler(0)
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            os.sched_setscheduler(0, usual, os.sched_param(0))
+            _set(0, usual + LOWERED)
+            _set(0, usual)
             undone.append(True)
 
-    trial = threading.Thread(target=attempt)  # one that cannot be undone ends with it
+    trial = threading.Thread(target=attempt)  # a change that cannot be undone ends with it
     trial.start()
     trial.join()
     if undone:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        _set(0, usual + LOWERED)
     return bool(undone)
 
 
 def restore() -> None:
-    """Undo `lower` in every thread of this process."""
+    """Give every thread of this process the priority of its main thread, which `lower` was not called in."""
+    usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
     for thread in map(int, os.listdir("/proc/self/task")):
-        with contextlib.suppress(OSError):  # it has ended
-            if os.sched_getscheduler(thread) == os.SCHED_IDLE:
-                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+        with contextlib.suppress(OSError):  # it has ended, or was not lowered
+            _set(thread, usual)
+
+
+def _set(thread: int, niceness: int) -> None:
+    if os.getpriority(os.PRIO_PROCESS, thread) != niceness:
+        os.setpriority(os.PRIO_PROCESS, thread, niceness)

@@ -176,6 +176,14 @@ def test_parameters_and_optimizer_state_of_a_learner_with_gpus_are_on_the_device
     assert on_gpu.host_bytes == on_cpu.host_bytes - on_gpu.device_bytes - kept + open_steps * 400 + state
 
 
+def test_a_standby_holds_a_process_and_on_a_cpu_parameters_and_optimizer_state() -> None:
+    pools = [{"name": "a", "learners": 1, "standby": 2}, {"name": "b", "resources": {"GPU": 1}, "standby": 1}]
+    found = planned(recipe(pools=pools)).memory
+    told = [next(p.bytes for p in found[f"learner-{name}"].parts if p.what == "standbys") for name in ("a", "b")]
+    process = memory.PROCESS_BYTES["learner"]
+    assert told == [2 * (process + 1400 + 2800), process]
+
+
 def test_rebasing_keeps_what_was_read_as_well() -> None:
     rebase = SyncConfig.model_validate({"adopt": "rebase"})
     extra = memory.learner(rebase, shapes(), True).host_bytes - memory.learner(SyncConfig(), shapes(), True).host_bytes

@@ -1,17 +1,26 @@
-"""Which standbys are made and when, and what becomes of those that fail, are taken or are not ready."""
+"""Which standbys are made and when, and what becomes of those that fail, are taken or are not ready.
+
+Ray is not started: actors are objects that answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
+from learners.spec import LearnerSpec
 from orchestrator.lifecycle.controller import Controller
+from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import standbys as module
+from orchestrator.runtime.learner_handles import LearnerActors, LearnerHandle
+from orchestrator.runtime.placement import RunPlacement
 from orchestrator.runtime.standbys import RETRY_S, Standby, Standbys
+from outer.journal.object_store import Folder
 from outer.protocol.messages import COMPILING, STEPPING
 
 A, B, C = "learner-p-0", "learner-p-1", "learner-p-2"
@@ -174,3 +183,82 @@ def test_what_an_earlier_orchestrator_left_is_ended(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray, "kill", killed.append)
     module.end_left(A, 2, 3, "space")
     assert killed == [f"{A}.3.standby", f"{A}.5.standby"]
+
+
+# ------------------------------------------------------------------ a learner from a standby
+
+
+class Answers:
+    """An actor: `promote` fails with `error`, if that is given."""
+
+    def __init__(self, pid: int, error: Exception | None = None) -> None:
+        self.pid, self._error = pid, error
+        self.promote = SimpleNamespace(remote=self._promote)
+        self.identify = SimpleNamespace(remote=lambda: self._identify())
+
+    async def _promote(self, incarnation: int, syncer: Any) -> dict[str, Any]:
+        if self._error is not None:
+            raise self._error
+        return await self._identify()
+
+    async def _identify(self) -> dict[str, Any]:
+        return {"pid": self.pid, "node": "n", "shown": {"CUDA_VISIBLE_DEVICES": "3"}}
+
+
+class Actors(LearnerActors):
+    """Of a pool whose learners have one GPU and a standby each; `made` are the specs and options of new actors."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        pool = {"name": "p", "learners": 1, "resources": {"GPU": 1}, "standby": 1}
+        recipe = Recipe.model_validate({"name": "demo", "pools": [pool], "budget": {"syncer_steps": 10}})
+        super().__init__(recipe, RunPlacement("", 0), "code", Folder(folder), lambda name: 0)
+        self._groups[A] = "its place"
+        self.made: list[tuple[LearnerSpec, dict[str, Any]]] = []
+        self.killed: list[Any] = []
+        patch.setattr(ray, "remote", lambda **groups: lambda actor: SimpleNamespace(options=self._options))
+        patch.setattr(ray, "kill", self.killed.append)
+
+    def _options(self, **options: Any) -> Any:
+        return SimpleNamespace(remote=lambda spec, syncer: (self.made.append((spec, options)), Answers(99))[1])
+
+    def ready(self, actor: Answers) -> None:
+        self.standbys._made[A, 2] = Standby(A, 2, "n", actor, ready=True)
+
+
+@pytest.fixture
+def actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Actors:
+    return Actors(tmp_path, monkeypatch)
+
+
+def test_a_standby_that_is_ready_becomes_the_next_incarnation(actors: Actors) -> None:
+    standby, process = Answers(7), LearnerHandle(A, 2)
+    actors.ready(standby)
+    assert asyncio.run(actors.create(process, "syncer")) == (7, "n")
+    assert (process.actor, process.syncer, actors.made, actors.killed) == (standby, "syncer", [], [])
+
+
+@pytest.mark.parametrize("error", [ray.exceptions.RayActorError(), TimeoutError()])
+def test_one_that_fails_to_is_ended_and_a_new_process_started(actors: Actors, error: Exception) -> None:
+    standby, process = Answers(7, error), LearnerHandle(A, 2)
+    actors.ready(standby)
+    assert asyncio.run(actors.create(process, "syncer")) == (99, "n")
+    assert actors.killed == [standby]
+    assert [spec.incarnation for spec, _ in actors.made] == [2]
+
+
+def test_one_that_chaos_gives_another_recipe_is_a_new_process(actors: Actors) -> None:
+    standby = Answers(7)
+    actors.ready(standby)
+    actors.misconfigure(A)
+    assert asyncio.run(actors.create(LearnerHandle(A, 2), "syncer")) == (99, "n")
+    assert actors.killed == [standby]
+
+
+def test_a_standby_takes_none_of_its_place_and_sees_the_devices_of_its_learner(actors: Actors) -> None:
+    asyncio.run(actors.create(LearnerHandle(A, 1), "syncer"))
+    actors._stand_by(Standby(A, 2, "n"))
+    (_, first), (spec, options) = actors.made
+    assert (spec.incarnation, spec.environment) == (0, {"CUDA_VISIBLE_DEVICES": "3"})
+    assert (first["num_gpus"], options["num_gpus"], options["num_cpus"]) == (1, 0, 0)
+    assert (first["name"], options["name"]) == (A, f"{A}.2.standby")
+    assert options["scheduling_strategy"].placement_group == "its place"
