@@ -117,7 +117,7 @@ def cell_rows() -> Iterator[str]:
     yield f"|{'---|' * (3 + len(shares))}"
     for index in range(0, len(PAPER), len(shares)):
         row = PAPER[index : index + len(shares)]
-        found = (f"{cell.gbit_s:g} / {figures(cell.closed)} / {figures(conserving(cell))}" for cell in row)
+        found = (f"{cell.gbit_s:g}/{figures(cell.closed)}/{figures(conserving(cell))}" for cell in row)
         method = f"{row[0].method.replace('_', '-')}, {row[0].bits}"
         yield f"|{method}|{row[0].step_s:g}|{row[0].datacenters}|{'|'.join(found)}|"
 

@@ -138,7 +138,7 @@ class SyncerManager:
                 await asyncio.sleep(PAUSE_S)
 
     async def close(self, deadline_s: float) -> Segmented | None:
-        """The run is over: a living syncer takes nothing more, and none follows it, whoever may still call.
+        """The run is over: a living syncer takes nothing more, and none follows it, even if somebody still calls.
 
         Returns where its log ends. Raises TimeoutError.
         """

@@ -173,7 +173,7 @@ def test_who_waits_for_one_that_never_comes_has_a_deadline(play: Callable[..., A
 
 
 @pytest.mark.parametrize("when", ["serving", "starting"])
-def test_once_the_run_is_over_none_follows_whoever_still_calls(play: Callable[..., Any], when: str) -> None:
+def test_once_the_run_is_over_none_follows_even_if_somebody_still_calls(play: Callable[..., Any], when: str) -> None:
     """A checkpoint under way notices the death of a syncer that the run itself has ended."""
     first, second, third = Epoch(), Epoch(comes_up=when == "serving"), Epoch()
 
