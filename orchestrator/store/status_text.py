@@ -79,10 +79,12 @@ def headline(status: Mapping[str, Any]) -> str:
     run = part(status, "run")
     learners = status.get("learners") or []
     stepping = sum(learner.get("state") == "stepping" for learner in learners)
+    standbys = sum(learner.get("standbys") or 0 for learner in learners)
     return (
         f"{text(run.get('name'))}: {text(run.get('state'))}, "
         f"syncer step {number(run.get('syncer_step'))} of {number(run.get('target_syncer_steps'))} "
-        f"({percent(run.get('progress'))}), {stepping} of {len(learners)} learners stepping, "
+        f"({percent(run.get('progress'))}), {stepping} of {len(learners)} learners stepping"
+        f"{f' and {standbys} standbys waiting' if standbys else ''}, "
         f"held-out loss {loss(run.get('eval_loss'), run.get('loss_unit'))}, "
         f"{number(run.get('tokens_per_s'))} tokens/s, goodput {percent(run.get('goodput'))}, "
         f"{seconds(run.get('eta_s'))} left"

@@ -85,6 +85,11 @@ def test_the_lines_say_what_is_asked_of_a_status() -> None:
         assert part in text, text
 
 
+def test_standbys_are_counted_where_there_are_any() -> None:
+    assert "4 of 4 learners stepping, held-out" in words.headline(STATUS)
+    assert "4 of 4 learners stepping and 2 standbys waiting, held-out" in words.headline(changed(1, standbys=2))
+
+
 def test_a_task_that_names_no_unit_gets_none() -> None:
     silent = copy.deepcopy(STATUS)
     del silent["run"]["loss_unit"]
