@@ -38,7 +38,7 @@ def _memory(draft: Draft) -> Iterator[Problem]:
             f"{names[0]} memory",
             gib(have),
             f"on {some(names)}: {who} need {gib(needed)} at least, activations not counted",
-            "place fewer there (pools' learners or resources), or take nodes with more memory",
+            "place fewer there (pools' learners, standby or resources), or take nodes with more memory",
         )
 
 
