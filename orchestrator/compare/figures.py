@@ -99,7 +99,8 @@ def _curve(axes: Axes, row: Row, place: Place) -> None:
         for xs, losses in seeds:
             axes.plot(xs, losses, color=colour, linewidth=0.7, alpha=0.35, linestyle=style)
     xs, losses = _mean(seeds)
-    axes.plot(xs, losses, color=colour, linewidth=1.9, linestyle=style, zorder=3)
+    marker = "o" if len(seeds) == 1 else None  # where it was measured; a mean has points of its own
+    axes.plot(xs, losses, marker=marker, markersize=3.0, color=colour, linewidth=1.9, linestyle=style, zorder=3)
 
 
 def _mean(seeds: Sequence[tuple[list[float], list[float]]]) -> tuple[Any, Any]:
