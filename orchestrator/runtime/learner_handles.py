@@ -120,14 +120,12 @@ class LearnerActors:
         """Start the learner's actor in its place, or promote a standby. Returns its pid and node."""
         recipe, name = self._recipe, process.learner
         process.syncer = syncer
-        standby = self.standbys.take(name, process.incarnation)
-        if standby is not None and name not in self._misconfigured:
+        process.actor = self.standbys.take(name, process.incarnation)
+        if process.actor is not None and name not in self._misconfigured:
             with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-                info = await within(CALL_S, standby.promote.remote(process.incarnation, syncer))
-                process.actor = standby
+                info = await within(CALL_S, process.actor.promote.remote(process.incarnation, syncer))
                 return info["pid"], info["node"]
-        if standby is not None:
-            ray.kill(standby)
+        process.kill()  # the standby that cannot be it
         options = named(label(name, process.incarnation), self._placement.namespace, 0)
         options |= inside(self._groups[name], recipe.pool_of(name))
         spec = replace(self._spec(name, process.incarnation), saved=process.saved)
