@@ -116,7 +116,7 @@ def measure(events: list[Event], killer: Killer, summary: Mapping[str, Any]) -> 
         "longest_s": max(told, default=None),
         "others_rate": statistics.median(ratios) if ratios else None,
         "making_s": statistics.median(end - begin for begin, end in killer.making) if killer.making else None,
-        "ok": summary["ok"],
+        "failed_checks": [each["name"] for each in summary["checks"] if each["status"] == "violated"],
     }
 
 
@@ -156,7 +156,7 @@ def main() -> None:
                 f"  the others step at {report['others_rate']:.3f} of their rate while a standby is made, which takes "
                 f"{report['making_s']:.0f} s"
             )
-        print(f"  ok: {report['ok']}")
+        print(f"  checks that failed: {', '.join(report['failed_checks']) or 'none'}")
 
 
 if __name__ == "__main__":
