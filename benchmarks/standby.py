@@ -3,9 +3,9 @@
     python benchmarks/standby.py [--kills 10] [--only with,without] [--run-dir runs/standby] [--json]
 
 Two runs of deploy/recipes/local.toml. A kill comes when everyone steps and, with standbys, every learner has one; the
-next one at least 15 s later. Everything is measured from the log: from the kill to the first commit that the new
-incarnation is in, phase by phase; and how fast the others step while the next standby is made, from the moment in which
-the killed learner steps again until that standby is ready, against the time in which every standby waits.
+next one at least 15 s later. Measured from the log: from the kill to the first commit that the new incarnation is in,
+phase by phase; and how fast the others step while the next standby is made, against the time in which every standby
+waits. The status says when the killed learner steps again and when a standby is ready.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ class Preparation:
         """Import JAX, with settings that fit the devices, which are not taken."""
         if not self._imported:
             fit(self._spec.core, self._spec.platform, self._spec.devices or 1, self._granted)
-            from learners import fragment_io  # noqa: F401  imports all that follows
+            import learners.fragment_io
+            import learners.training.devices.device_checks
+            import learners.training.trainer  # noqa: F401  and with it JAX, optax, the task's interface and the tree
         self._imported = True
 
     def load(self) -> None:

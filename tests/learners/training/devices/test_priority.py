@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -24,12 +23,13 @@ def in_a_thread(work: Callable[[], object]) -> None:
 
 
 def test_a_thread_is_lowered_with_those_it_starts_and_all_of_them_are_restored() -> None:
-    usual, restored, found = niceness(), threading.Event(), list[int]()
+    usual, lowered, restored, found = niceness(), threading.Event(), threading.Event(), list[int]()
     if usual > 19 - LOWERED:
         pytest.skip(f"a process of niceness {usual} is hardly made nicer")
 
     def child() -> None:
         found.append(niceness())
+        lowered.set()
         restored.wait(60.0)
         found.append(niceness())
 
@@ -37,8 +37,7 @@ def test_a_thread_is_lowered_with_those_it_starts_and_all_of_them_are_restored()
         if cores.lower():
             thread = threading.Thread(target=child)
             thread.start()
-            while not found:
-                time.sleep(0.001)
+            lowered.wait(60.0)
             found.append(niceness())
             cores.restore()
             restored.set()
