@@ -83,8 +83,7 @@ class StateSnapshot:
 
     def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
         """(header, arrays) for a checkpoint, as `FragmentIO.restore` takes them. Call it once."""
-        leaves = state_arrays.pack(self.captured.leaves)
-        self.captured.release()
+        leaves = self.captured.pack()
         header = {
             "digest": state_arrays.digest(leaves),
             "leaves": len(leaves),
@@ -171,8 +170,7 @@ class FragmentIO:
         self, captured: Captured, request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
     ) -> State:
         """The answer to a StateRequest, from `capture`; once."""
-        arrays = state_arrays.pack(captured.leaves)
-        captured.release()
+        arrays = captured.pack()
         origin = (request.donor, request.donor_incarnation, step, syncer_step)
         return State(*origin, arrays, state_arrays.digest(arrays), state_arrays.size(arrays), versions)
 

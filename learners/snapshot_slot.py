@@ -13,23 +13,32 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from learners.training.state_arrays import Arrays
     from learners.training.trainer import Trainer
 
 
 class Captured:
     """The leaves of parameters and inner state as of one step boundary, for any thread to pack.
 
-    They leave the slot with `release`, or when nothing refers to this object any more.
+    They leave the slot with `pack`, or when nothing refers to this object any more.
     """
 
-    def __init__(self, leaves: list[Any], released: Callable[[], None] = lambda: None) -> None:
-        self.leaves = leaves
+    def __init__(
+        self,
+        leaves: list[Any],
+        packed: Callable[[list[Any]], Arrays],
+        released: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._leaves, self._packed = leaves, packed
         self._released = weakref.finalize(self, released)  # runs once, whichever comes first
 
-    def release(self) -> None:
-        """The leaves are packed, and needed no more."""
-        self.leaves = []
-        self._released()
+    def pack(self) -> Arrays:
+        """The leaves on the host, as state_arrays.pack has them. Call it once: they are needed no more."""
+        try:
+            return self._packed(self._leaves)
+        finally:
+            self._leaves = []
+            self._released()
 
 
 class SnapshotSlot:
@@ -49,11 +58,11 @@ class SnapshotSlot:
             if self._holders and self._generation != generation:
                 self._wait()
             if self._holders and self._generation != generation:
-                return Captured(self._trainer.captured_on_host())
+                return Captured(self._trainer.captured_on_host(), self._trainer.packed)
             if not self._holders:
                 self._leaves, self._generation = self._trainer.capture(), generation
             self._holders += 1
-            return Captured(self._leaves, self._release)
+            return Captured(self._leaves, self._trainer.packed, self._release)
 
     def _wait(self) -> None:
         give_up_at = time.monotonic() + self._wait_s

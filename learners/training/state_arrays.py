@@ -7,7 +7,8 @@ travel as their bits. `defect` checks arrays from a peer before `unpack` uses th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,6 +22,33 @@ from outer.numeric.codec import SHA256_DIGITS
 
 Arrays = list[NDArray[Any]]
 PLAIN = "biuf"  # the dtype kinds of NumPy itself
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What this process has of a leaf that is spread over the devices of several: (where, values), each place once."""
+
+    shape: tuple[int, ...]
+    parts: list[tuple[tuple[slice, ...], NDArray[Any]]]
+
+    def joined(self, others: Iterable[Pieces | None]) -> NDArray[Any]:
+        """The whole leaf, with what the other processes have of it."""
+        whole = np.empty(self.shape, self.parts[0][1].dtype)
+        for pieces in (self, *others):
+            for where, values in () if pieces is None else pieces.parts:
+                whole[where] = values
+        return whole
+
+
+def here(leaf: Any) -> NDArray[Any] | Pieces:
+    """A leaf on the host, as `pack` has it, or what this process has of it."""
+    if isinstance(leaf, Pieces):
+        return leaf
+    data = _data(leaf)
+    if not isinstance(data, jax.Array) or data.is_fully_addressable or data.is_fully_replicated:
+        return _bits(np.asarray(data))
+    first = {str(shard.index): shard for shard in reversed(data.addressable_shards)}
+    return Pieces(data.shape, [(shard.index, _bits(np.array(shard.data))) for shard in first.values()])
 
 
 def pack(leaves: Sequence[Any]) -> Arrays:

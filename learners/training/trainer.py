@@ -19,6 +19,7 @@ from learners.training.devices import placement
 from learners.training.devices.mesh import layout
 from learners.training.devices.placement import Placed
 from learners.training.precision import precise
+from learners.training.state_arrays import Pieces, here
 from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Batch, Params, Task
 from learners.training.tree import Flat, ParameterTree, fresh, unsent
@@ -251,7 +252,7 @@ class Trainer:
         if mode == "overwrite":
             self.swap(index, theta)
             return None
-        narrow = any(self._tree.dtype(tensor) != np.float32 for tensor in self.fragments[index].tensors)
+        narrow = self.narrow(index)
         assert not narrow or adopted is not None, "narrow leaves need what they grew from"
         grown_from = self._everywhere(adopted) if narrow else jnp.zeros(self.fragments[index].size, jnp.float32)
         placing = self.layout.replicated if self.layout else None, self._shardings(index)
@@ -268,6 +269,10 @@ class Trainer:
             placed, moved = placement.ruled(self._locals(index), theta, rule, base, grown_from, *placing)
         self.swap(index, placed)
         return moved if narrow else None
+
+    def narrow(self, index: int) -> bool:
+        """Whether a fragment has leaves narrower than float32."""
+        return any(self._tree.dtype(tensor) != np.float32 for tensor in self.fragments[index].tensors)
 
     def _everywhere(self, flat: Any) -> jax.Array:
         """float32[n] on every device."""
@@ -303,7 +308,11 @@ class Trainer:
 
     def captured_on_host(self) -> list[Any]:
         """As `capture`, on the host; waits for the devices."""
-        return [np.array(leaf) for leaf in state_arrays.pack(self.state_leaves())]
+        return [leaf if isinstance(leaf, Pieces) else np.array(leaf) for leaf in map(here, self.state_leaves())]
+
+    def packed(self, leaves: Sequence[Any]) -> state_arrays.Arrays:
+        """What `capture` or `captured_on_host` returned, whole, as NumPy arrays (state_arrays.py). Any thread may call."""
+        return state_arrays.pack(leaves)
 
     def restore(self, arrays: state_arrays.Arrays) -> None:
         """Take over a packed state, in which `defect` found nothing, leaf by leaf: there are never two of each."""

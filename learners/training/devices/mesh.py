@@ -1,4 +1,4 @@
-"""The device mesh of one learner: where its parameters and batches are placed.
+"""The device mesh of one learner, over all of its processes: where its parameters and batches are placed.
 
 Axis "batch" splits the samples of a step; the task decides the use of axis "model". XLA inserts the communication.
 Fragments are read and written as whole arrays.
@@ -42,7 +42,12 @@ class Layout:
         counts = {len(leaf) for leaf in jax.tree.leaves(batch)}
         if any(count % ways for count in counts):
             raise ValueError(f"a batch of {max(counts)} samples cannot be split over {ways} devices; use a multiple")
-        return jax.device_put(batch, self.batch)
+        if self.batch.is_fully_addressable:
+            return jax.device_put(batch, self.batch)
+        # Each process makes the whole batch and places its part: device_put would compare the processes' batches.
+        return jax.tree.map(
+            lambda leaf: jax.make_array_from_callback(leaf.shape, self.batch, lambda index: leaf[index]), batch
+        )
 
     def state(self, opt_state: Any) -> Any:
         """Place the inner optimizer's state: leaves sharded like parameters stay so, all others are replicated."""
@@ -52,22 +57,28 @@ class Layout:
 
 
 def layout(task: Task, tensors: Sequence[Tensor], devices: int | None, model_parallel: int) -> Layout | None:
-    """The layout of a task's tensors on local devices; None for a single device.
+    """The layout of a task's tensors on the devices of all of a learner's processes; None for a single device.
 
-    `devices`: how many, None for all. `model_parallel`: how many of them share one copy of the model. A task's
+    `devices`: how many of each process, None for all. `model_parallel`: how many share one copy of the model. A task's
     `sharding(mesh)`, if it has one, maps tensor path patterns (fnmatch) to PartitionSpecs; the first match decides, and
     tensors without a match are replicated. Raises ValueError for missing devices, and for a tensor that cannot be
     sharded as the task asks.
     """
-    found = jax.local_devices()
-    count = len(found) if devices is None else devices
-    if count > len(found):
-        raise ValueError(f"devices = {count}: this process has {len(found)}; request as many in the pool's resources")
-    if count % model_parallel:
+    ranks = [jax.local_devices(process) for process in range(jax.process_count())]
+    if len({len(rank) for rank in ranks}) > 1:
+        each = ", ".join(f"rank {number} has {len(rank)}" for number, rank in enumerate(ranks))
+        raise ValueError(f"the processes of a learner need the same number of devices each: {each}")
+    local = len(ranks[0]) if devices is None else devices
+    if local > len(ranks[0]):
+        raise ValueError(
+            f"devices = {local}: this process has {len(ranks[0])}; request as many in the pool's resources"
+        )
+    found = [device for rank in ranks for device in rank[:local]]
+    if (count := len(found)) % model_parallel:
         raise ValueError(f"model_parallel = {model_parallel} does not divide the {count} devices; use a divisor")
     if count == 1:
         return None
-    mesh = Mesh(np.array(found[:count]).reshape(count // model_parallel, model_parallel), ("batch", "model"))
+    mesh = Mesh(np.array(found).reshape(count // model_parallel, model_parallel), ("batch", "model"))
     patterns: Mapping[str, PartitionSpec] = task.sharding(mesh) if hasattr(task, "sharding") else {}
     return Layout(mesh, tuple(_placed(tensor, patterns, mesh) for tensor in tensors))
 
