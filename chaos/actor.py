@@ -18,7 +18,7 @@ from chaos.plans import due, plan, random_faults
 from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
-from orchestrator.runtime.placement import control, label, named, node_agent, syncer_name
+from orchestrator.runtime.placement import control, named, node_agent, rank_label, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
@@ -41,8 +41,8 @@ class ChaosActor:
         self._recipe = recipe
         # A later incarnation, started by hand, must not repeat the plan.
         chaos = recipe.chaos if incarnation == 1 else ChaosConfig()
-        self._planned = plan(chaos, list(recipe.learners), recipe.seed)
-        self._random = random_faults(chaos, list(recipe.learners), recipe.seed, len(self._planned))
+        self._planned = plan(chaos, recipe.processes, recipe.seed)
+        self._random = random_faults(chaos, recipe.processes, recipe.seed, len(self._planned))
         self._identifier = 1_000_000 * incarnation  # of faults requested by hand
         self._running = False
         self._stopped = asyncio.Event()
@@ -99,7 +99,7 @@ class ChaosActor:
         os._exit(0)
 
     async def _inject(self, fault: Fault) -> str:
-        target = await self._find(fault.learner)
+        target = await self._find(*fault.target)
         if target is None:
             return self._skip(fault, "it is not running")
         try:
@@ -114,7 +114,7 @@ class ChaosActor:
             FaultInjected(
                 fault.identifier,
                 fault.kind,
-                fault.learner,
+                fault.target[0],
                 target["incarnation"],
                 target["pid"],
                 fault.duration_s,
@@ -145,7 +145,8 @@ class ChaosActor:
                 return True
             case "wrong_config":
                 return await self._misconfigure(target)
-        learner = ray.get_actor(label(fault.learner, target["incarnation"]), self._namespace)
+        name, rank = fault.target
+        learner = ray.get_actor(rank_label(name, target["incarnation"], rank), self._namespace)
         seed = f"{self._recipe.seed} fault {fault.identifier}"
         expires_at = time.time() + CALL_S
         disturbed = learner.disturb.remote(fault.kind, fault.duration_s, fault.delay_s, seed, expires_at)
@@ -163,9 +164,9 @@ class ChaosActor:
 
     async def _heal(self, fault: Fault) -> None:
         await asyncio.sleep(fault.duration_s)
-        self._emit(FaultHealed(fault.identifier, fault.learner))
+        self._emit(FaultHealed(fault.identifier, fault.target[0]))
 
-    async def _find(self, learner: str) -> dict[str, Any] | None:
+    async def _find(self, learner: str, rank: int) -> dict[str, Any] | None:
         try:
             orchestrator = ray.get_actor("orchestrator", self._namespace)
             if learner == SYNCER:
@@ -174,10 +175,10 @@ class ChaosActor:
             living = await within(CALL_S, orchestrator.learners.remote())
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             return None
-        return next((each for each in living if each["name"] == learner), None)
+        return next((each for each in living if (each["name"], each["rank"]) == (learner, rank)), None)
 
     def _skip(self, fault: Fault, reason: str) -> str:
-        self._emit(FaultSkipped(fault.kind, fault.learner, reason))
+        self._emit(FaultSkipped(fault.kind, fault.target[0], reason))
         return f"skipped {fault.kind} of {fault.learner}: {reason}"
 
     def _emit(self, fact: Any) -> None:

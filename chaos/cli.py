@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chaos.faults import DELAYING, LASTING
+from chaos.faults import DELAYING, LASTING, ON_RANKS
 from chaos.simulation.cli import sim
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Name, RunDir
@@ -41,7 +41,12 @@ SECONDS, DELAYING_SECONDS, DELAY_S = 5.0, 10.0, 0.2
 )
 def inject(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS))],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A learner's name, e.g. learner-local-0, or syncer.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="A learner's name, e.g. learner-local-0, with /1 for its rank 1, or syncer."
+        ),
+    ],
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -61,7 +66,8 @@ def inject(
         fault = kind.replace("-", "_")
         _check_kind(kind, seconds, delay)
         store = find(name, run_dir)
-        known = [*_learners(store), *([SYNCER] if kind in ON_SYNCER else [])]
+        ranks = recipe_of(store).processes if fault in ON_RANKS else []
+        known = list(dict.fromkeys([*_learners(store), *ranks, *([SYNCER] if kind in ON_SYNCER else [])]))
         if target not in known:
             near = nearest(target, known)
             fix = f'did you mean "{near}"?' if near else f"its learners are {', '.join(known)}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 LASTING = frozenset({"freeze", "slow", "straggle", "link", "corrupt"})  # heal by themselves after a while
 DELAYING = frozenset({"slow", "straggle"})
+ON_RANKS = frozenset({"kill", "freeze", "slow", "straggle"})  # strike any process of a learner, the others its rank 0
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Fault:
 
     identifier: int  # unique in its run
     kind: str  # one of orchestrator.recipe.config.FaultKind
-    learner: str
+    learner: str  # with /1, /2, ... for a rank other than 0
     at_step: int | None  # fires when the syncer reaches this step
     at_s: float | None  # seconds after the first learner step
     duration_s: float  # 0: does not heal by itself
@@ -23,6 +24,12 @@ class Fault:
 
     def __post_init__(self) -> None:
         assert (self.at_step is None) != (self.at_s is None), "a fault has exactly one trigger"
+
+    @property
+    def target(self) -> tuple[str, int]:
+        """(learner, rank)"""
+        learner, _, rank = self.learner.partition("/")
+        return learner, int(rank or 0)
 
     def is_due(self, now_s: float | None, syncer_step: int) -> bool:
         """`now_s`: seconds since the first learner step, None before it."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from chaos.faults import DELAYING, LASTING, Fault
+from chaos.faults import DELAYING, LASTING, ON_RANKS, Fault
 from orchestrator.recipe.config import SYNCER
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ ANY = "any"
 def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[Fault, ...]:
     """The recipe's faults in its order, `any` resolved; `seed` is the run's, used where [chaos] has none.
 
-    Raises ValueError for a fault that names no configured learner.
+    `learners`: what can be struck, as Recipe.processes. Raises ValueError for a fault that names none of them, or a
+    rank that its kind does not strike.
     """
     faults = []
     for index, wanted in enumerate(chaos.faults):
@@ -32,7 +33,14 @@ def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[Fault,
                 f"chaos.faults[{index}].learner is {wanted.learner!r}; allowed are {', '.join(learners)}, `{ANY}` and "
                 f"`{SYNCER}`: name one of them"
             )
-        learner = _pick(_stream(chaos, seed, f"planned {index}"), learners) if wanted.learner == ANY else wanted.learner
+        if "/" in wanted.learner and wanted.kind not in ON_RANKS:
+            raise ValueError(
+                f"chaos.faults[{index}].learner is {wanted.learner!r}, and {wanted.kind} strikes a learner as a whole; "
+                f"name {wanted.learner.partition('/')[0]!r}, or use one of {', '.join(sorted(ON_RANKS))}"
+            )
+        learner = wanted.learner
+        if learner == ANY:
+            learner = struck(wanted.kind, _pick(_stream(chaos, seed, f"planned {index}"), learners))
         duration_s = wanted.duration_s if wanted.kind in LASTING else 0.0
         delay_s = wanted.delay_s if wanted.kind in DELAYING else 0.0
         when = (wanted.at_step, wanted.at_s)
@@ -51,11 +59,17 @@ def random_faults(chaos: ChaosConfig, learners: Sequence[str], seed: int, first_
     at_s, identifier = 0.0, first_identifier
     while True:
         at_s -= chaos.mtbf_s * math.log(1.0 - times.random())
-        kind, learner = _pick(choices, chaos.kinds), _pick(choices, learners)
+        kind = _pick(choices, chaos.kinds)
+        learner = struck(kind, _pick(choices, learners))
         lasts_s = chaos.freeze_s if kind == "freeze" else chaos.duration_s
         delay_s = chaos.delay_s if kind in DELAYING else 0.0
         yield Fault(identifier, kind, learner, None, at_s, lasts_s if kind in LASTING else 0.0, delay_s)
         identifier += 1
+
+
+def struck(kind: str, process: str) -> str:
+    """What a fault of this kind strikes that was to strike this process: the process, or its learner."""
+    return process if kind in ON_RANKS else process.partition("/")[0]
 
 
 def due(faults: Sequence[Fault], now_s: float | None, syncer_step: int) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:

@@ -11,20 +11,19 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import ray
 
 from learners.fault_effects import FaultEffects
+from learners.island import RayOthers, check_code, free_address, granted_gpus, identity
 from learners.protocol.fact_buffer import FactBuffer
 from learners.received import Version
 from learners.shell import LearnerShell
 from learners.spec import LearnerSpec
 from outer.numeric import codec as codecs
-from outer.protocol.manifest import code_digest
 from outer.protocol.messages import (
     STOPPED,
     Attach,
@@ -53,8 +52,6 @@ PAUSE_S = 0.2  # between two attempts to send facts
 ATTACH_ATTEMPTS_MAX = 5
 RELAY_S = 2.0  # for another learner to say whether it has a version
 RELAYS_MAX = 3  # learners that are asked for one version, before the syncer is asked again after a while
-
-SHOWN = ("CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
 GROUPS = {
     "loop": 1,
@@ -250,24 +247,12 @@ class RayLink:
         return given._replace(snapshot=max(given.snapshot, named.snapshot))
 
 
-def granted_gpus(shown: Mapping[str, str] = MappingProxyType({})) -> list[str] | None:
-    """The GPUs that Ray grants this process, by the names that CUDA_VISIBLE_DEVICES has for them.
-
-    `shown`: of a standby, what its unit's learner was granted: the placement group holds it for both.
-    """
-    if (names := shown.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return names.split(",")
-    granted: list[str] | None = ray.get_runtime_context().get_accelerator_ids().get("GPU")
-    return granted
-
-
 class LearnerActor:
     """One incarnation of one learner unit, or a standby, which becomes one: `syncer` is None until then."""
 
     def __init__(self, spec: LearnerSpec, syncer: Any) -> None:
         self._name = spec.name  # first: Ray asks for it when it tells of an error
-        if (code := code_digest()) != spec.code:
-            raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+        check_code(spec)
         os.environ.update(spec.environment)
         self._promoted = threading.Event()
         self._faults = FaultEffects(time.monotonic)
@@ -285,9 +270,14 @@ class LearnerActor:
     # -------------------------------------------------------------- called by the orchestrator
 
     def identify(self) -> dict[str, Any]:
-        """Where it runs, and the variables that show it its devices."""
-        shown = {name: os.environ[name] for name in SHOWN if name in os.environ}
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "shown": shown}
+        """See `identity`."""
+        return identity()
+
+    def lead(self, ranks: Sequence[Any]) -> str:
+        """Of an island's rank 0: these are the handles of the others. Returns where they meet, as host:port."""
+        address = free_address()
+        self._shell.lead(address, RayOthers(ranks))
+        return address
 
     @ray.method(concurrency_group="loop")
     def prepare(self) -> None:

@@ -8,23 +8,24 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from learners.spec import LearnerSpec
-from learners.training.devices.device import asked, device_taken, fit
+from learners.training.devices.device import asked, device_taken, fit, meet
 from outer.protocol.manifest import manifest
 
 if TYPE_CHECKING:
     from learners.fragment_io import FragmentIO
     from learners.protocol.facts import DeviceTaken
-    from learners.training.trainer import Trainer
+    from learners.training.island import Others
     from outer.protocol.fragments import Fragment
 
 
 class Preparation:
     """Call `load`, then `compile`; a standby calls `ahead` before. What is done is not done again."""
 
-    trainer: Trainer  # this and what follows: from `load` on
+    trainer: Any  # a Trainer; of an island's rank 0 a LeadingTrainer. This and what follows: from `load` on
     fragment_io: FragmentIO
     fragments: tuple[Fragment, ...]
     tokens_per_step: int
@@ -34,7 +35,18 @@ class Preparation:
     def __init__(self, spec: LearnerSpec, granted: Sequence[str] | None) -> None:
         """`granted`: the GPUs that Ray grants this process, if Ray runs it."""
         self._spec, self._granted = spec, granted
+        self._address = ""
+        self._others: Others | None = None
         self._imported = self._loaded = self._compiled = False
+
+    def meet(self, address: str, others: Others | None = None) -> None:
+        """Of a rank of an island: where the ranks meet, and, of rank 0, how it reaches the others."""
+        self._address, self._others = address, others
+
+    def end(self) -> None:
+        """The loop is over, for the other ranks too."""
+        if self._others is not None:
+            self.trainer.end()
 
     def ahead(self) -> None:
         """What can be done while another process trains on the same devices: on accelerators, the imports alone."""
@@ -57,8 +69,11 @@ class Preparation:
         if self._loaded:
             return
         self._import()
+        if self._spec.ranks > 1:
+            meet(self._address, self._spec.ranks, self._spec.rank, self._spec.start_s)
         from learners.fragment_io import FragmentIO
         from learners.training.devices import device_checks
+        from learners.training.island import LeadingTrainer
         from learners.training.task import load
         from learners.training.trainer import Trainer
         from learners.training.tree import deal, left_out
@@ -70,7 +85,7 @@ class Preparation:
         task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self.tokens_per_step = task.tokens(spec.batch_size)
         self.fragments = deal(task, spec.sync)
-        self.trainer = Trainer(
+        self.trainer = (Trainer if self._others is None else LeadingTrainer)(
             task,
             self.fragments,
             spec.inner,
@@ -81,7 +96,8 @@ class Preparation:
         )
         self.fragment_io = FragmentIO(self.trainer, spec.sync, len(self.fragments), spec.seed)
         self.manifest = manifest(spec.shared, self.fragments, spec.code, left_out(task))
-        self.device = device_taken(spec.devices, warnings)
+        taken = device_taken(spec.devices, warnings)
+        self.device = replace(taken, devices=taken.devices * spec.ranks)
         self._loaded = True
 
     def compile(self) -> None:
@@ -89,6 +105,8 @@ class Preparation:
         if self._compiled:
             return
         self.trainer.warm_up(self._spec.batch_size)
+        if self._others is not None:
+            self.trainer.lead(self._others)
         gc.collect()
         gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
         self._compiled = True

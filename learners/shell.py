@@ -49,6 +49,7 @@ from outer.protocol.messages import (
 
 if TYPE_CHECKING:
     from learners.fragment_io import FragmentIO
+    from learners.training.island import Others
 
 BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts first
 SEND_S = 130.0  # for the last report: as long as a link that is down may hold it up, and a little more
@@ -100,6 +101,10 @@ class LearnerShell:
             self._prepared.ahead()
         finally:
             cores.restore()
+
+    def lead(self, address: str, others: Others) -> None:
+        """Before `run`: this is rank 0 of an island, and reaches the others so."""
+        self._prepared.meet(address, others)
 
     def promote(self, incarnation: int) -> None:
         """A standby is this incarnation from now on, and `run` follows."""
@@ -287,6 +292,7 @@ class LearnerShell:
                     self._flush()
                     if self._writer is not None:
                         self._writer.finish()
+                    self._prepared.end()
                     if reason.startswith("failed"):
                         raise RuntimeError(reason)
                     return reason

@@ -34,6 +34,8 @@ class LearnerSpec:
     warm_start: WarmStart | None = None
     store: Objects | None = None  # where snapshots are kept
     saved: SavedPart | None = None  # what an earlier process has left there
-    devices: int | None = 1  # local ones that a step is spread over; None: all
+    devices: int | None = 1  # of each rank, over which a step is spread; None: all
     model_parallel: int = 1
+    rank: int = 0  # of `ranks` processes of the learner unit
+    ranks: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)  # of a standby: what shows it its unit's devices

@@ -8,6 +8,7 @@ no rank has whole is put together on the host from each rank's shards.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +21,8 @@ from learners.protocol.pipeline import IN_FLIGHT_MAX
 from learners.training import state_arrays
 from learners.training.devices.placement import Placed
 from learners.training.state_arrays import Arrays, Pieces
-from learners.training.trainer import Flat, InFlight, Trainer
+from learners.training.trainer import InFlight, Trainer
+from learners.training.tree import Flat
 
 END = "end"  # the call after which a rank follows no more
 
@@ -137,22 +139,22 @@ class LeadingTrainer(Trainer):
         if self._others is not None and mode != "overwrite":
             theta = theta if isinstance(theta, Shared) else self.prepare(index, theta, exact=True)  # type: ignore[arg-type]
             assert isinstance(theta, Shared)
-            ours = isinstance(adopted, jax.Array) or not self.narrow(index)  # theirs is what they adopted last, or unused
-            given = None if mode == "mix" else anchor, alpha, None if ours else adopted
-            self._tell("adopt", index, theta.key, mode, *given)
+            # What a value grew from is used where leaves are narrow; what is on the devices here is so there, too.
+            told = adopted if self.narrow(index) and not isinstance(adopted, jax.Array) else None
+            self._tell("adopt", index, theta.key, mode, None if mode == "mix" else anchor, alpha, told)
             theta = Placed(theta.leaves)
         return super().adopt(index, theta, mode, anchor, alpha, adopted)
 
     def capture(self) -> list[Any]:
-        return self._captured(super().capture, "capture")
+        return self._captured(super().capture, on_host=False)
 
     def captured_on_host(self) -> list[Any]:
-        return self._captured(super().captured_on_host, "captured_on_host")
+        return self._captured(super().captured_on_host, on_host=True)
 
-    def _captured(self, take: Callable[[], list[Any]], method: str) -> list[Any]:
+    def _captured(self, take: Callable[[], list[Any]], on_host: bool) -> list[Any]:
         if self._others is None:
             return take()
-        number = self._tell("capture", method == "captured_on_host")
+        number = self._tell("capture", on_host)
         capture = Capture(take(), number)
         weakref.finalize(capture, self._released.append, number)
         return capture
@@ -161,12 +163,12 @@ class LeadingTrainer(Trainer):
         if self._others is None:
             return super().packed(leaves)
         here = list(map(state_arrays.here, leaves))
-        if not any(isinstance(leaf, Pieces) for leaf in here):
-            return here
-        assert isinstance(leaves, Capture), "only what was captured is the same on every rank"
-        elsewhere = self._others.pieces(leaves.number)
+        elsewhere: list[list[Pieces | None]] = []
+        if any(isinstance(leaf, Pieces) for leaf in here):
+            assert isinstance(leaves, Capture), "only what was captured is the same on every rank"
+            elsewhere = self._others.pieces(leaves.number)
         return [
-            leaf if not isinstance(leaf, Pieces) else leaf.joined([rank[index] for rank in elsewhere])
+            leaf.joined(rank[index] for rank in elsewhere) if isinstance(leaf, Pieces) else leaf
             for index, leaf in enumerate(here)
         ]
 
@@ -176,10 +178,11 @@ class LeadingTrainer(Trainer):
 
 
 class Follower:
-    """A rank other than 0: does with its trainer what rank 0 tells it. `run` is its loop; the rest is for any thread."""
+    """A rank other than 0: does with its trainer what rank 0 tells it. `run` is its loop, the rest for any thread."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Trainer, delay_s: Callable[[], float] = lambda: 0.0) -> None:
+        """`delay_s`: of the next step, by an injected fault."""
+        self._trainer, self._delay_s = trainer, delay_s
         self._changed = threading.Condition()
         self._calls: dict[int, Call] = {}  # that came, by number
         self._placed: dict[tuple[int, int], Placed] = {}  # by fragment and key
@@ -219,7 +222,7 @@ class Follower:
         return [leaf if isinstance(leaf, Pieces) else None for leaf in here]
 
     def run(self) -> None:
-        """Follow until rank 0 says that it is over. Raises what a call raises. Rank 0's end is the gang's: see actor."""
+        """Follow until rank 0 says that it is over. Raises what a call raises. Rank 0's death it waits out."""
         number = 0
         while True:
             with self._changed:
@@ -234,6 +237,7 @@ class Follower:
                 self._methods[call.method](*call.arguments)
 
     def _dispatch(self, start: int, count: int, progress: float) -> None:
+        time.sleep(self._delay_s())
         self._flights.append(self._trainer.dispatch(start, count, progress))
         while len(self._flights) >= IN_FLIGHT_MAX:
             self._flights.popleft().result()

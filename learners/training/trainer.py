@@ -304,14 +304,17 @@ class Trainer:
         """
         if self._roomy is None:  # decided once: afterwards the peak has a copy in it
             self._roomy = placement.has_room(self.state_leaves())
-        return placement.copied(self.state_leaves()) if self._roomy else self.captured_on_host()
+        return placement.copied(self.state_leaves()) if self._roomy else self._on_host()
 
     def captured_on_host(self) -> list[Any]:
         """As `capture`, on the host; waits for the devices."""
+        return self._on_host()
+
+    def _on_host(self) -> list[Any]:
         return [leaf if isinstance(leaf, Pieces) else np.array(leaf) for leaf in map(here, self.state_leaves())]
 
     def packed(self, leaves: Sequence[Any]) -> state_arrays.Arrays:
-        """What `capture` or `captured_on_host` returned, whole, as NumPy arrays (state_arrays.py). Any thread may call."""
+        """What `capture` or `captured_on_host` returned, whole, as state_arrays.pack. Any thread may call it."""
         return state_arrays.pack(leaves)
 
     def restore(self, arrays: state_arrays.Arrays) -> None:

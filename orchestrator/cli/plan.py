@@ -204,7 +204,7 @@ def _wanted(recipe: Recipe) -> dict[str, float]:
     from orchestrator.planner.sizing.fit import AGENT_CPUS, SERVICE_CPUS
 
     wanted = {"CPU": sum(SERVICE_CPUS.values()) + AGENT_CPUS}
-    for resources, most in [*((pool.resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
+    for resources, most in [*((pool.unit_resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
         for kind, amount in resources.items():
             wanted[kind] = wanted.get(kind, 0.0) + amount * most
     return wanted

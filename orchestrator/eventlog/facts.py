@@ -32,13 +32,22 @@ class LearnerRequested:
 
 
 @dataclass(frozen=True)
+class RankStarted:
+    """Another process of the same learner."""
+
+    pid: int
+    node: str
+
+
+@dataclass(frozen=True)
 class LearnerStarted:
-    """The actor's process is up."""
+    """Its process is up, or all of them."""
 
     learner: str
     incarnation: int
     pid: int
     node: str
+    others: tuple[RankStarted, ...] = ()  # of an island: its ranks 1, 2, ...
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,13 @@ class PoolConfig(Section):
         None, description="of a TPU slice on one host, e.g. 2x4; one learner takes the whole slice"
     )
     resources: dict[str, PositiveFloat] = Field(
-        default_factory=lambda: {"CPU": 1.0}, description="of one learner unit: CPU, GPU, TPU or a resource of your own"
+        default_factory=lambda: {"CPU": 1.0},
+        description="of one learner unit, or of each of its processes: CPU, GPU, TPU or a resource of your own",
     )
+    processes: PositiveInt = Field(
+        1, description="of one learner unit: its ranks, one program over the devices of all; resources are each one's"
+    )
+    hosts: PositiveInt = Field(1, description="over which a learner's processes are spread, as many on each")
     standby: NonNegativeInt = Field(
         0,
         le=STANDBY_MOST,
@@ -52,7 +57,9 @@ class PoolConfig(Section):
     )
     slowdown: float = Field(1.0, ge=1.0, description="makes every step this many times as long, for studies")
     devices: PositiveInt | None = Field(
-        None, description="over which one learner's step is spread; default: all accelerators that it sees, or one CPU"
+        None,
+        description="of each of a learner's processes, over which its step is spread; default: all accelerators that "
+        "it sees, or one CPU",
     )
     model_parallel: PositiveInt = Field(
         1, description='devices that share one copy of the model, the mesh axis "model" of the task\'s sharding'
@@ -70,7 +77,13 @@ class PoolConfig(Section):
     @property
     def known_devices(self) -> int:
         """Devices of one learner of this pool, as far as the recipe tells."""
-        return self.devices or max(1, int(self.resources.get("GPU", 0)), int(self.resources.get("TPU", 0)))
+        each = self.devices or max(1, int(self.resources.get("GPU", 0)), int(self.resources.get("TPU", 0)))
+        return each * self.processes
+
+    @property
+    def unit_resources(self) -> dict[str, float]:
+        """What all processes of one learner ask for together."""
+        return {kind: amount * self.processes for kind, amount in self.resources.items()}
 
     @model_validator(mode="after")
     def _between(self) -> Self:
@@ -131,7 +144,9 @@ class FaultConfig(Section):
     """One planned fault: what, to whom, when."""
 
     kind: FaultKind
-    learner: str = Field(description="a learner's name, or `any`: one chosen by the seed; or `syncer`")
+    learner: str = Field(
+        description="a learner's name, with /1 for its rank 1; or `any`: one chosen by the seed; or `syncer`"
+    )
     point: Point | None = Field(None, description="of a kill of the syncer: where in a commit")
     at_step: PositiveInt | None = Field(None, description="when the syncer reaches this step")
     at_s: NonNegativeFloat | None = Field(None, description="seconds after the first learner step")
@@ -295,6 +310,13 @@ class Recipe(Section):
     def learners(self) -> dict[str, PoolConfig]:
         """Every learner wanted at the start by name, in order."""
         return {name: pool for pool in self.pools for name in pool.names(pool.learners)}
+
+    @property
+    def processes(self) -> list[str]:
+        """Every process of these learners: a learner's name for its rank 0, with /1, /2, ... for its other ranks."""
+        return [
+            f"{name}/{rank}" if rank else name for name, pool in self.learners.items() for rank in range(pool.processes)
+        ]
 
     def pool_of(self, learner: str) -> PoolConfig:
         """The pool of a learner, also of one that joined later. Raises KeyError for a name of no pool."""

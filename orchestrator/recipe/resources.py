@@ -1,6 +1,6 @@
 """The resources and node labels that one learner of a pool needs, and why a cluster cannot give them.
 
-Imports no Ray: labels and resources are names here. A learner is one process on one host, so a TPU slice must fit one.
+Imports no Ray: labels and resources are names here. A TPU slice must fit one host.
 
 Accelerators are selected by the label ray.io/accelerator-type, not by the resource accelerator_type:X. Ray sets both
 where it finds the hardware, but only labels work with an autoscaler that starts from no nodes, can be corrected by hand
@@ -46,14 +46,15 @@ def local_store_bytes() -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """What one learner needs of its node."""
+    """What one learner needs of each of its nodes."""
 
     resources: Mapping[str, float]
     labels: Mapping[str, str]
+    nodes: int = 1
 
 
 def shape(pool: PoolConfig, anywhere: bool = False) -> Shape:
-    """The needs of one learner. `anywhere`: without labels, as on a cluster of one local node."""
+    """The needs of one learner. `anywhere`: on one node and without labels, as on a cluster of one local node."""
     labels = {}
     if pool.region:
         labels[REGION] = pool.region
@@ -61,7 +62,9 @@ def shape(pool: PoolConfig, anywhere: bool = False) -> Shape:
         labels[ACCELERATOR] = pool.accelerator
     if pool.topology and pool.accelerator in GENERATIONS:
         labels[POD_TYPE] = GENERATIONS[pool.accelerator].pod_type(pool.topology)
-    return Shape(dict(pool.resources), {} if anywhere else labels)
+    hosts = 1 if anywhere else pool.hosts
+    on_each = {kind: amount / hosts for kind, amount in pool.unit_resources.items()}
+    return Shape(on_each, {} if anywhere else labels, hosts)
 
 
 def memory_settings(pool: PoolConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -88,6 +91,7 @@ def memory_share(pool: PoolConfig) -> float:
 def refusals(pool: PoolConfig, place: str) -> Iterator[Problem]:
     """Problems of a pool's hardware; `place` is its path in the recipe, "pools.0"."""
     yield from _amounts(pool, f"{place}.resources")
+    yield from _gang(pool, place)
     yield from _accelerator(pool, place)
     if pool.topology is not None:
         yield from _slice(pool, pool.topology, f"{place}.topology")
@@ -111,6 +115,18 @@ def _amounts(pool: PoolConfig, field: str) -> Iterator[Problem]:
         counts = ", ".join(map(str, CHIP_COUNTS))
         message = f"chips of one host can be had as {counts}"
         yield Problem(f"{field}.TPU", tpus, message, f"write one of {counts}")
+
+
+def _gang(pool: PoolConfig, place: str) -> Iterator[Problem]:
+    if pool.processes % pool.hosts:
+        message = f"does not divide the {pool.processes} processes of a learner"
+        yield Problem(f"{place}.hosts", pool.hosts, message, f"give a divisor of {pool.processes}")
+    if pool.processes > 1 and pool.standby:
+        message = "are made for learners of one process; this pool's have more"
+        yield Problem(f"{place}.standby", pool.standby, message, "leave it out, or write processes = 1")
+    if pool.processes > 1 and pool.resources.get("GPU", 1.0) < 1.0:
+        message = "is a share of a GPU, and the processes of one learner cannot meet on one GPU: NCCL refuses it"
+        yield Problem(f"{place}.resources.GPU", pool.resources["GPU"], message, "give each process GPUs of its own")
 
 
 def _accelerator(pool: PoolConfig, place: str) -> Iterator[Problem]:
@@ -152,7 +168,7 @@ def _slice(pool: PoolConfig, topology: str, field: str) -> Iterator[Problem]:
     elif not is_topology(topology) or (hosts := generation.hosts(topology)) == 1:
         yield Problem(field, topology, f"is no topology of {generation.name}", fitting)
     else:
-        message = f"needs {hosts} hosts; a learner unit is one process today, on one host"
+        message = f"needs {hosts} hosts; a slice of more than one is not reserved yet"
         yield Problem(field, topology, message, fitting)
 
 
@@ -190,10 +206,11 @@ def unschedulable_reason(claim: Shape, nodes: Sequence[Node]) -> str:
         if most < amount:
             return f"{where} none has {amount:g} {kind}: the largest has {most:g}"
     wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in claim.resources.items())
-    if not any(
-        all(node.resources.get(kind, 0.0) >= least for kind, least in claim.resources.items()) for node in labelled
-    ):
+    fit = [all(node.resources.get(kind, 0.0) >= least for kind, least in claim.resources.items()) for node in labelled]
+    if not any(fit):
         return f"{where} none has {wanted} together"
+    if sum(fit) < claim.nodes:
+        return f"{where} only {sum(fit)} have {wanted}, and a learner is spread over {claim.nodes}"
     return f"{where} some have {wanted}, but others are using them"
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import ray
 
-from learners.actor import granted_gpus
 from learners.config import DataConfig
+from learners.island import granted_gpus
 from learners.spec import LearnerSpec
 from learners.training.devices.device import fit, use_compile_cache
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses

@@ -256,7 +256,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
 def unplaceable(recipe: Recipe, offered: Mapping[str, float], labels: Mapping[str, str]) -> Iterator[Problem]:
     """The pools, and the evaluator, that have no place on the local machine, a node with these resources and labels."""
     asked: dict[str, float] = {}
-    wanted = [(f"pools.{index}", pool.resources, pool.learners) for index, pool in enumerate(recipe.pools)]
+    wanted = [(f"pools.{index}", pool.unit_resources, pool.learners) for index, pool in enumerate(recipe.pools)]
     for index, pool in enumerate(recipe.pools):
         if pool.accelerator and (why := misses({ACCELERATOR: pool.accelerator}, [Node(labels, offered)])):
             fix = "leave it out here, or run on a cluster that has it: --address"
@@ -292,7 +292,7 @@ def use_auth_settings() -> None:
 
 def logical_cpus(recipe: Recipe) -> int:
     """The CPUs that the recipe's actors need, with those of chaos, the node agent and the metrics."""
-    asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
+    asked = sum(pool.unit_resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
     if recipe.durability.mode == "replica":
         asked += syncer_manager.REPLICA_CPUS
     if recipe.run.shards > 1:
@@ -304,7 +304,7 @@ def logical_cpus(recipe: Recipe) -> int:
 def _other_resources(recipe: Recipe) -> dict[str, float]:
     """The recipe's own resources, all offered by the one local node."""
     offered: dict[str, float] = {}
-    for resources, most in [*((pool.resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
+    for resources, most in [*((pool.unit_resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
         for kind, amount in resources.items():
             if kind not in ("CPU", "GPU", "TPU"):
                 offered[kind] = offered.get(kind, 0.0) + amount * most

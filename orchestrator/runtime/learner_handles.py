@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import ray
 
+from learners import island
 from learners.actor import GROUPS, LearnerActor
 from learners.checkpoint_writer import SavedPart
 from learners.spec import LearnerSpec
@@ -27,6 +29,7 @@ from orchestrator.runtime.placement import (
     named,
     node_agent,
     pending_reasons,
+    rank_label,
     remove_placement_group,
     reserve,
     unseen_reason,
@@ -48,19 +51,29 @@ class LearnerHandle:
     incarnation: int
     saved: SavedPart | None = None  # what it starts from
     actor: Any = None
+    others: tuple[Any, ...] = ()  # the actors of ranks 1, 2, ... of an island
+    address: str = ""  # where its ranks meet
     syncer: Any = None  # the epoch that it was told of last
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once
     reattaching: asyncio.Task[None] | None = None  # the newest call that told it of an epoch
 
     async def run(self) -> str:
         """Train until the loop ends: `drained` or `finished`. Raises what the loop raised."""
-        ended: str = await self.actor.run.remote()
+        ended: str = await _led(_answer(self.actor.run.remote()), [self._follow(other) for other in self.others])
         return DRAINED if ended.startswith("drained") else FINISHED
 
+    async def _follow(self, rank: Any) -> None:
+        await rank.follow.remote(self.address)
+
+    @property
+    def actors(self) -> list[Any]:
+        """Of all ranks that have one."""
+        return [each for each in (self.actor, *self.others) if each is not None]
+
     def kill(self) -> None:
-        """End the actor; no harm is done to one that is dead or does not exist yet."""
-        if self.actor is not None:
-            ray.kill(self.actor)
+        """End every rank; no harm is done to one that is dead or does not exist yet."""
+        for actor in self.actors:
+            ray.kill(actor)
 
 
 class Progress(NamedTuple):
@@ -85,8 +98,10 @@ class LearnerActors:
         self._shown: dict[str, Mapping[str, str]] = {}  # what shows a learner of accelerators its devices
         self._misconfigured: dict[str, float] = {}  # learner -> until when its next incarnation gets another recipe
 
-    async def find(self, name: str, incarnation: int, status: Mapping[str, Any]) -> tuple[LearnerHandle, Rank] | None:
-        """An actor that an earlier orchestrator left; `status`: the last that was shown of it."""
+    async def find(
+        self, name: str, incarnation: int, status: Mapping[str, Any]
+    ) -> tuple[LearnerHandle, tuple[Rank, ...]] | None:
+        """A learner that an earlier orchestrator left, with all its ranks; `status`: the last that was shown of it."""
         end_left(name, incarnation, self._recipe.pool_of(name).standby, self._placement.namespace)
         for called in (label(name, incarnation), standby_label(name, incarnation)):
             try:
@@ -97,7 +112,18 @@ class LearnerActors:
             except TimeoutError:
                 info = status  # it may be frozen: its lease will tell
             self._identified(name, info)
-            return LearnerHandle(name, incarnation, actor=handle), Rank(True, info.get("pid"), info.get("node"))
+            process = LearnerHandle(name, incarnation, actor=handle)
+            ranks = [Rank(True, info.get("pid"), info.get("node"))]
+            try:
+                for rank in range(1, self._recipe.pool_of(name).processes):
+                    called = rank_label(name, incarnation, rank)
+                    process.others += (ray.get_actor(called, self._placement.namespace),)
+                    shown = await within(CALL_S, process.others[-1].identify.remote())
+                    ranks.append(Rank(True, shown["pid"], shown["node"]))
+            except (ValueError, ray.exceptions.RayError, TimeoutError):
+                process.kill()  # a gang is whole or gone
+                return None
+            return process, tuple(ranks)
         return None
 
     def _identified(self, name: str, info: Mapping[str, Any]) -> None:
@@ -116,31 +142,43 @@ class LearnerActors:
         await _first(within(self._recipe.run.start_s, self._groups[name].ready()), process.dismissed.wait())
         return not process.dismissed.is_set()
 
-    async def create(self, process: LearnerHandle, syncer: Any) -> tuple[int, str]:
-        """Start the learner's actor in its place, or promote a standby. Returns its pid and node."""
+    async def create(self, process: LearnerHandle, syncer: Any) -> list[tuple[int, str]]:
+        """Start the learner's actors in its place, or promote a standby. Returns the pid and node of each rank."""
         recipe, name = self._recipe, process.learner
         process.syncer = syncer
         process.actor = self.standbys.take(name, process.incarnation)
         if process.actor is not None and name not in self._misconfigured:
             with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
                 info = await within(CALL_S, process.actor.promote.remote(process.incarnation, syncer))
-                return info["pid"], info["node"]
+                return [(info["pid"], info["node"])]
         process.kill()  # the standby that cannot be it
-        options = named(label(name, process.incarnation), self._placement.namespace, 0)
-        options |= inside(self._groups[name], recipe.pool_of(name))
         spec = replace(self._spec(name, process.incarnation), saved=process.saved)
         if time.monotonic() < self._misconfigured.pop(name, 0.0):
             # As if its node had an old recipe: it trains the same, and says that it does not.
             spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
-        process.actor = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, syncer)
-        info = await within(recipe.run.start_s, process.actor.identify.remote())
-        self._identified(name, info)
-        return info["pid"], info["node"]
+        learner = ray.remote(concurrency_groups=GROUPS)(LearnerActor)
+        process.actor = learner.options(**self._options(process, 0)).remote(spec, syncer)
+        rank = ray.remote(concurrency_groups=island.GROUPS)(island.RankActor)
+        process.others = tuple(
+            rank.options(**self._options(process, each)).remote(self._spec(name, process.incarnation, each))
+            for each in range(1, spec.ranks)
+        )
+        up = [within(recipe.run.start_s, actor.identify.remote()) for actor in process.actors]
+        infos = await asyncio.gather(*up)
+        self._identified(name, infos[0])
+        if process.others:
+            process.address = await within(CALL_S, process.actor.lead.remote(list(process.others)))
+        return [(info["pid"], info["node"]) for info in infos]
 
-    def _spec(self, name: str, incarnation: int) -> LearnerSpec:
-        cores = self._placement.cores
-        core = self._index(name) % cores if cores else None
-        spec = learner_spec(self._recipe, self._code, name, incarnation, self._recipe.pool_of(name), core)
+    def _options(self, process: LearnerHandle, rank: int) -> dict[str, Any]:
+        name = process.learner
+        options = named(rank_label(name, process.incarnation, rank), self._placement.namespace, 0)
+        return options | inside(self._groups[name], self._recipe.pool_of(name), rank)
+
+    def _spec(self, name: str, incarnation: int, rank: int = 0) -> LearnerSpec:
+        cores, pool = self._placement.cores, self._recipe.pool_of(name)
+        core = (self._index(name) * pool.processes + rank) % cores if cores else None
+        spec = learner_spec(self._recipe, self._code, name, incarnation, pool, core, rank)
         return replace(spec, store=self._objects)
 
     def _stand_by(self, standby: Standby) -> Any:
@@ -208,11 +246,30 @@ class LearnerActors:
             self.release(name)
 
 
+async def _answer(call: Any) -> Any:
+    return await call
+
+
+async def _led(leading: Coroutine[Any, Any, str], following: Iterable[Coroutine[Any, Any, None]]) -> str:
+    """Wait until rank 0's call returns, for its answer, or any rank's call raises: raises what that raised."""
+    lead, *rest = tasks = [asyncio.ensure_future(each) for each in (leading, *following)]
+    try:
+        while not lead.done():
+            done, _ = await asyncio.wait([each for each in tasks if not each.done()], return_when=FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        return str(lead.result())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*rest, lead, return_exceptions=True)
+
+
 async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
     """Wait until one of them is done, and cancel the others; raises what it raised."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:

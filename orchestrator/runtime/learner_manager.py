@@ -14,7 +14,14 @@ from typing import Any
 import ray
 
 from learners.checkpoint_writer import SavedPart
-from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
+from orchestrator.eventlog.facts import (
+    LearnerLost,
+    LearnerRequested,
+    LearnerStarted,
+    NodePreempted,
+    PoolScaled,
+    RankStarted,
+)
 from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, Rank, State
 from orchestrator.lifecycle.scaling import request_file
@@ -75,7 +82,7 @@ class LearnerManager:
         self._places: asyncio.Task[None] | None = None  # the newest look for learners without a place
         self._pending: set[str] = set()  # learners without a place at the last look
         self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
-        self._found: dict[str, tuple[LearnerHandle, Rank]] = {}  # left by an earlier orchestrator
+        self._found: dict[str, tuple[LearnerHandle, tuple[Rank, ...]]] = {}  # left by an earlier orchestrator
 
     def start(self, syncer: SyncerManager, saved: Mapping[str, SavedPart]) -> None:
         """Start all wanted learners, beside the syncer's first epoch; `saved`: what some of them continue from."""
@@ -85,7 +92,7 @@ class LearnerManager:
     async def find(self, statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Look for learners that an earlier orchestrator has left; `statuses`: the last status of each, by name."""
 
-        async def find(name: str) -> tuple[LearnerHandle, Rank] | None:
+        async def find(name: str) -> tuple[LearnerHandle, tuple[Rank, ...]] | None:
             incarnation = self._store.granted("incarnation", name)
             return await self.actors.find(name, incarnation, statuses.get(name, {}))
 
@@ -140,12 +147,12 @@ class LearnerManager:
         return {name: unit.fault for name, unit in self.controller.units.items() if unit.fault}
 
     def running(self) -> list[dict[str, Any]]:
-        """Running incarnations: the targets of faults."""
+        """The processes of running incarnations: the targets of faults."""
         return [
-            {"name": name, "incarnation": unit.incarnation.number, "pid": rank.pid, "node": rank.node}
+            {"name": name, "incarnation": unit.incarnation.number, "rank": number, "pid": rank.pid, "node": rank.node}
             for name, unit in self.controller.units.items()
             if unit.state is State.RUNNING
-            for rank in unit.incarnation.ranks[:1]
+            for number, rank in enumerate(unit.incarnation.ranks)
             if rank.pid is not None
         ]
 
@@ -161,9 +168,16 @@ class LearnerManager:
     def placed(self) -> dict[str, Placed]:
         """Where each learner is, for the status."""
         return {
-            name: Placed(rank.pid, rank.node, unit.fault or None, unit.no_place, self.actors.standbys.ready(name))
+            name: Placed(
+                first.pid,
+                first.node,
+                unit.fault or None,
+                unit.no_place,
+                self.actors.standbys.ready(name),
+                tuple((each.pid, each.node) for each in others),
+            )
             for name, unit in self.controller.units.items()
-            for rank in (unit.incarnation.ranks or (Rank(),))[:1]
+            for first, *others in [unit.incarnation.ranks or (Rank(),)]
         }
 
     # -------------------------------------------------------------- the end
@@ -194,8 +208,7 @@ class LearnerManager:
 
     @property
     def handles(self) -> list[Any]:
-        learners = [each.actor for each in self._processes.values() if each.actor is not None]
-        return learners + self.actors.standbys.handles
+        return [actor for each in self._processes.values() for actor in each.actors] + self.actors.standbys.handles
 
     # -------------------------------------------------------------- looking
 
@@ -291,25 +304,31 @@ class LearnerManager:
     async def _kill(self, action: End) -> None:
         """The call of the training loop then fails, and `_attend` goes on from there."""
         process = self._processes[action.learner]
+        if error := await self._kill_ranks(process):
+            await self._lost(process, "lease_expired", f"{action.reason}; {error}")
+
+    async def _kill_ranks(self, process: LearnerHandle) -> str:
+        """End every process of an incarnation by signal. Returns the error of a node that does not do it."""
         try:
-            await self.actors.kill(process, self.controller.units[action.learner].incarnation.ranks)
+            await self.actors.kill(process, self.controller.units[process.learner].incarnation.ranks)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            await self._lost(process, "lease_expired", f"{action.reason}; {type(error).__name__}")
+            return type(error).__name__
+        return ""
 
     # -------------------------------------------------------------- one incarnation, from its grant to its end
 
     async def _start(self, name: str) -> None:
         if (found := self._found.pop(name, None)) is not None:
-            process, rank = found
+            process, ranks = found
             self._processes[name] = process
-            self.controller.started(name, process.incarnation)
-            await self._attend(process, self._adopt(process, rank))
+            self.controller.started(name, process.incarnation, len(ranks))
+            await self._attend(process, self._adopt(process, ranks))
             return
         saved = self._saved.pop(name, None)
         exact = saved is not None and saved.exact
         incarnation = saved.incarnation if saved is not None and exact else self._store.grant("incarnation", name)
         process = self._processes[name] = LearnerHandle(name, incarnation, saved)
-        self.controller.started(name, incarnation)
+        self.controller.started(name, incarnation, self._recipe.pool_of(name).processes)
         await self._attend(process, self._run(process))
 
     async def _attend(self, process: LearnerHandle, run: Coroutine[Any, Any, str]) -> None:
@@ -332,10 +351,10 @@ class LearnerManager:
         else:
             await self._lost(process, cause, detail)
 
-    async def _adopt(self, process: LearnerHandle, rank: Rank) -> str:
+    async def _adopt(self, process: LearnerHandle, ranks: Sequence[Rank]) -> str:
         """The rest of an incarnation that an earlier orchestrator started."""
         self.actors.adopt(process.learner)
-        self.controller.answered(process.learner, process.incarnation, rank.pid, rank.node)
+        self._answered(process, [(rank.pid, rank.node) for rank in ranks])
         return await process.run()
 
     async def _run(self, process: LearnerHandle) -> str:
@@ -347,11 +366,15 @@ class LearnerManager:
         if not await self.actors.place(process):
             return DRAINED
         assert self._syncer is not None
-        pid, node = await self.actors.create(process, self._syncer.handle)
-        self._emit(LearnerStarted(name, incarnation, pid, node))
-        self.controller.answered(name, incarnation, pid, node)
+        ranks = await self.actors.create(process, self._syncer.handle)
+        self._emit(LearnerStarted(name, incarnation, *ranks[0], tuple(RankStarted(*each) for each in ranks[1:])))
+        self._answered(process, ranks)
         await expected
         return await process.run()
+
+    def _answered(self, process: LearnerHandle, ranks: Sequence[tuple[int | None, str | None]]) -> None:
+        for rank, (pid, node) in enumerate(ranks):
+            self.controller.answered(process.learner, process.incarnation, pid, node, rank)
 
     async def _lost(self, process: LearnerHandle, cause: str, detail: str) -> None:
         """It is gone, with everything that it had not delivered.
@@ -364,6 +387,8 @@ class LearnerManager:
             return
         self._emit(LearnerLost(name, incarnation, cause, detail))
         process.kill()  # a living actor whose loop failed
+        if process.others:  # and ranks that are frozen
+            self._spawn(self._kill_ranks(process), self._probes)
         await self._call("fence", name, incarnation, {"died": "killed"}.get(cause, cause))
         self.controller.lost(time.monotonic(), name, incarnation)
         if not self.controller.units[name].wanted:
@@ -384,9 +409,7 @@ class LearnerManager:
         if not self._over():
             self._advance()
 
-    def _spawn(
-        self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None
-    ) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]] | None = None) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         group = self._tasks if tasks is None else tasks
         group.add(task)

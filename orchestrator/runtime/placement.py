@@ -44,6 +44,7 @@ __all__ = [
     "named",
     "node_agent",
     "pending_reasons",
+    "rank_label",
     "remove_placement_group",
     "reserve",
     "syncer_name",
@@ -85,18 +86,22 @@ def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
         return get_placement_group(learner)
     claim = shape(pool, anywhere)
     return placement_group(
-        [dict(claim.resources)],
-        strategy="STRICT_PACK",
+        [dict(claim.resources)] * claim.nodes,
+        strategy="STRICT_PACK" if claim.nodes == 1 else "STRICT_SPREAD",
         name=learner,
         lifetime="detached",
-        bundle_label_selector=[dict(claim.labels)] if claim.labels else None,
+        bundle_label_selector=[dict(claim.labels)] * claim.nodes if claim.labels else None,
     )
 
 
-def inside(group: PlacementGroup, pool: PoolConfig, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Actor options that use the whole of a learner's placement group. `environ`: what the user has set."""
+def inside(
+    group: PlacementGroup, pool: PoolConfig, rank: int = 0, environ: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """Actor options of one rank that use its part of a learner's placement group. `environ`: what the user has set."""
     strategy = PlacementGroupSchedulingStrategy(
-        placement_group=group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+        placement_group=group,
+        placement_group_bundle_index=rank * group.bundle_count // pool.processes,
+        placement_group_capture_child_tasks=True,
     )
     return using(pool, environ) | {"scheduling_strategy": strategy}
 
@@ -192,6 +197,11 @@ class NodeAgent:
 def label(learner: str, incarnation: int) -> str:
     """The name of an incarnation's actor."""
     return learner if incarnation == 1 else f"{learner}.{incarnation}"
+
+
+def rank_label(learner: str, incarnation: int, rank: int) -> str:
+    """The name of the actor of a rank of an incarnation."""
+    return f"{label(learner, incarnation)}/{rank}" if rank else label(learner, incarnation)
 
 
 def agent_name(node: str) -> str:

@@ -20,7 +20,7 @@ SHARED = ("seed", "task", "model", "data", "inner", "sync")  # tables that every
 
 
 def learner_spec(
-    recipe: Recipe, code: str, name: str, incarnation: int, pool: PoolConfig, core: int | None
+    recipe: Recipe, code: str, name: str, incarnation: int, pool: PoolConfig, core: int | None, rank: int = 0
 ) -> LearnerSpec:
     """`code`: the digest of the sources; `core`: which core of the one host to pin the learner to, if any."""
     return LearnerSpec(
@@ -42,6 +42,8 @@ def learner_spec(
         warm_start=recipe.warm_start,
         devices=pool.devices or (None if pool.accelerated else 1),
         model_parallel=pool.model_parallel,
+        rank=rank,
+        ranks=pool.processes,
     )
 
 

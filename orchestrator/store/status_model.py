@@ -64,6 +64,7 @@ class Placed:
     fault: str | None
     no_place: str = ""  # why nothing is reserved for it yet
     standbys: int = 0  # that are ready to take over
+    others: tuple[tuple[int | None, str | None], ...] = ()  # pid and node of ranks 1, 2, ...
 
 
 def model(
@@ -161,6 +162,7 @@ def _learner(
         "state": _state(about, row),
         "pid": placed.pid if placed else None,
         "node": placed.node if placed else None,
+        "ranks": [{"pid": pid, "node": node} for pid, node in placed.others] if placed else [],
         "incarnation": row["incarnation"],
         "step": row["step"],
         "tokens_per_s": rate,

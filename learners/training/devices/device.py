@@ -133,6 +133,17 @@ def memory_fraction(environ: Mapping[str, str]) -> Finding:
 # ------------------------------------------------------------------ after JAX is imported
 
 
+def meet(address: str, ranks: int, rank: int, deadline_s: float) -> None:
+    """Make this process one of several that are one learner; rank 0 listens at `address`. Call it before any device
+    is taken. Raises what JAX raises if not all have come in time.
+    """
+    import jax
+
+    config: Any = jax.config  # which JAX leaves untyped
+    config.update("jax_enable_preemption_service", False)  # it would take the signal by which a learner leaves
+    jax.distributed.initialize(address, ranks, rank, initialization_timeout=max(1, int(deadline_s)))
+
+
 def use_compile_cache() -> str | None:
     """Keep compiled programs apart by hardware kind below JAX_COMPILATION_CACHE_DIR. Returns where; None if not set.
 

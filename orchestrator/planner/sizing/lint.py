@@ -269,7 +269,7 @@ def _store(draft: Draft) -> Iterator[Problem]:
 
 
 def _cores(draft: Draft) -> Iterator[Problem]:
-    asked = sum(pool.resources.get("CPU", 0.0) for pool in draft.recipe.learners.values())
+    asked = sum(pool.unit_resources.get("CPU", 0.0) for pool in draft.recipe.learners.values())
     if draft.cores is not None and asked > draft.cores:
         yield Problem(
             "pools",

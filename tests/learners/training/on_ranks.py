@@ -1,7 +1,7 @@
 """Program of test_island.py: one learner on several processes. Rank 0 starts the others and prints what it found.
 
-`on_ranks.py CORPUS RANKS DEVICES [RANK ADDRESS PORT]`: so many ranks with so many CPU devices each. The last three are
-for ranks other than 0: JAX's coordinator, and where rank 0 listens for them.
+`on_ranks.py CORPUS RANKS DEVICES [RANK ADDRESS PORT]`: so many ranks, with as many CPU devices each as XLA_FLAGS say
+too. The last three are for ranks other than 0: JAX's coordinator, and where rank 0 listens for them.
 """
 
 import json
@@ -11,10 +11,6 @@ import subprocess
 import sys
 import threading
 from multiprocessing.connection import Client, Listener
-
-corpus, ranks, devices, *mine = sys.argv[1:]
-ranks, devices, rank = int(ranks), int(devices), int(mine[0]) if mine else 0
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
 
 import jax
 import numpy as np
@@ -27,6 +23,8 @@ from outer.config import SyncConfig
 from tests.learners.training.on_four_devices import BATCH, CUT, Sharded
 from tests.waiting import DEADLINE_S
 
+corpus, ranks, devices, *mine = sys.argv[1:]
+ranks, devices, rank = int(ranks), int(devices), int(mine[0]) if mine else 0
 STEPS = 4
 DATA = DataConfig(path=corpus)
 
@@ -72,7 +70,6 @@ def led(kind, others, sync=None, narrow=False):
     losses += [one.step(step * BATCH, BATCH, 0.5) for step in range(STEPS)]
     read = [np.array(one.host(copy)) for copy in copies]
     saved = one.packed(held)
-    adopted = None
     for mode in ("overwrite", "rebase", "mix", "rebase"):
         for index, theta in enumerate(read):
             before = theta if mode == "rebase" else None

@@ -1,0 +1,93 @@
+"""Islands: learners of several processes. Any rank's death ends its gang alone, and the log is that of any run."""
+
+import psutil
+import pytest
+
+from learners.protocol.facts import DeviceTaken
+from orchestrator.eventlog.facts import LearnerLost, LearnerStarted
+from outer.protocol.facts import Committed
+from tests.runtime.replayed import assert_bit_equal
+from tests.runtime.script import BY_HAND, FOREVER, Script, inject, kill, nothing, stepping
+from tests.runtime.test_runs import assert_kept, participants
+
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
+
+NAME = "islands"
+A, B, ALONE = "learner-i-0", "learner-i-1", "learner-t-0"
+
+
+def as_incarnations(a, b, more=0):
+    """All step, the islands as these incarnations, and so many versions were made since the first look."""
+    since = []
+
+    def look(status):
+        if stepping(status) != {A: a, B: b, ALONE: 1}:
+            return False
+        since.append(status["run"]["syncer_step"])
+        return since[-1] >= since[0] + more
+
+    return look
+
+
+@pytest.fixture(scope="module")
+def islands(run, tmp_path_factory):
+    """A's rank 1 is killed, then its rank 0, then the syncer; B's rank 1 ends by itself."""
+    folder, ranks = tmp_path_factory.mktemp(NAME), {}
+
+    def look(status):
+        for row in status["learners"]:
+            pids = [row["pid"], *(each["pid"] for each in row["ranks"])]
+            ranks[row["name"], row["incarnation"]] = pids
+
+    def strike_b(status):
+        look(status)
+        kill(ranks[B, 1][1])
+
+    def strike_syncer(status):
+        look(status)
+        kill(status["syncer"]["pid"])
+
+    script = Script(
+        folder,
+        (as_incarnations(1, 1, 4), look),
+        (as_incarnations(1, 1), inject(NAME, "kill", f"{A}/1")),
+        (as_incarnations(2, 1, 4), look),
+        (as_incarnations(2, 1), inject(NAME, "kill", A)),
+        (as_incarnations(3, 1, 4), strike_syncer),
+        (as_incarnations(3, 1, 4), strike_b),
+        (as_incarnations(3, 2, 8), look),
+        (as_incarnations(3, 2), nothing),
+    )
+    paced = {"batch_size": 4, "slowdown": 5.0}
+    pools = [
+        {"name": "i", "learners": 2, "processes": 2, "devices": 2, "model_parallel": 2, **paced},
+        {"name": "t", "learners": 1, **paced},
+    ]
+    return run(NAME, script, folder, sync={"quorum": 1}, budget=FOREVER, pools=pools, chaos=BY_HAND_T), ranks
+
+
+BY_HAND_T = {"faults": [{**BY_HAND["faults"][0], "learner": ALONE}]}
+
+
+def test_a_run_of_islands_passes_every_check_and_is_computed_again_to_the_bit(islands):
+    result, _ = islands
+    assert_kept(result, "stopped")
+    lost = [(fact.learner, fact.incarnation) for fact in result.facts(LearnerLost)]
+    assert lost == [(A, 1), (A, 2), (B, 1)], "each with its gang, and nobody else"
+    assert {(A, 1), (A, 2), (A, 3), (B, 1), (B, 2), (ALONE, 1)} <= participants(result)
+    assert {fact.epoch for fact in result.facts(Committed)} >= {1, 2}
+    assert_bit_equal(result.folder)
+
+
+def test_the_log_and_the_status_know_each_rank(islands):
+    result, ranks = islands
+    started = {(fact.learner, fact.incarnation): fact for fact in result.facts(LearnerStarted)}
+    for key, pids in ranks.items():
+        assert pids == [started[key].pid, *(each.pid for each in started[key].others)]
+        assert len(set(pids)) == (1 if key[0] == ALONE else 2)
+    assert {fact.devices for fact in result.facts(DeviceTaken)} == {1, 4}
+
+
+def test_no_rank_outlives_its_gang(islands):
+    _, ranks = islands
+    assert not [pid for pids in ranks.values() for pid in pids if psutil.pid_exists(pid)]
