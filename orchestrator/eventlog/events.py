@@ -12,7 +12,12 @@ from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.eventlog.seal import chained
 
 # Fields added after their kind. They are not written when empty, so that older logs keep their bytes and chains.
-LEFT_OUT = {"Evaluated": ("unit", "metrics"), "StepFinished": ("aux",), "DeviceTaken": ("warnings",)}
+LEFT_OUT = {
+    "Evaluated": ("unit", "metrics"),
+    "StepFinished": ("aux",),
+    "DeviceTaken": ("warnings",),
+    "LearnerStarted": ("pids", "nodes"),
+}
 
 
 _ENVELOPE = {"writer": reader(str), "incarnation": reader(int), "sequence": reader(int), "at": reader(float)}

@@ -32,14 +32,6 @@ class LearnerRequested:
 
 
 @dataclass(frozen=True)
-class RankStarted:
-    """Another process of the same learner."""
-
-    pid: int
-    node: str
-
-
-@dataclass(frozen=True)
 class LearnerStarted:
     """Its process is up, or all of them."""
 
@@ -47,7 +39,8 @@ class LearnerStarted:
     incarnation: int
     pid: int
     node: str
-    others: tuple[RankStarted, ...] = ()  # of an island: its ranks 1, 2, ...
+    pids: tuple[int, ...] = ()  # of an island's ranks 1, 2, ...
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

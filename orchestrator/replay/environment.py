@@ -15,6 +15,7 @@ from orchestrator.replay.incarnation import TapeError, named
 from orchestrator.replay.tape import Tape
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # a step's bits do not depend on cores then
+COUNT = "--xla_force_host_platform_device_count"
 STACKED = "stacked"  # among the settings of a learner of a study that stepped several as one program
 PACKAGES = ("optax", "code")  # recorded for the run, not for each incarnation
 
@@ -51,7 +52,21 @@ def needed(tape: Tape) -> Environment | None:
         )
     if device.devices < 1 or device.cores < 0:
         raise TapeError(f"{named(key)} computed on {device.devices} devices and {device.cores} cores, by its own word")
-    return Environment(device.platform, device.cores, device.settings)
+    settings = alike(device)
+    if device.platform == "cpu" and (most := max(each.devices for each in tape.devices.values())) > 1:
+        flags = settings.get("XLA_FLAGS", "")  # behind it: XLA stops reading at a word without a leading hyphen
+        settings["XLA_FLAGS"] = f"{COUNT}={most} {flags}".rstrip()
+    return Environment(device.platform, device.cores, settings)
+
+
+def alike(device: DeviceTaken) -> dict[str, str]:
+    """Its settings, but for the number of devices that a CPU is taken for: of those, one process can have many."""
+    settings = dict(device.settings)
+    if device.platform == "cpu" and "XLA_FLAGS" in settings:
+        settings["XLA_FLAGS"] = " ".join(
+            word for word in settings["XLA_FLAGS"].split() if not word.startswith(f"{COUNT}=")
+        )
+    return settings
 
 
 def hints(tape: Tape, here: DeviceTaken, packages: Mapping[str, str]) -> list[str]:
@@ -59,9 +74,11 @@ def hints(tape: Tape, here: DeviceTaken, packages: Mapping[str, str]) -> list[st
     found: dict[str, None] = {}
     for recorded in tape.devices.values():
         for name in ("platform", "device", "devices", "cores", "processor", "instructions"):
-            _note(found, name, getattr(recorded, name), getattr(here, name))
-        for name in sorted(recorded.settings.keys() | here.settings.keys()):
-            _note(found, name, recorded.settings.get(name, "unset"), here.settings.get(name, "unset"))
+            if name != "devices" or recorded.platform != "cpu":
+                _note(found, name, getattr(recorded, name), getattr(here, name))
+        then, now = alike(recorded), alike(here)
+        for name in sorted(then.keys() | now.keys()):
+            _note(found, name, then.get(name, "unset"), now.get(name, "unset"))
         for name, version in recorded.versions.items():
             _note(found, name, version, here.versions.get(name))
     for name in PACKAGES:
@@ -79,7 +96,8 @@ def _note(found: dict[str, None], name: str, then: object, here: object) -> None
 
 def _kind(device: DeviceTaken) -> tuple[object, ...]:
     threads = 1 if ONE_THREAD in device.settings.get("XLA_FLAGS", "") else device.cores
-    return (device.platform, device.device, device.devices, threads, *sorted(device.settings.items()))
+    devices = 0 if device.platform == "cpu" else device.devices
+    return (device.platform, device.device, devices, threads, *sorted(alike(device).items()))
 
 
 def _in_words(device: DeviceTaken) -> str:

@@ -14,14 +14,7 @@ from typing import Any
 import ray
 
 from learners.checkpoint_writer import SavedPart
-from orchestrator.eventlog.facts import (
-    LearnerLost,
-    LearnerRequested,
-    LearnerStarted,
-    NodePreempted,
-    PoolScaled,
-    RankStarted,
-)
+from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
 from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, Rank, State
 from orchestrator.lifecycle.scaling import request_file
@@ -367,7 +360,8 @@ class LearnerManager:
             return DRAINED
         assert self._syncer is not None
         ranks = await self.actors.create(process, self._syncer.handle)
-        self._emit(LearnerStarted(name, incarnation, *ranks[0], tuple(RankStarted(*each) for each in ranks[1:])))
+        pids, nodes = zip(*ranks, strict=True)
+        self._emit(LearnerStarted(name, incarnation, pids[0], nodes[0], pids[1:], nodes[1:]))
         self._answered(process, ranks)
         await expected
         return await process.run()

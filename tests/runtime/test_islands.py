@@ -83,7 +83,7 @@ def test_the_log_and_the_status_know_each_rank(islands):
     result, ranks = islands
     started = {(fact.learner, fact.incarnation): fact for fact in result.facts(LearnerStarted)}
     for key, pids in ranks.items():
-        assert pids == [started[key].pid, *(each.pid for each in started[key].others)]
+        assert pids == [started[key].pid, *started[key].pids]
         assert len(set(pids)) == (1 if key[0] == ALONE else 2)
     assert {fact.devices for fact in result.facts(DeviceTaken)} == {1, 4}
 
