@@ -168,6 +168,16 @@ class Controller:
         newest = self.units[learner].incarnation
         return newest.number == incarnation and not newest.gone
 
+    def running(self) -> list[dict[str, Any]]:
+        """The processes of running incarnations: the targets of faults."""
+        return [
+            {"name": name, "incarnation": unit.incarnation.number, "rank": number, "pid": rank.pid, "node": rank.node}
+            for name, unit in self.units.items()
+            if unit.state is State.RUNNING
+            for number, rank in enumerate(unit.incarnation.ranks)
+            if rank.pid is not None
+        ]
+
     def leaving(self, now: float) -> list[AskToLeave]:
         """The drains under way, which a new epoch of the syncer has to be asked for again."""
         return [

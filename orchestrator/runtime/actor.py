@@ -92,7 +92,7 @@ class OrchestratorActor:
     @OFTEN
     async def learners(self) -> list[dict[str, Any]]:
         """Running incarnations: the targets of faults."""
-        return self._learners.running()
+        return self._learners.controller.running()
 
     @OFTEN
     async def syncer(self) -> dict[str, Any]:

@@ -157,10 +157,10 @@ class LearnerActors:
             # As if its node had an old recipe: it trains the same, and says that it does not.
             spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
         learner = ray.remote(concurrency_groups=GROUPS)(LearnerActor)
-        process.actor = learner.options(**self._options(process, 0)).remote(spec, syncer)
+        process.actor = learner.options(**self._actor_options(process, 0)).remote(spec, syncer)
         rank = ray.remote(concurrency_groups=island.GROUPS)(island.RankActor)
         process.others = tuple(
-            rank.options(**self._options(process, each)).remote(self._spec(name, process.incarnation, each))
+            rank.options(**self._actor_options(process, each)).remote(self._spec(name, process.incarnation, each))
             for each in range(1, spec.ranks)
         )
         up = [within(recipe.run.start_s, actor.identify.remote()) for actor in process.actors]
@@ -170,10 +170,10 @@ class LearnerActors:
             process.address = await within(CALL_S, process.actor.lead.remote(list(process.others)))
         return [(info["pid"], info["node"]) for info in infos]
 
-    def _options(self, process: LearnerHandle, rank: int) -> dict[str, Any]:
+    def _actor_options(self, process: LearnerHandle, rank: int) -> dict[str, Any]:
         name = process.learner
         options = named(rank_label(name, process.incarnation, rank), self._placement.namespace, 0)
-        return options | inside(self._groups[name], self._recipe.pool_of(name), rank)
+        return options | inside(self._groups[name], self._recipe.pool_of(name), rank=rank)
 
     def _spec(self, name: str, incarnation: int, rank: int = 0) -> LearnerSpec:
         cores, pool = self._placement.cores, self._recipe.pool_of(name)
@@ -194,13 +194,13 @@ class LearnerActors:
         """For chaos: give the learner's next incarnation, and only that, another recipe."""
         self._misconfigured[name] = time.monotonic() + MISCONFIGURED_S
 
-    async def kill(self, process: LearnerHandle, ranks: Iterable[Rank]) -> None:
-        """Kill processes that do not answer. Raises RayError or TimeoutError when a node does not do it."""
+    async def kill(self, process: LearnerHandle, ranks: Iterable[Rank]) -> str:
+        """Kill processes that do not answer. Returns the name of a node's error that did not do it."""
         process.kill()
-        for rank in ranks:
-            if rank.pid is not None and rank.node is not None:
-                agent = node_agent(rank.node, self._placement.namespace)
-                await within(CALL_S, agent.kill.remote(rank.pid))
+        there = [(rank.node, rank.pid) for rank in ranks if rank.pid is not None and rank.node is not None]
+        agents = [node_agent(node, self._placement.namespace).kill.remote(pid) for node, pid in there]
+        ended = await asyncio.gather(*(within(CALL_S, each) for each in agents), return_exceptions=True)
+        return next((type(each).__name__ for each in ended if isinstance(each, Exception)), "")
 
     async def progress(self, process: LearnerHandle) -> Progress | None:
         """What a learner says of itself; None: it does not answer."""

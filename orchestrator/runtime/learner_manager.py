@@ -139,16 +139,6 @@ class LearnerManager:
         """The last thing that went wrong with each learner."""
         return {name: unit.fault for name, unit in self.controller.units.items() if unit.fault}
 
-    def running(self) -> list[dict[str, Any]]:
-        """The processes of running incarnations: the targets of faults."""
-        return [
-            {"name": name, "incarnation": unit.incarnation.number, "rank": number, "pid": rank.pid, "node": rank.node}
-            for name, unit in self.controller.units.items()
-            if unit.state is State.RUNNING
-            for number, rank in enumerate(unit.incarnation.ranks)
-            if rank.pid is not None
-        ]
-
     def misconfigure(self, learner: str, incarnation: int) -> bool:
         """For chaos: give the next incarnation another recipe. False: this incarnation is gone."""
         process = self._processes.get(learner)
@@ -297,16 +287,8 @@ class LearnerManager:
     async def _kill(self, action: End) -> None:
         """The call of the training loop then fails, and `_attend` goes on from there."""
         process = self._processes[action.learner]
-        if error := await self._kill_ranks(process):
+        if error := await self.actors.kill(process, self.controller.units[action.learner].incarnation.ranks):
             await self._lost(process, "lease_expired", f"{action.reason}; {error}")
-
-    async def _kill_ranks(self, process: LearnerHandle) -> str:
-        """End every process of an incarnation by signal. Returns the error of a node that does not do it."""
-        try:
-            await self.actors.kill(process, self.controller.units[process.learner].incarnation.ranks)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            return type(error).__name__
-        return ""
 
     # -------------------------------------------------------------- one incarnation, from its grant to its end
 
@@ -382,7 +364,7 @@ class LearnerManager:
         self._emit(LearnerLost(name, incarnation, cause, detail))
         process.kill()  # a living actor whose loop failed
         if process.others:  # and ranks that are frozen
-            self._spawn(self._kill_ranks(process), self._probes)
+            self._spawn(self.actors.kill(process, self.controller.units[name].incarnation.ranks), self._probes)
         await self._call("fence", name, incarnation, {"died": "killed"}.get(cause, cause))
         self.controller.lost(time.monotonic(), name, incarnation)
         if not self.controller.units[name].wanted:

@@ -95,12 +95,12 @@ def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
 
 
 def inside(
-    group: PlacementGroup, pool: PoolConfig, rank: int = 0, environ: Mapping[str, str] = os.environ
+    group: PlacementGroup, pool: PoolConfig, environ: Mapping[str, str] = os.environ, rank: int = 0
 ) -> dict[str, Any]:
     """Actor options of one rank that use its part of a learner's placement group. `environ`: what the user has set."""
     strategy = PlacementGroupSchedulingStrategy(
         placement_group=group,
-        placement_group_bundle_index=rank * group.bundle_count // pool.processes,
+        placement_group_bundle_index=rank and rank * group.bundle_count // pool.processes,
         placement_group_capture_child_tasks=True,
     )
     return using(pool, environ) | {"scheduling_strategy": strategy}

@@ -25,6 +25,9 @@ class Counting:
         self.where.append("host")
         return [self.generation]
 
+    def packed(self, leaves: list[Any]) -> list[Any]:
+        return leaves
+
 
 def slot(wait_s: float) -> tuple[SnapshotSlot, Counting]:
     trainer = Counting()
@@ -34,19 +37,18 @@ def slot(wait_s: float) -> tuple[SnapshotSlot, Counting]:
 def test_a_checkpoint_and_a_joiner_at_one_boundary_share_one_copy() -> None:
     taking, trainer = slot(0.0)
     one, two = taking.take(), taking.take()
-    assert trainer.where == ["device"] and one.leaves == two.leaves == [0]
-    one.release()
+    assert trainer.where == ["device"] and one.pack() == [0]
     trainer.generation = 1
-    assert taking.take().leaves == [1] and trainer.where == ["device", "host"], "the other has not packed it yet"
-    assert two.leaves == [0]
+    assert taking.take().pack() == [1] and trainer.where == ["device", "host"], "the other has not packed it yet"
+    assert two.pack() == [0]
 
 
 def test_who_comes_while_the_slot_is_taken_waits_until_it_is_packed() -> None:
     taking, trainer = slot(DEADLINE_S)
     held, trainer.generation = taking.take(), 1
-    packer = threading.Timer(0.0, held.release)
+    packer = threading.Timer(0.0, held.pack)
     packer.start()
-    assert taking.take().leaves == [1]
+    assert taking.take().pack() == [1]
     packer.join()
     assert trainer.where == ["device", "device"]
 
@@ -56,14 +58,14 @@ def test_a_copy_that_nobody_fetches_frees_the_slot_when_it_is_forgotten() -> Non
     held, trainer.generation = taking.take(), 1
     del held
     again = taking.take()
-    assert trainer.where == ["device", "device"] and again.leaves == [1]
+    assert trainer.where == ["device", "device"] and again.pack() == [1]
 
 
-def test_releasing_twice_frees_the_slot_once() -> None:
+def test_packing_twice_frees_the_slot_once() -> None:
     taking, trainer = slot(0.0)
     one, two = taking.take(), taking.take()
-    one.release()
-    one.release()
+    one.pack()
+    one.pack()
     trainer.generation = 1
     taking.take()
-    assert trainer.where == ["device", "host"] and two.leaves == [0]
+    assert trainer.where == ["device", "host"] and two.pack() == [0]

@@ -192,8 +192,25 @@ def test_learners_on_devices_of_two_kinds_are_named(events: list[Event]) -> None
     alike = record(events)
     found = needed(alike)
     assert found is not None and found.platform == "cpu"
-    with pytest.raises(TapeError, match=f"2 kinds .*{B0} 1 on 4 x cpu"):
-        needed(record(altered(events, by(B0, DeviceTaken), devices=4)))
+    with pytest.raises(TapeError, match=f"2 kinds .*{B0} 1 on 4 x H100"):
+        needed(record(altered(events, by(B0, DeviceTaken), platform="gpu", device="H100", devices=4)))
+
+
+def test_one_process_has_the_cpu_devices_of_the_largest_learner(events: list[Event]) -> None:
+    four = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_cpu_enable_fast_math=true"}
+    one = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
+    settled = [
+        replace(event, fact=replace(event.fact, settings=four if event.writer == B0 else one))
+        if isinstance(event.fact, DeviceTaken)
+        else event
+        for event in events
+    ]
+    tape = record(altered(settled, by(B0, DeviceTaken), devices=4))
+    found = needed(tape)
+    assert found is not None
+    assert found.settings["XLA_FLAGS"] == "--xla_force_host_platform_device_count=4 --xla_cpu_enable_fast_math=true"
+    here = replace(next(iter(tape.devices.values())), devices=1, settings=found.settings)
+    assert not [each for each in hints(tape, here, {}) if "devices" in each or "XLA_FLAGS" in each]
 
 
 def test_cores_do_not_matter_where_xla_has_one_thread(events: list[Event]) -> None:

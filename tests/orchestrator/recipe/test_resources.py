@@ -165,7 +165,7 @@ def test_what_cannot_be_is_refused_with_its_fix(fields: dict[str, Any], field: s
 @pytest.mark.parametrize(
     ("fields", "message", "fix"),
     [
-        ({"topology": "4x4"}, "needs 4 hosts; a learner unit is one process today", "use 1x1 or 2x2 or 2x4"),
+        ({"topology": "4x4"}, "needs 4 hosts; a slice of more than one is not reserved yet", "use 1x1 or 2x2 or 2x4"),
         ({"accelerator": "TPU-V5P", "topology": "2x2x2"}, "needs 2 hosts", "use 2x2x1"),
         ({"accelerator": "TPU-V5P", "topology": "2x4"}, "needs 2 hosts", "use 2x2x1"),
         ({"accelerator": "TPU-V5P", "topology": "2x2"}, "is no topology of v5p", "use 2x2x1"),

@@ -233,7 +233,7 @@ def actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Actors:
 def test_a_standby_that_is_ready_becomes_the_next_incarnation(actors: Actors) -> None:
     standby, process = Answers(7), LearnerHandle(A, 2)
     actors.ready(standby)
-    assert asyncio.run(actors.create(process, "syncer")) == (7, "n")
+    assert asyncio.run(actors.create(process, "syncer")) == [(7, "n")]
     assert (process.actor, process.syncer, actors.made, actors.killed) == (standby, "syncer", [], [])
 
 
@@ -241,7 +241,7 @@ def test_a_standby_that_is_ready_becomes_the_next_incarnation(actors: Actors) ->
 def test_one_that_fails_to_is_ended_and_a_new_process_started(actors: Actors, error: Exception) -> None:
     standby, process = Answers(7, error), LearnerHandle(A, 2)
     actors.ready(standby)
-    assert asyncio.run(actors.create(process, "syncer")) == (99, "n")
+    assert asyncio.run(actors.create(process, "syncer")) == [(99, "n")]
     assert actors.killed == [standby]
     assert [spec.incarnation for spec, _ in actors.made] == [2]
 
@@ -250,7 +250,7 @@ def test_one_that_chaos_gives_another_recipe_is_a_new_process(actors: Actors) ->
     standby = Answers(7)
     actors.ready(standby)
     actors.misconfigure(A)
-    assert asyncio.run(actors.create(LearnerHandle(A, 2), "syncer")) == (99, "n")
+    assert asyncio.run(actors.create(LearnerHandle(A, 2), "syncer")) == [(99, "n")]
     assert actors.killed == [standby]
 
 

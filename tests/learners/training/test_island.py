@@ -1,0 +1,124 @@
+"""A learner of several processes computes what one process with as many devices does; rank 0 leads, the others follow.
+
+on_ranks.py trains, contributes, adopts in every way, saves and takes over a state: on two processes with two CPU
+devices each, and on one with four.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from learners.training.island import Call, Follower
+from learners.training.state_arrays import Pieces
+from learners.training.trainer import Trainer
+from tests.waiting import DEADLINE_S
+
+ROOT = Path(__file__).parents[3]
+CASES = ("whole", "parts", "narrow")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    corpus = tmp_path_factory.mktemp("text")
+    for number in range(4):
+        (corpus / f"{number}.txt").write_text(f"the {number} quick brown foxes jump over lazy dogs\n" * 60)
+
+    def computed(ranks: int, devices: int) -> Any:
+        program = [sys.executable, str(ROOT / "tests" / "learners" / "training" / "on_ranks.py")]
+        settings = {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(ROOT),
+        }
+        done = subprocess.run(
+            [*program, str(corpus), str(ranks), str(devices)],
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return {shape: computed(*shape) for shape in ((1, 4), (2, 2))}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_compute_the_bits_of_one_with_as_many_devices(found: Any, case: str) -> None:
+    one, two = found[1, 4][case], found[2, 2][case]
+    for what in ("losses", "fragments", "moved", "state"):
+        assert two[what] == one[what], what
+    assert one["back"] and two["back"], "what was captured can be restored"
+    assert len({round(loss, 4) for loss in one["losses"][:4]}) == 4, "it trains"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
+def test_no_leaf_lies_in_one_process_and_the_other_is_told_of_every_call(found: Any, case: str) -> None:
+    assert found[2, 2][case]["local"] == 0 < found[1, 4][case]["local"]
+    calls = {"adopt", "capture", "copy", "dispatch", "expect", "release", "reset_optimizer", "restore", "swap"}
+    assert set(found[2, 2][case]["told"]) == calls
+
+
+class Recorded:
+    """A trainer that notes what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+def following(*calls: Call) -> list[tuple[Any, ...]]:
+    trainer = Recorded()
+    follower = Follower(cast(Trainer, trainer))
+    loop = threading.Thread(target=follower.run)
+    loop.start()
+    for call in calls:
+        follower.put(call)
+    loop.join(DEADLINE_S)
+    assert not loop.is_alive()
+    return trainer.calls
+
+
+def test_calls_that_come_in_another_order_are_carried_out_in_rank_0s() -> None:
+    calls = [Call(0, "copy", (1,)), Call(1, "reset_optimizer", ()), Call(2, "copy", (2,)), Call(3, "end", ())]
+    wanted = [("copy", 1), ("reset_optimizer",), ("copy", 2)]
+    assert following(*calls) == following(*reversed(calls)) == wanted
+
+
+def test_a_value_that_was_never_adopted_is_dropped_when_a_newer_one_is() -> None:
+    trainer = Recorded()
+    follower = Follower(cast(Trainer, trainer))
+    for key in range(3):
+        follower.place(key, 0, np.zeros(1, np.float32), False)
+    follower.place(3, 1, np.zeros(1, np.float32), False)
+    for number, call in enumerate([("swap", (0, 1)), ("end", ())]):
+        follower.put(Call(number, *call))
+    follower.run()
+    assert set(follower._placed) == {(0, 2), (1, 3)}, "a newer one, and another fragment's"
+
+
+def test_shards_that_are_asked_for_before_the_state_is_captured_are_refused_in_time() -> None:
+    with pytest.raises(TimeoutError, match="not captured within 0"):
+        Follower(cast(Trainer, Recorded())).pieces(7, 0.0)
+
+
+def test_a_leaf_is_joined_of_every_ranks_shards() -> None:
+    whole = np.arange(12.0).reshape(4, 3)
+    top, bottom = (slice(0, 2), slice(None)), (slice(2, 4), slice(None))
+    mine, theirs = Pieces((4, 3), [(top, whole[top])]), Pieces((4, 3), [(bottom, whole[bottom])])
+    assert np.array_equal(mine.joined([theirs]), whole)
