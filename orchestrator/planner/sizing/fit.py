@@ -55,6 +55,7 @@ class Placement:
     services: dict[str, str]
     shortfalls: tuple[Shortfall, ...]
     free: dict[str, dict[str, float]]  # what each node has left
+    others: dict[str, tuple[str, ...]]  # of learners that are spread over several nodes: those after the first
 
 
 def claim(pool: PoolConfig, anywhere: bool) -> Shape:
@@ -103,6 +104,7 @@ class _Packing:
         services_first: bool,
     ) -> None:
         self.learners: dict[str, str] = {}
+        self.others: dict[str, tuple[str, ...]] = {}
         self.services: dict[str, str] = {}
         self._wanted, self._nodes, self._anywhere, self._asked = wanted, nodes, anywhere, learners
         self._free = {node.name: _units(node.resources) for node in nodes}
@@ -144,7 +146,7 @@ class _Packing:
         asked = self._claims[pool.name]
         need = _units(asked.resources)
         able = [node for node in self._bearing(asked.labels) if _holds(self._free[node.name], need)]
-        if not able:
+        if len(able) < asked.nodes:
             return
 
         def waste(node: Node) -> tuple[int, float]:
@@ -152,9 +154,11 @@ class _Packing:
             unasked = sum(amount > 0 and kind not in need for kind, amount in free.items())
             return unasked, sum((free[kind] - amount) / free[kind] for kind, amount in need.items() if amount)
 
-        chosen = min(able, key=waste)
-        self._take(chosen, need)
-        self.learners[name] = chosen.name
+        chosen = sorted(able, key=waste)[: asked.nodes]
+        for node in chosen:
+            self._take(node, need)
+        self.learners[name] = chosen[0].name
+        self.others[name] = tuple(node.name for node in chosen[1:])
 
     def _take(self, node: Node, need: Amounts) -> None:
         free = self._free[node.name]
@@ -171,7 +175,7 @@ class _Packing:
         shortfalls += [self._service(service) for service in self._wanted if service.name not in self.services]
         free = {name: {kind: amount / UNIT for kind, amount in left.items()} for name, left in self._free.items()}
         found = tuple(shortfall for shortfall in shortfalls if shortfall is not None)
-        return Placement(self.learners, self.services, found, free)
+        return Placement(self.learners, self.services, found, free, self.others)
 
     def _service(self, service: Service) -> Shortfall:
         if why := misses(service.labels, self._nodes):
@@ -227,6 +231,8 @@ class _Packing:
         if not alone:
             reason = f"no node{where} has {asked} together; lacking: {short}"
             return Shortfall(pool.name, f"{field}.resources", missing, reason, "ask for less, or add such a node")
+        if (nodes := self._claims[pool.name].nodes) > 1:
+            where += f", each spread over {nodes} nodes"
         reason = f"room for {placed} of {pool.learners}{where}; lacking: {short}"
         add = f"add {asked}{where} for each of {missing} more"
         fewer = f"set {field}.learners={placed}, or " if placed else ""

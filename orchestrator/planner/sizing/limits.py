@@ -77,6 +77,11 @@ LIMITS: tuple[Callable[[Draft], Iterator[Problem]], ...] = (
 def _processes(draft: Draft, node: Node) -> Counter[str]:
     """How many of each kind of process are placed on a node."""
     pools = draft.recipe.learners
-    there = [f"learner-{pools[name].name}" for name, place in draft.placement.learners.items() if place == node.name]
+    there = [
+        f"learner-{pools[name].name}"
+        for name, place in draft.placement.learners.items()
+        if node.name in (place, *draft.placement.others.get(name, ()))
+        for _ in range(pools[name].processes // (1 + len(draft.placement.others.get(name, ()))))
+    ]
     services = [name.partition("-")[0] for name, place in draft.placement.services.items() if place == node.name]
     return Counter([*there, *(name for name in services if name in draft.memory)])
