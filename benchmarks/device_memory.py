@@ -107,7 +107,7 @@ class Watched(LockStep):
             if within == 0:
                 self.captured = io.capture()
         elif within == half and round_ in (2, 4):
-            (self.captured.captured if round_ == 2 else self.captured).release()
+            (self.captured.captured if round_ == 2 else self.captured).pack()
 
     def count(self) -> None:
         live = sum(array.nbytes for array in jax.live_arrays()) - self.other_bytes

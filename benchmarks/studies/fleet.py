@@ -79,7 +79,7 @@ def _speeds_table(rows: dict[float, list[heterogeneous.Row]]) -> str:
     lines.append("|---|---|---|---|---|---|---|")
     for gap, found in rows.items():
         for row in found:
-            shares = [f"{100 * value:.1f} ± {100 * half:.1f}" for value, half in row.shares]
+            shares = [f"{100 * value:.1f}±{100 * half:.1f}" for value, half in row.shares]
             paper = PAPER_GOODPUT[row.rule] if gap == heterogeneous.Speeds().gap else ""
             cells = (f"{gap:.0%}", row.rule, shares[0], paper, *shares[1:], f"{row.merges_per_step:.2f}")
             lines.append(f"|{'|'.join(cells)}|")

@@ -103,10 +103,10 @@ def grid_table(cells: Sequence[Cell]) -> str:
 
 
 def _against(cell: Cell) -> str:
-    text = f"{100 * cell.goodput:.1f} / {100 * cell.uptime:.1f} ±{100 * cell.half_width:.1f}"
+    text = f"{100 * cell.goodput:.1f}/{100 * cell.uptime:.1f}±{100 * cell.half_width:.1f}"
     if cell.chips not in PUBLISHED:
         return text
-    return f"{text} ({' / '.join(f'{difference:+.1f}' for difference in differences(cell))})"
+    return f"{text} ({'/'.join(f'{difference:+.1f}' for difference in differences(cell))})"
 
 
 def headline(cells: Sequence[Cell]) -> str:

@@ -75,7 +75,11 @@ def unfit_for_harness(recipe: Recipe) -> list[Problem]:
     return [
         Problem(f"pools.{index}.{name}", value, "is more than the one device of a study", fix)
         for index, pool in enumerate(recipe.pools)
-        for name, value in (("devices", pool.devices), ("model_parallel", pool.model_parallel))
+        for name, value in (
+            ("devices", pool.devices),
+            ("model_parallel", pool.model_parallel),
+            ("processes", pool.processes),
+        )
         if (value or 1) > 1
     ]
 

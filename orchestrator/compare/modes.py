@@ -164,9 +164,10 @@ def _all_hardware(mode: str, recipe: Recipe, plain: Plain, harness: bool) -> Pla
     }
     if harness or len(recipe.learners) == 1:
         return pool
-    if len(recipe.pools) > 1:
-        fix = "compare it with --harness, or give one pool"
-        raise _unfit(mode, f"one learner cannot have the hardware of {len(recipe.pools)} pools", fix)
+    if len(recipe.pools) > 1 or recipe.pools[0].processes > 1:
+        what = f"{len(recipe.pools)} pools" if len(recipe.pools) > 1 else "learners of several processes"
+        fix = "compare it with --harness, or give one pool, of learners of one process"
+        raise _unfit(mode, f"one learner cannot have the hardware of {what}", fix)
     first, count = recipe.pools[0], len(recipe.learners)
     resources = {kind: amount * count for kind, amount in first.resources.items()}
     return pool | {"resources": resources, "devices": first.known_devices * count}

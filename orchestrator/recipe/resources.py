@@ -210,7 +210,7 @@ def unschedulable_reason(claim: Shape, nodes: Sequence[Node]) -> str:
     if not any(fit):
         return f"{where} none has {wanted} together"
     if sum(fit) < claim.nodes:
-        return f"{where} only {sum(fit)} have {wanted}, and a learner is spread over {claim.nodes}"
+        return f"{where} only {sum(fit)} with {wanted}, and a learner is spread over {claim.nodes}"
     return f"{where} some have {wanted}, but others are using them"
 
 

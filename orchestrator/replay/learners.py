@@ -130,7 +130,7 @@ class Learners:
 
     def _begin(self, key: Key) -> _Unit:
         incarnation, pool = self._incarnations[key], self._pools[key]
-        devices = incarnation.device.devices if incarnation.device else pool.devices or 1
+        devices = incarnation.device.devices if incarnation.device else (pool.devices or 1) * pool.processes
         alone = devices == 1
         try:
             trainer = Trainer(

@@ -91,6 +91,25 @@ def test_any_is_one_of_the_learners_and_every_one_of_them_for_some_seed() -> Non
     assert {plan(PLANNED, LEARNERS, seed)[0].learner for seed in range(64)} == set(LEARNERS)
 
 
+def test_any_process_of_an_island_is_struck_by_what_strikes_one_and_its_learner_by_the_rest() -> None:
+    processes = ["learner-i-0", "learner-i-0/1", "learner-a-0"]
+    both = [FaultConfig(kind=kind, learner="any", at_step=5) for kind in ("freeze", "link")]
+    faults = [plan(ChaosConfig(faults=tuple(both)), processes, seed) for seed in range(64)]
+    assert {freeze.learner for freeze, _ in faults} == set(processes)
+    assert {link.learner for _, link in faults} == {"learner-i-0", "learner-a-0"}
+    random = list(islice(random_faults(ChaosConfig(mtbf_s=1.0, kinds=("kill", "corrupt")), processes, 0, 0), 200))
+    assert {fault.target for fault in random if fault.kind == "kill"} >= {("learner-i-0", 0), ("learner-i-0", 1)}
+    assert {fault.target[1] for fault in random if fault.kind == "corrupt"} == {0}
+
+
+def test_a_rank_is_refused_where_the_kind_strikes_a_whole_learner() -> None:
+    wrong = ChaosConfig(faults=(FaultConfig(kind="link", learner="learner-i-0/1", at_step=1),))
+    with pytest.raises(
+        ValueError, match=r"link strikes a learner as a whole; name 'learner-i-0', or use one of freeze"
+    ):
+        plan(wrong, ["learner-i-0", "learner-i-0/1"], 0)
+
+
 def test_a_fault_more_changes_none_of_the_others() -> None:
     longer = PLANNED.model_copy(
         update={"faults": (*PLANNED.faults, FaultConfig(kind="kill", learner="any", at_step=5))}

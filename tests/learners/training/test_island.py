@@ -14,11 +14,14 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
+import jax
 import numpy as np
 import pytest
 
+from learners.training.devices.mesh import layout
 from learners.training.island import Call, Follower
 from learners.training.state_arrays import Pieces
+from learners.training.task import Task
 from learners.training.trainer import Trainer
 from tests.waiting import DEADLINE_S
 
@@ -122,3 +125,10 @@ def test_a_leaf_is_joined_of_every_ranks_shards() -> None:
     top, bottom = (slice(0, 2), slice(None)), (slice(2, 4), slice(None))
     mine, theirs = Pieces((4, 3), [(top, whole[top])]), Pieces((4, 3), [(bottom, whole[bottom])])
     assert np.array_equal(mine.joined([theirs]), whole)
+
+
+def test_processes_with_different_numbers_of_devices_are_no_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "local_devices", lambda process: ["device"] * (1 + process))
+    with pytest.raises(ValueError, match="the same number of devices each: rank 0 has 1, rank 1 has 2"):
+        layout(cast(Task, None), (), None, 1)

@@ -66,7 +66,7 @@ for _ in range(rounds):
         if fragment.index == 8:
             captured = moves.capture()
         if fragment.index == 20:
-            captured.release(); captured = None
+            captured.pack(); captured = None
         flight.result()
         held = max(held, own())
         moves.apply(Apply(fragment.index, number, placed, "overwrite", None))

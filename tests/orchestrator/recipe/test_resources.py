@@ -47,6 +47,26 @@ def refused(asked: PoolConfig) -> dict[str, Problem]:
 # ------------------------------------------------------------------ what is asked for
 
 
+def test_an_island_asks_for_as_much_on_each_of_its_hosts() -> None:
+    asked = shape(pool(resources={"CPU": 8, "GPU": 2}, processes=4, hosts=2, region="us-east"))
+    assert (asked.resources, asked.labels, asked.nodes) == ({"CPU": 16, "GPU": 4}, {"region": "us-east"}, 2)
+    here = shape(pool(resources={"CPU": 1}, processes=4, hosts=2), anywhere=True)
+    assert (here.resources, here.nodes) == ({"CPU": 4}, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "where", "message"),
+    [
+        ({"processes": 4, "hosts": 3}, "hosts", "does not divide the 4 processes"),
+        ({"processes": 2, "standby": 1}, "standby", "are made for learners of one process"),
+        ({"processes": 2, "resources": {"GPU": 0.5}}, "resources.GPU", "cannot meet on one GPU"),
+    ],
+)
+def test_an_island_that_cannot_be_is_refused(fields: dict[str, Any], where: str, message: str) -> None:
+    assert message in refused(pool(**fields))[f"pools.0.{where}"].message
+    assert refused(pool(processes=4, hosts=2)) == {}
+
+
 def test_a_unit_asks_for_its_resources_in_one_bundle_and_for_nodes_by_label() -> None:
     asked = shape(pool(resources={"CPU": 8, "GPU": 2}, accelerator="H100", region="us-east"))
     assert asked == Shape({"CPU": 8, "GPU": 2}, {"region": "us-east", "ray.io/accelerator-type": "H100"})
@@ -227,6 +247,11 @@ A100 = Node({"region": "us-west", "ray.io/accelerator-type": "A100"}, {"CPU": 12
             Shape({"GPU": 8}, {"region": "us-east"}),
             [HEAD, H100],
             "of 2 living nodes with the label region = us-east some have 8 GPU, but others are using them",
+        ),
+        (
+            Shape({"GPU": 8}, {}, 3),
+            [HEAD, H100, A100],
+            "of 3 living nodes only 1 with 8 GPU, and a learner is spread over 3",
         ),
         (Shape({"CPU": 1}, {}), [], "no node is alive"),
     ],
