@@ -40,7 +40,7 @@ from orchestrator.store.readers import RECIPE_FILE  # noqa: E402
 STRUCK = "learner-island-0"
 STRIKES = [(how, rank) for how in ("SIGKILL", "SIGSTOP", "hang") for rank in (1, 0)]
 QUIET_S = 15.0  # before a strike, in which all step
-SLOWDOWN = 40.0
+SLOWDOWN = 30.0
 HANG_S = 6.0  # the recipe's own deadline for a learner that is silent and does not step
 SETTINGS = [
     "name=island",
@@ -56,6 +56,7 @@ SETTINGS = [
     "pools.0.learners=2",
     "pools.0.processes=2",
     "pools.0.devices=2",
+    "pools.0.model_parallel=2",  # two devices share a batch: with more, processes add up in another order than a replay
     f"pools.0.slowdown={SLOWDOWN}",
     'chaos.faults=[{kind="kill", learner="learner-island-0", at_step=1_000_000_000}]',
 ]

@@ -232,7 +232,13 @@ def _hints(job: Job) -> list[str]:
     here = device_taken(devices)
     if job.environment is not None and job.environment.cores:
         here = replace(here, cores=min(here.cores, job.environment.cores))  # of each learner
-    return hints(job.tape, here, {"optax": version("optax"), "code": code_digest()})
+    found = hints(job.tape, here, {"optax": version("optax"), "code": code_digest()})
+    return found + [
+        f"pool {pool.name}: where more than two devices share a batch, its {pool.processes} processes added up in "
+        "another order than one does"
+        for pool in job.recipe.pools
+        if pool.processes > 1 and pool.known_devices > 2 * pool.model_parallel
+    ]
 
 
 if __name__ == "__main__":
