@@ -92,8 +92,7 @@ class RankActor:
         self._prepared = Preparation(spec, granted_gpus())
         self._faults = FaultEffects(time.monotonic)
         self._follower: Follower | None = None
-        self._early: list[Call] = []  # that came before this rank could follow
-        self._lock = threading.Lock()
+        self._ready = threading.Event()  # it can follow
         self._ended: Future[None] | None = None  # once it follows: how that ended
 
     def __repr__(self) -> str:
@@ -124,32 +123,31 @@ class RankActor:
         self._prepared.compile()
         from learners.training.island import Follower
 
-        with self._lock:
-            self._follower = Follower(self._prepared.trainer, self._faults.delay_s)
-            for call in self._early:
-                self._follower.put(call)
+        self._follower = Follower(self._prepared.trainer, self._faults.delay_s)
+        self._ready.set()
         self._follower.run()
 
     @ray.method(concurrency_group="calls", enable_task_events=False)
     def put(self, call: Call) -> None:
         """See Follower.put."""
-        with self._lock:
-            if self._follower is None:
-                self._early.append(call)
-            else:
-                self._follower.put(call)
+        self._when_ready().put(call)
 
     @ray.method(concurrency_group="place", enable_task_events=False)
     def place(self, key: int, fragment: int, flat: Any, exact: bool) -> None:
-        """See Follower.place. Rank 0 places values once all ranks have compiled."""
-        assert self._follower is not None
-        self._follower.place(key, fragment, flat, exact)
+        """See Follower.place."""
+        self._when_ready().place(key, fragment, flat, exact)
 
     @ray.method(concurrency_group="give", enable_task_events=False)
     def pieces(self, capture: int, deadline_s: float) -> list[Pieces | None]:
         """See Follower.pieces."""
+        return self._when_ready().pieces(capture, deadline_s)
+
+    def _when_ready(self) -> Follower:
+        """Rank 0 leads once it has compiled; this rank may do so a little later. Raises TimeoutError."""
+        if not self._ready.wait(VALUE_S):
+            raise TimeoutError(f"{self._name} has not compiled within {VALUE_S:g} s of rank 0")
         assert self._follower is not None
-        return self._follower.pieces(capture, deadline_s)
+        return self._follower
 
     @ray.method(concurrency_group="chaos")
     def disturb(self, kind: str, duration_s: float, delay_s: float, seed: str, expires_at: float) -> bool:

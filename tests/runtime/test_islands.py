@@ -31,7 +31,7 @@ def as_incarnations(a, b, more=0):
 
 @pytest.fixture(scope="module")
 def islands(run, tmp_path_factory):
-    """A's rank 1 is killed, then its rank 0, then the syncer; B's rank 1 ends by itself."""
+    """A's rank 1 is killed, then its rank 0, the syncer, the orchestrator; then, from outside, B's rank 1."""
     folder, ranks = tmp_path_factory.mktemp(NAME), {}
 
     def look(status):
@@ -47,6 +47,15 @@ def islands(run, tmp_path_factory):
         look(status)
         kill(status["syncer"]["pid"])
 
+    ended = []
+
+    def strike_orchestrator(status):
+        ended.append(status["orchestrator"]["pid"])
+        kill(*ended)
+
+    def another_serves(status):
+        return status["orchestrator"]["pid"] not in ended and stepping(status) == {A: 3, B: 1, ALONE: 1}
+
     script = Script(
         folder,
         (as_incarnations(1, 1, 4), look),
@@ -54,7 +63,8 @@ def islands(run, tmp_path_factory):
         (as_incarnations(2, 1, 4), look),
         (as_incarnations(2, 1), inject(NAME, "kill", A)),
         (as_incarnations(3, 1, 4), strike_syncer),
-        (as_incarnations(3, 1, 4), strike_b),
+        (as_incarnations(3, 1, 4), strike_orchestrator),
+        (another_serves, strike_b),
         (as_incarnations(3, 2, 8), look),
         (as_incarnations(3, 2), nothing),
     )
