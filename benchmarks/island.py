@@ -2,11 +2,11 @@
 
     python benchmarks/island.py [--run-dir runs/island] [--json]
 
-One run of small, paced learners (the cores are not full), so that what a gang's restart costs the others can be told
-from what two cores cannot do at once. Strikes learner-island-0: SIGKILL, SIGSTOP, and a step that never ends, which its
-peers meet as a collective that hangs; of rank 1 and of rank 0. Measured from the log: from the strike until the gang's
-next incarnation steps and until it is in a commit, and the step rate of the others meanwhile against their rate before.
-At the end all checks, and a replay.
+One run of small learners whose batches take 0.25 s, so that the cores are not full, and what a gang's restart costs the
+others can be told from what two cores cannot do at once. Strikes learner-island-0: SIGKILL, SIGSTOP, and a step that
+never ends, which its peers meet as a collective that hangs; of rank 1 and of rank 0. Measured from the log: from the
+strike until the gang's next incarnation steps and until it is in a commit, and the step rate of the others meanwhile
+against their rate before. At the end all checks, and a replay.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.fresh import emptied  # noqa: E402
 from benchmarks.standby import contributing, rate  # noqa: E402
 from learners.protocol.facts import StepFinished  # noqa: E402
+from learners.training.models.language import ByteLanguageModel  # noqa: E402
 from orchestrator.eventlog.events import Event  # noqa: E402
 from orchestrator.eventlog.facts import LearnerLost  # noqa: E402
 from orchestrator.eventlog.reader import read_run  # noqa: E402
@@ -40,10 +41,11 @@ from orchestrator.store.readers import RECIPE_FILE  # noqa: E402
 STRUCK = "learner-island-0"
 STRIKES = [(how, rank) for how in ("SIGKILL", "SIGSTOP", "hang") for rank in (1, 0)]
 QUIET_S = 15.0  # before a strike, in which all step
-SLOWDOWN = 30.0
+PACE_S = 0.25  # of a step: its batch is not there sooner, and cores that others use too do not slow it
 HANG_S = 6.0  # the recipe's own deadline for a learner that is silent and does not step
 SETTINGS = [
     "name=island",
+    "task=benchmarks.island:Paced",
     "budget.tokens=1_000_000_000",
     "eval.every=0",
     "model.layers=1",
@@ -57,9 +59,16 @@ SETTINGS = [
     "pools.0.processes=2",
     "pools.0.devices=2",
     "pools.0.model_parallel=2",  # two devices share a batch: with more, processes add up in another order than a replay
-    f"pools.0.slowdown={SLOWDOWN}",
     'chaos.faults=[{kind="kill", learner="learner-island-0", at_step=1_000_000_000}]',
 ]
+
+
+class Paced(ByteLanguageModel):
+    """The byte model, with batches that take their time."""
+
+    def batch(self, start: int, count: int) -> Any:
+        time.sleep(PACE_S)
+        return super().batch(start, count)
 
 
 class Striker:
@@ -139,7 +148,7 @@ def main() -> None:
     from orchestrator.runtime import launch
 
     draft = load(ROOT / "deploy/recipes/local.toml", SETTINGS)
-    alone = {"name": "alone", "learners": 1, "batch_size": 8, "slowdown": SLOWDOWN}
+    alone = {"name": "alone", "learners": 1, "batch_size": 8}
     recipe = resolve(draft.model_copy(update={"pools": (*draft.pools, type(draft.pools[0])(**alone))}))
     store = emptied(options.run_dir)
     store.write_text(RECIPE_FILE, dump(recipe))  # for the replay

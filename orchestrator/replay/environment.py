@@ -54,18 +54,22 @@ def needed(tape: Tape) -> Environment | None:
         raise TapeError(f"{named(key)} computed on {device.devices} devices and {device.cores} cores, by its own word")
     settings = alike(device)
     if device.platform == "cpu" and (most := max(each.devices for each in tape.devices.values())) > 1:
-        flags = settings.get("XLA_FLAGS", "")  # behind it: XLA stops reading at a word without a leading hyphen
-        settings["XLA_FLAGS"] = f"{COUNT}={most} {flags}".rstrip()
+        settings["XLA_FLAGS"] = taken_for(most, settings)
     return Environment(device.platform, device.cores, settings)
+
+
+def taken_for(devices: int, settings: Mapping[str, str]) -> str:
+    """XLA_FLAGS by which a CPU is taken for so many devices."""
+    words = settings.get("XLA_FLAGS", "").split()
+    counted = [f"{COUNT}={devices}"] if devices > 1 else []  # in front: XLA stops reading at a word without a hyphen
+    return " ".join([*counted, *(word for word in words if not word.startswith(f"{COUNT}="))])
 
 
 def alike(device: DeviceTaken) -> dict[str, str]:
     """Its settings, but for the number of devices that a CPU is taken for: of those, one process can have many."""
     settings = dict(device.settings)
     if device.platform == "cpu" and "XLA_FLAGS" in settings:
-        settings["XLA_FLAGS"] = " ".join(
-            word for word in settings["XLA_FLAGS"].split() if not word.startswith(f"{COUNT}=")
-        )
+        settings["XLA_FLAGS"] = taken_for(1, settings)
     return settings
 
 

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.replay.crew import Crew, Failure, FromLearners, News, ToLearners
-from orchestrator.replay.environment import ONE_THREAD, Environment
+from orchestrator.replay.environment import ONE_THREAD, Environment, taken_for
 from orchestrator.replay.incarnation import IncarnationTape, Key, Read, Step, TapeError
 from orchestrator.replay.schedule import dealt
 from orchestrator.replay.tape import Tape, merged_reads, nothing_computed
@@ -38,16 +38,34 @@ class Share:
     bare: bool
     recipe: Recipe
     cores: tuple[int, ...]
+    devices: int = 0  # for which a CPU is to be taken; 0: as the environment says
 
 
 def shares(tape: Tape, recipe: Recipe, environment: Environment | None, cores: list[int]) -> list[Share]:
     """How these cores may repeat a tape's learners at the same time, each with as many as in the run.
 
-    One share: not at all. Accelerators are not shared between processes.
+    One share: not at all. Accelerators are not shared between processes. On CPUs, learners with one core, with several
+    and with several devices are in processes of their own: XLA computes other bits with another number of threads.
     """
     steps: Counter[str] = Counter()
     for (learner, _), incarnation in tape.incarnations.items():
         steps[learner] += sum(isinstance(moment, Step) for moment in incarnation.moments)
+    reads, bare = merged_reads(tape), nothing_computed(tape)
+
+    def share(names: Collection[str], of_cores: Sequence[int], devices: int = 0) -> Share:
+        return Share(
+            {key: incarnation for key, incarnation in tape.incarnations.items() if key[0] in names},
+            {read: codec for read, codec in reads.items() if read[0][0] in names},
+            bare,
+            recipe,
+            tuple(of_cores),
+            devices,
+        )
+
+    if environment is not None and environment.platform == "cpu" and len(kinds := _kinds(tape)) > 1:
+        return [
+            share(names, cores[:1] if alone else cores, devices) for (devices, alone), names in sorted(kinds.items())
+        ]
     each = 0
     if environment is not None and environment.platform == "cpu":
         each = 1 if ONE_THREAD in environment.settings.get("XLA_FLAGS", "") else environment.cores
@@ -55,17 +73,20 @@ def shares(tape: Tape, recipe: Recipe, environment: Environment | None, cores: l
     count = min(len(cores) // each if each else 1, steps.total() // LEAST_STEPS)
     work = {name: number * recipe.pool_of(name).batch_size for name, number in steps.items()}
     groups = dealt(work, max(1, count))
-    reads, bare = merged_reads(tape), nothing_computed(tape)
     return [
-        Share(
-            {key: incarnation for key, incarnation in tape.incarnations.items() if key[0] in names},
-            {read: codec for read, codec in reads.items() if read[0][0] in names},
-            bare,
-            recipe,
-            tuple(cores[number * each : (number + 1) * each]) if each else tuple(cores),
-        )
+        share(names, cores[number * each : (number + 1) * each] if each else cores)
         for number, names in enumerate(groups)
     ]
+
+
+def _kinds(tape: Tape) -> dict[tuple[int, bool], set[str]]:
+    """Learners by how many devices they computed on, and whether on one core."""
+    found: dict[tuple[int, bool], set[str]] = {}
+    of = {learner: device for (learner, _), device in tape.devices.items()}
+    for learner in {learner for learner, _ in tape.incarnations}:
+        kind = (of[learner].devices, of[learner].cores == 1) if learner in of else (1, False)
+        found.setdefault(kind, set()).add(learner)
+    return found
 
 
 class Workers(Crew):
@@ -81,6 +102,7 @@ class Workers(Crew):
                 [sys.executable, "-P", "-m", "orchestrator.replay.workers"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                env=os.environ | ({"XLA_FLAGS": taken_for(share.devices, os.environ)} if share.devices else {}),
             )
             outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
             outgoing.put(share)

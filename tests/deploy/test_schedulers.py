@@ -21,7 +21,7 @@ from tests.waiting import DEADLINE_S
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SKY = sorted((DEPLOY / "skypilot").glob("*.yaml"))
 FAKE = """#!/usr/bin/env bash
-echo "$(basename "$0") $*" >>"$CALLS"
+{ echo -n "$(basename "$0")"; printf ' %q' "$@"; echo; } >>"$CALLS"
 case "$(basename "$0") $*" in
 scontrol*hostnames*) printf 'n1\\nn2\\nn3\\n' ;;
 srun*) exec sleep 600 ;;
@@ -70,6 +70,7 @@ def slurm(tmp_path: Path) -> Iterator[Any]:
     yield start
     for each in started:
         each.process.kill()
+        each.process.wait()
 
 
 def accepted(line: str) -> None:

@@ -78,6 +78,21 @@ def test_learners_share_the_cores_as_they_had_them_in_the_run(
     assert len(shares(tape, run.recipe, None, [4, 5, 6, 7])) == 1
 
 
+def test_learners_with_other_numbers_of_devices_or_of_threads_are_in_processes_of_their_own(
+    run: Shaken, tape: Tape
+) -> None:
+    names = sorted({learner for learner, _ in tape.incarnations})
+    kinds = dict(zip(names, [(1, 1), (1, 2), (4, 2)], strict=True))
+    incarnations = {
+        key: replace(each, device=each.device and replace(each.device, devices=count, cores=cores))
+        for key, each in tape.incarnations.items()
+        for count, cores in [kinds[key[0]]]
+    }
+    found = shares(replace(tape, incarnations=incarnations), run.recipe, CPU, [4, 5])
+    told = [({name for name, _ in each.incarnations}, each.devices, each.cores) for each in found]
+    assert told == [({names[1]}, 1, (4, 5)), ({names[0]}, 1, (4,)), ({names[2]}, 4, (4, 5))]
+
+
 @pytest.fixture
 def crew(run: Shaken, tape: Tape, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     monkeypatch.setattr(workers, "LEAST_STEPS", 1)
