@@ -40,12 +40,16 @@ from orchestrator.store.readers import RECIPE_FILE  # noqa: E402
 
 STRUCK = "learner-island-0"
 STRIKES = [(how, rank) for how in ("SIGKILL", "SIGSTOP", "hang") for rank in (1, 0)]
-QUIET_S = 15.0  # before a strike, in which all step
-PACE_S = 0.25  # of a step: its batch is not there sooner, and cores that others use too do not slow it
+TASK = "benchmarks.island:Paced"
+QUIET_S = 65.0  # before a strike, in which all step: a learner that lived for a minute is restarted without a wait
+USUAL_S = 15.0  # of that, in which the others' rate is measured
+PACE_S = float(
+    os.environ.get("ISLAND_PACE_S", "0.25")
+)  # of a step: its batch is not there sooner, and cores that others use too do not slow it
 HANG_S = 6.0  # the recipe's own deadline for a learner that is silent and does not step
 SETTINGS = [
     "name=island",
-    "task=benchmarks.island:Paced",
+    f"task={TASK}",
     "budget.tokens=1_000_000_000",
     "eval.every=0",
     "model.layers=1",
@@ -113,7 +117,7 @@ def measure(events: list[Event], strikes: list[float], summary: Mapping[str, Any
     rows = []
     for number, (at, (how, rank)) in enumerate(zip(strikes, STRIKES, strict=False), start=1):
         back, again = first.get(number + 1), contributing(events, STRUCK, number + 1)
-        usual = rate(steps, [(at - QUIET_S, at)], others)
+        usual = rate(steps, [(at - USUAL_S, at)], others)
         meanwhile = rate(steps, [(at, back)], others) if back else None
         rows.append(
             {
@@ -134,8 +138,9 @@ def measure(events: list[Event], strikes: list[float], summary: Mapping[str, Any
 
 
 def replayed(folder: Path) -> bool:
-    command = [sys.executable, "-m", "orchestrator", "replay", str(folder), "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = os.environ | {"ISLAND_PACE_S": "0"}
+    command = [sys.executable, "-m", "orchestrator", "replay", str(folder), "--task", TASK, "--json"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return done.returncode == 0 and json.loads(done.stdout)["bit_equal"] is True
 
 

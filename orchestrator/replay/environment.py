@@ -14,7 +14,7 @@ from learners.training.devices.device import SETTINGS
 from orchestrator.replay.incarnation import TapeError, named
 from orchestrator.replay.tape import Tape
 
-ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # a step's bits do not depend on cores then
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # a step's matrix products use one thread then
 COUNT = "--xla_force_host_platform_device_count"
 STACKED = "stacked"  # among the settings of a learner of a study that stepped several as one program
 PACKAGES = ("optax", "code")  # recorded for the run, not for each incarnation
