@@ -152,7 +152,8 @@ class _Packing:
         def waste(node: Node) -> tuple[int, float]:
             free = self._free[node.name]
             unasked = sum(amount > 0 and kind not in need for kind, amount in free.items())
-            return unasked, sum((free[kind] - amount) / free[kind] for kind, amount in need.items() if amount)
+            left = sum((free[kind] - amount) / free[kind] for kind, amount in need.items() if amount)
+            return unasked, left if asked.nodes == 1 else -left  # who is spread leaves as many nodes open as can be
 
         chosen = sorted(able, key=waste)[: asked.nodes]
         for node in chosen:

@@ -140,6 +140,15 @@ def test_what_fits_to_the_last_unit_fits_and_one_unit_less_does_not() -> None:
     assert len(packed(tenths, ["CPU=1.1", "CPU=0.9999"]).learners) == 9
 
 
+def test_an_island_has_its_part_on_each_of_its_nodes_or_no_place() -> None:
+    island = [pool("i", 2, resources={"CPU": 2}, processes=4, hosts=2)]
+    found = packed(island, ["CPU=1.1", "name=a,CPU=4", "name=b,CPU=8", "name=c,CPU=4"])
+    places = sorted(sorted([found.learners[name], *found.others[name]]) for name in found.learners)
+    assert (found.shortfalls, places) == ((), [["a", "b"], ["b", "c"]])
+    (lost,) = packed(island, ["CPU=1.1", "name=a,CPU=16"]).shortfalls
+    assert "room for 0 of 2, each spread over 2 nodes" in lost.reason
+
+
 def test_who_can_go_to_one_place_only_goes_first() -> None:
     pools = [pool("any", resources={"CPU": 2}), pool("eu", resources={"CPU": 2}, region="eu")]
     assert packed(pools, ["CPU=1.1", "CPU=2,region=eu", "CPU=3"]).shortfalls == ()
