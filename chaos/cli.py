@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from chaos.faults import DELAYING, LASTING, ON_RANKS
+from chaos.faults import DELAYING, LASTING
 from chaos.simulation.cli import sim
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Name, RunDir
 from orchestrator.cli.status import find
-from orchestrator.recipe.config import SYNCER
+from orchestrator.recipe.config import ON_RANKS, SYNCER
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store.readers import recipe_of, status_of
 from orchestrator.store.run_store import RunStore

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 LASTING = frozenset({"freeze", "slow", "straggle", "link", "corrupt"})  # heal by themselves after a while
 DELAYING = frozenset({"slow", "straggle"})
-ON_RANKS = frozenset({"kill", "freeze", "slow", "straggle"})  # strike any process of a learner, the others its rank 0
 
 
 @dataclass(frozen=True)

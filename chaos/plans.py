@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from chaos.faults import DELAYING, LASTING, ON_RANKS, Fault
-from orchestrator.recipe.config import SYNCER
+from chaos.faults import DELAYING, LASTING, Fault
+from orchestrator.recipe.config import ON_RANKS, SYNCER
 
 if TYPE_CHECKING:
     from orchestrator.recipe.config import ChaosConfig
@@ -23,8 +23,7 @@ ANY = "any"
 def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[Fault, ...]:
     """The recipe's faults in its order, `any` resolved; `seed` is the run's, used where [chaos] has none.
 
-    `learners`: what can be struck, as Recipe.processes. Raises ValueError for a fault that names none of them, or a
-    rank that its kind does not strike.
+    `learners`: what can be struck, as Recipe.processes. Raises ValueError for a fault that names none of them.
     """
     faults = []
     for index, wanted in enumerate(chaos.faults):
@@ -32,11 +31,6 @@ def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[Fault,
             raise ValueError(
                 f"chaos.faults[{index}].learner is {wanted.learner!r}; allowed are {', '.join(learners)}, `{ANY}` and "
                 f"`{SYNCER}`: name one of them"
-            )
-        if "/" in wanted.learner and wanted.kind not in ON_RANKS:
-            raise ValueError(
-                f"chaos.faults[{index}].learner is {wanted.learner!r}, and {wanted.kind} strikes a learner as a whole; "
-                f"name {wanted.learner.partition('/')[0]!r}, or use one of {', '.join(sorted(ON_RANKS))}"
             )
         learner = wanted.learner
         if learner == ANY:

@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from learners.config import CorpusConfig, DataConfig, InnerConfig, WarmStart, once
 from outer.config import OuterConfig, Section, SyncConfig
 
+ON_RANKS = ("kill", "freeze", "slow", "straggle")  # strike any process of a learner, the others its rank 0
 FaultKind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "non_finite", "wrong_config"]
 SYNCER = "syncer"  # where a fault can strike, beside the learners
 Point = Literal["received", "merging", "merged", "journaling", "journaled", "applied", "announced"]

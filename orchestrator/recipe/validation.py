@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.recipe.config import SYNCER, Recipe
+from orchestrator.recipe.config import ON_RANKS, SYNCER, Recipe
 from orchestrator.recipe.problems import InputError, Problem, from_error, nearest
 from orchestrator.recipe.resources import REGION, refusals
 from orchestrator.recipe.tasks import build_task, host_only
@@ -184,7 +184,7 @@ def _hardware(recipe: Recipe) -> Iterator[Problem]:
 
 @_reads("chaos.faults", "pools")
 def _targets(recipe: Recipe) -> Iterator[Problem]:
-    known = ["any", SYNCER, *recipe.learners]
+    known = ["any", SYNCER, *recipe.processes]
     for index, fault in enumerate(recipe.chaos.faults):
         if fault.learner not in known:
             near = nearest(fault.learner, known)
@@ -194,6 +194,9 @@ def _targets(recipe: Recipe) -> Iterator[Problem]:
                 f"is not a learner of this run; known: {_some(known)}",
                 f'did you mean "{near}"?' if near else 'name a learner, or "any" for one chosen by the seed',
             )
+        if "/" in fault.learner and fault.kind not in ON_RANKS:
+            fix = f"name {fault.learner.partition('/')[0]}, or use one of {', '.join(ON_RANKS)}"
+            yield Problem(f"chaos.faults.{index}.kind", fault.kind, "strikes a learner, not one of its ranks", fix)
         if fault.learner == SYNCER and fault.kind not in ("kill", "freeze"):
             fix = "kill or freeze it"
             yield Problem(f"chaos.faults.{index}.kind", fault.kind, "can strike a learner, not the syncer", fix)

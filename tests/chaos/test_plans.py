@@ -102,14 +102,6 @@ def test_any_process_of_an_island_is_struck_by_what_strikes_one_and_its_learner_
     assert {fault.target[1] for fault in random if fault.kind == "corrupt"} == {0}
 
 
-def test_a_rank_is_refused_where_the_kind_strikes_a_whole_learner() -> None:
-    wrong = ChaosConfig(faults=(FaultConfig(kind="link", learner="learner-i-0/1", at_step=1),))
-    with pytest.raises(
-        ValueError, match=r"link strikes a learner as a whole; name 'learner-i-0', or use one of freeze"
-    ):
-        plan(wrong, ["learner-i-0", "learner-i-0/1"], 0)
-
-
 def test_a_fault_more_changes_none_of_the_others() -> None:
     longer = PLANNED.model_copy(
         update={"faults": (*PLANNED.faults, FaultConfig(kind="kill", learner="any", at_step=5))}

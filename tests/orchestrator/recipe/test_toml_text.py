@@ -140,6 +140,12 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["model.layers=0"], "model.layers", "a whole number above 0", "default is model.layers = 3"),
         (["model.width=97"], "model.width", "multiple", "change model.width or model.heads"),
         ([FAULT % 'learner="learner-locl-1",at_step=1'], "chaos.faults.0.learner", "known: any", '"learner-local-1"'),
+        (
+            ['chaos.faults=[{kind="link",learner="learner-local-1/1",at_step=1}]', "pools.0.processes=2"],
+            "chaos.faults.0.kind",
+            "not one of its ranks",
+            "name learner-local-1, or use one of kill",
+        ),
         ([FAULT % 'learner="any"'], "chaos.faults.0", "exactly one", "chaos.faults.0.at_step"),
         (['pools=[{name="a",learners=2},{name="a"}]'], "pools.1.name", "another pool's name", "of its own"),
     ],
