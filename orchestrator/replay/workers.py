@@ -20,7 +20,7 @@ from typing import IO, Any
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.replay.crew import Crew, Failure, FromLearners, News, ToLearners
-from orchestrator.replay.environment import ONE_THREAD, Environment, taken_for
+from orchestrator.replay.environment import Environment, taken_for
 from orchestrator.replay.incarnation import IncarnationTape, Key, Read, Step, TapeError
 from orchestrator.replay.schedule import dealt
 from orchestrator.replay.tape import Tape, merged_reads, nothing_computed
@@ -68,7 +68,7 @@ def shares(tape: Tape, recipe: Recipe, environment: Environment | None, cores: l
         ]
     each = 0
     if environment is not None and environment.platform == "cpu":
-        each = 1 if ONE_THREAD in environment.settings.get("XLA_FLAGS", "") else environment.cores
+        each = environment.cores
         each = max([each, *(device.devices for device in tape.devices.values())])
     count = min(len(cores) // each if each else 1, steps.total() // LEAST_STEPS)
     work = {name: number * recipe.pool_of(name).batch_size for name, number in steps.items()}
