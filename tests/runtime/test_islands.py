@@ -5,9 +5,10 @@ import pytest
 
 from learners.protocol.facts import DeviceTaken
 from orchestrator.eventlog.facts import LearnerLost, LearnerStarted
+from orchestrator.eventlog.reader import read_run
 from outer.protocol.facts import Committed
 from tests.runtime.replayed import assert_bit_equal
-from tests.runtime.script import BY_HAND, FOREVER, Script, inject, kill, nothing, stepping
+from tests.runtime.script import BY_HAND, FOREVER, Script, inject, kill, said, stepping
 from tests.runtime.test_runs import assert_kept, participants
 
 pytestmark = [pytest.mark.runtime, pytest.mark.full]
@@ -16,17 +17,25 @@ NAME = "islands"
 A, B, ALONE = "learner-i-0", "learner-i-1", "learner-t-0"
 
 
-def as_incarnations(a, b, more=0):
-    """All step, the islands as these incarnations, and so many versions were made since the first look."""
-    since = []
+def merged(folder, a, b):
+    """All step, the islands as these incarnations, and what these made is in commits."""
 
-    def look(status):
-        if stepping(status) != {A: a, B: b, ALONE: 1}:
-            return False
-        since.append(status["run"]["syncer_step"])
-        return since[-1] >= since[0] + more
+    def took_part(learner, incarnation):
+        return said(
+            folder,
+            lambda event: (
+                isinstance(event.fact, Committed)
+                and any((one.learner, one.incarnation) == (learner, incarnation) for one in event.fact.participants)
+            ),
+        )
 
-    return look
+    both = [took_part(A, a), took_part(B, b)]
+    return lambda status: stepping(status) == {A: a, B: b, ALONE: 1} and all(each(status) for each in both)
+
+
+def at_once(status):
+    """A condition that holds."""
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +58,10 @@ def islands(run, tmp_path_factory):
 
     ended = []
 
+    def another_syncer(status):
+        epochs = {event.fact.epoch for event in read_run(folder) if isinstance(event.fact, Committed)}
+        return max(epochs) > 1 and stepping(status) == {A: 3, B: 1, ALONE: 1}
+
     def strike_orchestrator(status):
         ended.append(status["orchestrator"]["pid"])
         kill(*ended)
@@ -58,15 +71,14 @@ def islands(run, tmp_path_factory):
 
     script = Script(
         folder,
-        (as_incarnations(1, 1, 4), look),
-        (as_incarnations(1, 1), inject(NAME, "kill", f"{A}/1")),
-        (as_incarnations(2, 1, 4), look),
-        (as_incarnations(2, 1), inject(NAME, "kill", A)),
-        (as_incarnations(3, 1, 4), strike_syncer),
-        (as_incarnations(3, 1, 4), strike_orchestrator),
+        (merged(folder, 1, 1), look),
+        (at_once, inject(NAME, "kill", f"{A}/1")),
+        (merged(folder, 2, 1), look),
+        (at_once, inject(NAME, "kill", A)),
+        (merged(folder, 3, 1), strike_syncer),
+        (another_syncer, strike_orchestrator),
         (another_serves, strike_b),
-        (as_incarnations(3, 2, 8), look),
-        (as_incarnations(3, 2), nothing),
+        (merged(folder, 3, 2), look),
     )
     paced = {"batch_size": 4, "slowdown": 5.0}
     pools = [
