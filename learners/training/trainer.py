@@ -16,7 +16,7 @@ from learners.config import InnerConfig, WarmStart
 from learners.training import adopting, state_arrays
 from learners.training.batches import Batches
 from learners.training.devices import placement
-from learners.training.devices.mesh import layout
+from learners.training.devices.mesh import layout, put
 from learners.training.devices.placement import Placed
 from learners.training.precision import precise
 from learners.training.state_arrays import Pieces, here
@@ -88,7 +88,7 @@ class Trainer:
         given = {} if self._warm_start is None else unsent(self._task, self._seed, self._warm_start)
         for name, values in given.items():
             leaf = self._tree.leaf_of[name]
-            self._leaves[leaf] = jax.device_put(values, shardings[leaf]) if self.layout else values
+            self._leaves[leaf] = put(values, self.layout.leaves[leaf]) if self.layout else values
         self.reset_optimizer()
 
     def reset_optimizer(self) -> None:

@@ -12,9 +12,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from learners.training.devices.placement import own
 from learners.training.task import Batch, Task
 from outer.protocol.fragments import Tensor
 
@@ -51,9 +53,7 @@ class Layout:
 
     def state(self, opt_state: Any) -> Any:
         """Place the inner optimizer's state: leaves sharded like parameters stay so, all others are replicated."""
-        return jax.tree.map(
-            lambda leaf: leaf if _on(leaf, self.mesh) else jax.device_put(leaf, self.replicated), opt_state
-        )
+        return jax.tree.map(lambda leaf: leaf if _on(leaf, self.mesh) else put(leaf, self.replicated), opt_state)
 
 
 def layout(task: Task, tensors: Sequence[Tensor], devices: int | None, model_parallel: int) -> Layout | None:
@@ -96,6 +96,16 @@ def _placed(tensor: Tensor, patterns: Mapping[str, PartitionSpec], mesh: Mesh) -
             f"{' '.join(str(error).split())}; change the task's sharding or the pool's devices"
         ) from error
     return sharding
+
+
+def put(leaf: Any, sharding: NamedSharding) -> Any:
+    """Place a value that each process has. Between processes device_put would compare them, and has failed."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = own(np.asarray(jax.random.key_data(leaf)), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    return own(np.asarray(leaf), sharding)
 
 
 def _on(leaf: Any, mesh: Mesh) -> bool:

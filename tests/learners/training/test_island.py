@@ -1,7 +1,7 @@
 """A learner of several processes computes what one process with as many devices does; rank 0 leads, the others follow.
 
 on_ranks.py trains, contributes, adopts in every way, saves and takes over a state: on two processes with two CPU
-devices each, and on one with four.
+devices each and on one with four, and the same with half as many devices.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    return {shape: computed(*shape) for shape in ((1, 4), (2, 2))}
+    return {shape: computed(*shape) for shape in ((1, 4), (2, 2), (1, 2), (2, 1))}
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("devices", [4, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_compute_the_bits_of_one_with_as_many_devices(found: Any, case: str) -> None:
-    one, two = found[1, 4][case], found[2, 2][case]
+def test_two_processes_compute_the_bits_of_one_with_as_many_devices(found: Any, case: str, devices: int) -> None:
+    one, two = found[1, devices][case], found[2, devices // 2][case]
     for what in ("losses", "fragments", "moved", "state"):
         assert two[what] == one[what], what
     assert one["back"] and two["back"], "what was captured can be restored"
