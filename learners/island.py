@@ -63,7 +63,7 @@ def free_address() -> str:
 
 
 class RayOthers:
-    """Learners.training.island.Others over Ray: `ranks` are the handles of ranks 1, 2, ..."""
+    """Others of learners/training/island.py, over Ray: `ranks` are the handles of ranks 1, 2, ..."""
 
     def __init__(self, ranks: Sequence[Any]) -> None:
         self._ranks = tuple(ranks)
