@@ -222,7 +222,7 @@ class Follower:
         return [leaf if isinstance(leaf, Pieces) else None for leaf in here]
 
     def run(self) -> None:
-        """Follow until rank 0 says that it is over, or the orchestrator ends this process. Raises what a call raises."""
+        """Follow until rank 0 says that it is over, or the orchestrator ends it. Raises what a call raises."""
         number = 0
         while True:
             with self._changed:
