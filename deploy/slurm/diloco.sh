@@ -21,7 +21,8 @@ mkdir -p "$folder"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$folder/token"
 [ -s "$RAY_AUTH_TOKEN_PATH" ] || (umask 077 && python3 -c 'import secrets; print(secrets.token_hex(32))' >"$RAY_AUTH_TOKEN_PATH")
 
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") # no `| head`: a closed pipe would end this script
+head=${hosts%%$'\n'*}
 address="$head:$((20000 + SLURM_JOB_ID % 10000))"
 steps=()
 trap 'kill "${steps[@]}" 2>/dev/null || true' EXIT
