@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.recipe.config import FleetPoolConfig
+from orchestrator.recipe.fleet_config import FleetPoolConfig
 from orchestrator.recipe.problems import InputError, Problem
 
 if TYPE_CHECKING:

@@ -116,6 +116,7 @@ class PoolScaled:
     learners: int
     added: tuple[str, ...]
     removed: tuple[str, ...]  # they drain
+    reason: str = ""  # empty: it was asked for
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class RecordScaling:
     learners: int
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ report what happened and carry out the actions. Times are seconds of the shell's
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
-from orchestrator.lifecycle.scaling import requested
+from orchestrator.lifecycle.pools import Change, Pools
 from orchestrator.recipe.config import PoolConfig
 
 __all__ = ["TRANSITIONS", "Action", "AskToLeave", "Controller", "End", "Incarnation", "Rank", "Start", "State", "Unit"]
@@ -148,9 +148,8 @@ class Controller:
         local: bool = False,
     ) -> None:
         self.units = {name: Unit() for name in learners}
-        self.pools = {pool.name: pool.learners for pool in pools}  # learners wanted
         self._backoff_s, self._hang_s, self._unreachable_s, self._drain_s = backoff_s, hang_s, unreachable_s, drain_s
-        self._pools, self._quorum, self._local = {pool.name: pool for pool in pools}, quorum, local
+        self.pools, self._quorum = Pools(pools, quorum, local), quorum
 
     # -------------------------------------------------------------- what others may ask
 
@@ -205,24 +204,39 @@ class Controller:
         return self.drain(learner, reason, now)
 
     def scale(self, now: float, pool: str, request: Mapping[str, Any] | None) -> list[Action]:
-        """Make a pool as large as was last requested; nothing changes where the request cannot be met.
-
-        Two requests at once, for two pools, can each be sound and together leave fewer learners than the quorum.
-        """
-        config, before = self._pools[pool], self.pools[pool]
-        learners = requested(request, config, before, self._local)
-        if learners == before or sum((self.pools | {pool: learners}).values()) < self._quorum:
+        """Make a pool as large as was last requested, if that can be."""
+        if not (change := self.pools.scale(pool, request)):
             return []
-        self.pools[pool] = learners
-        added, removed = tuple(config.names(learners)[before:]), tuple(config.names(before)[learners:])
-        actions: list[Action] = [RecordScaling(pool, learners, added, removed)]
-        for name in added:
+        actions = self._change(now, change, f"pool {pool} is scaled to {self.pools.sizes[pool]}")
+        return actions + [Release(name) for name in reversed(change.removed) if self._idle(name)]
+
+    def claims(self) -> list[str]:
+        """Learners that opportunistic pools would take if they had a place, for whom one is to be asked for."""
+        return [name for name in self.pools.claims() if self._idle(name)]
+
+    def follow(self, now: float, placed: Collection[str]) -> list[Action]:
+        """Take and let go learners of opportunistic pools; `placed`: those without a process that have a place."""
+        waiting = (State.WAITING, State.STARTING)
+        homeless = [name for name in self.wanted if self.units[name].state in waiting and name not in placed]
+        free = [name for name in self.claims() if name in placed]
+        changes = list(self.pools.follow(now, free, homeless))
+        return [action for change in changes for action in self._change(now, change, change.reason)]
+
+    def rejoin(self, there: Iterable[str]) -> list[Action]:
+        """An earlier orchestrator has left these learners, or their states: opportunistic pools want them."""
+        return [action for change in self.pools.rejoin(there) for action in self._change(0.0, change)]
+
+    def _change(self, now: float, change: Change, why: str = "") -> list[Action]:
+        size = self.pools.sizes[change.pool]
+        actions: list[Action] = [RecordScaling(change.pool, size, change.added, change.removed, change.reason)]
+        for name in change.added:
             self.want(name)
-        for name in reversed(removed):
-            actions += self.unwant(name, f"pool {pool} is scaled to {learners}", now)
-            if self.units[name].state is State.DONE:
-                actions.append(Release(name))
+        for name in reversed(change.removed):
+            actions += self.unwant(name, why, now)
         return actions
+
+    def _idle(self, name: str) -> bool:
+        return name not in self.units or self.units[name].state is State.DONE
 
     # -------------------------------------------------------------- starting
 

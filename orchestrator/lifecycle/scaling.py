@@ -27,7 +27,7 @@ def requested(request: Mapping[str, Any] | None, pool: PoolConfig, current: int,
     """The learners last requested for a pool; `current` if there is no request, or one outside of the limits."""
     wanted = (request or {}).get("learners")
     low, high = limits(pool, local)
-    return wanted if type(wanted) is int and low <= wanted <= high else current
+    return wanted if type(wanted) is int and low <= wanted <= high and not pool.opportunistic else current
 
 
 def problems(recipe: Recipe, pools: Mapping[str, int], pool: str, learners: int, local: bool) -> Iterator[Problem]:
@@ -37,6 +37,10 @@ def problems(recipe: Recipe, pools: Mapping[str, int], pool: str, learners: int,
         near = nearest(pool, list(known))
         fix = f'did you mean "{near}"?' if near else f"its pools are {', '.join(known)}"
         yield Problem("POOL", pool, "is not a pool of this run", fix)
+        return
+    if known[pool].opportunistic:
+        message = "follows the nodes that are there, between its min and max"
+        yield Problem("POOL", pool, message, "add or drain nodes, or resume the run with another max")
         return
     low, high = limits(known[pool], local)
     if not low <= learners <= high:

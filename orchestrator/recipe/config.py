@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from learners.config import CorpusConfig, DataConfig, InnerConfig, WarmStart, once
+from orchestrator.recipe.fleet_config import LABEL, FleetConfig
+from orchestrator.recipe.tpu_slices import GENERATIONS, slice_hosts
 from outer.config import OuterConfig, Section, SyncConfig
 
 ON_RANKS = ("kill", "freeze", "slow", "straggle")  # strike any process of a learner, the others its rank 0
@@ -19,7 +21,6 @@ Point = Literal["received", "merging", "merged", "journaling", "journaled", "app
 EVAL_SETS_MOST = 16
 STANDBY_MOST = 4
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
-LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 
 
 class PoolConfig(Section):
@@ -31,12 +32,18 @@ class PoolConfig(Section):
     max: PositiveInt | None = Field(
         None, description="the most that `diloco scale` accepts; a local Ray has room for twice `learners`"
     )
+    opportunistic: bool = Field(
+        False,
+        description="take matching nodes while they are there, up to max, and let learners go with them, down to min",
+    )
     region: str | None = Field(None, pattern=LABEL, description="only nodes with the label region = this")
     accelerator: str | None = Field(
         None, pattern=LABEL, description="only nodes with the label ray.io/accelerator-type = this, e.g. H100, TPU-V6E"
     )
     topology: str | None = Field(
-        None, description="of a TPU slice on one host, e.g. 2x4; one learner takes the whole slice"
+        None,
+        description="of a TPU slice, e.g. 2x4, or 4x4 on four hosts: one learner takes the whole slice, with a process "
+        "on each host",
     )
     resources: dict[str, PositiveFloat] = Field(
         default_factory=lambda: {"CPU": 1.0},
@@ -70,6 +77,20 @@ class PoolConfig(Section):
     def accelerated(self) -> bool:
         return any(kind in self.resources for kind in ("GPU", "TPU"))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _spread(cls, given: Any) -> Any:
+        """A slice of several hosts says by itself how many there are, and what each has."""
+        if not isinstance(given, dict) or not (hosts := slice_hosts(given.get("accelerator"), given.get("topology"))):
+            return given
+        chips = GENERATIONS[given["accelerator"]].host_chips(given["topology"])
+        return {"hosts": hosts, "processes": hosts, "resources": {"TPU": chips}} | given
+
+    @property
+    def slice_hosts(self) -> int:
+        """Hosts of the TPU slice that a learner takes whole; 0 where it lies on one host, or there is none."""
+        return slice_hosts(self.accelerator, self.topology)
+
     @property
     def platform(self) -> Literal["cpu", "gpu", "tpu"]:
         """JAX's name for the devices that the resources ask for."""
@@ -90,6 +111,8 @@ class PoolConfig(Section):
     def _between(self) -> Self:
         if not self.min <= self.learners <= self.most:
             raise ValueError(f"learners = {self.learners} must lie between min = {self.min} and max = {self.max}")
+        if self.opportunistic and self.max is None:
+            raise ValueError("an opportunistic pool takes all that is there: give max")
         return self
 
     def names(self, learners: int) -> list[str]:
@@ -222,49 +245,6 @@ class RunConfig(Section):
         default_factory=dict,
         description="labels of the nodes that all actors of a run but its learners may run on, on a cluster",
     )
-
-
-class LinkConfig(Section):
-    """The link between two regions."""
-
-    between: tuple[str, str] = Field(description="two regions of [[pools]], of run.control or fleet.syncer_region")
-    gbit_s: PositiveFloat = Field(description="each way, as far as this run may use it")
-    latency_ms: NonNegativeFloat = Field(0.0, description="one way")
-
-
-class FleetPoolConfig(Section):
-    """What `diloco plan` needs to know of one learner of a pool."""
-
-    name: str = Field(description="of one of [[pools]]")
-    step_s: PositiveFloat | None = Field(
-        None, le=86_400.0, description="seconds of a step of its learners without slowdown, instead of fleet.step_s"
-    )
-    chips: PositiveInt | None = Field(None, description="that fail independently; default: its accelerators, or 1")
-    price_per_hour: NonNegativeFloat | None = Field(None, description="in any currency, the same for all pools")
-    mtbf_hours: PositiveFloat | None = Field(
-        None, le=1e9, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
-    )
-    spot: float = Field(1.0, gt=0.0, le=1.0, description="share of the day in which it is available")
-
-
-class FleetConfig(Section):
-    """Settings for planning alone. A run does not read them, and its hash does not cover them."""
-
-    step_s: PositiveFloat | None = Field(
-        None, le=86_400.0, description="seconds of a step without a pool's slowdown; --step-seconds overrides it"
-    )
-    mtbf_hours: PositiveFloat = Field(8766.0, le=1e9, description="mean time between failures of one chip: a year")
-    detect_s: NonNegativeFloat = Field(3.0, le=1e7, description="until a lost learner is noticed")
-    replace_s: NonNegativeFloat = Field(600.0, le=1e7, description="mean time until its hardware is replaced")
-    start_s: NonNegativeFloat = Field(60.0, le=1e7, description="process, imports, compiler, and a peer's state")
-    syncer_region: str | None = Field(None, pattern=LABEL, description="of the syncer; --syncer-region overrides it")
-    links: tuple[LinkConfig, ...] = ()
-    pools: tuple[FleetPoolConfig, ...] = ()
-
-    @property
-    def outage_s(self) -> float:
-        """Mean seconds from a learner's loss to its next step."""
-        return self.detect_s + self.replace_s + self.start_s
 
 
 class Recipe(Section):

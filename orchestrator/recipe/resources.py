@@ -1,6 +1,6 @@
 """The resources and node labels that one learner of a pool needs, and why a cluster cannot give them.
 
-Imports no Ray: labels and resources are names here. A TPU slice must fit one host.
+Imports no Ray: labels and resources are names here.
 
 Accelerators are selected by the label ray.io/accelerator-type, not by the resource accelerator_type:X. Ray sets both
 where it finds the hardware, but only labels work with an autoscaler that starts from no nodes, can be corrected by hand
@@ -18,7 +18,7 @@ import psutil
 
 from orchestrator.recipe.config import PoolConfig
 from orchestrator.recipe.problems import Problem, nearest
-from orchestrator.recipe.tpu_slices import CHIP_COUNTS, GENERATIONS, chips, is_topology
+from orchestrator.recipe.tpu_slices import CHIP_COUNTS, GENERATIONS
 
 REGION = "region"
 ACCELERATOR = "ray.io/accelerator-type"
@@ -156,20 +156,18 @@ def _slice(pool: PoolConfig, topology: str, field: str) -> Iterator[Problem]:
             message = "is the form of a TPU slice, and this pool names no TPU"
             yield Problem(field, topology, message, 'add accelerator = "TPU-V6E" or the like, or leave topology out')
         return
-    known = generation.one_host
-    fitting = f"use {' or '.join(known)}" if known else "leave topology out, and ask for the chips of one host"
-    if topology in known:
-        wanted, asked = chips(topology), pool.resources.get("TPU")
-        if asked != wanted:
-            message = (
-                f"has {wanted} chips, which a learner unit takes as a whole; resources ask for TPU = {asked or 0:g}"
-            )
-            yield Problem(field, topology, message, f"write resources.TPU = {wanted}, or use another topology")
-    elif not is_topology(topology) or (hosts := generation.hosts(topology)) == 1:
-        yield Problem(field, topology, f"is no topology of {generation.name}", fitting)
-    else:
-        message = f"needs {hosts} hosts; a slice of more than one is not reserved yet"
-        yield Problem(field, topology, message, fitting)
+    if not generation.has(topology):
+        known = ", ".join(generation.one_host + generation.more_hosts)
+        yield Problem(field, topology, f"is no topology of {generation.name}", f"use one of {known}")
+        return
+    hosts, wanted, asked = generation.hosts(topology), generation.host_chips(topology), pool.resources.get("TPU")
+    if asked != wanted:
+        whose = f"{wanted} chips on each of {hosts} hosts" if hosts > 1 else f"{wanted} chips"
+        message = f"has {whose}, which a learner takes as a whole; resources ask for TPU = {asked or 0:g}"
+        yield Problem(field, topology, message, f"write resources.TPU = {wanted}, or use another topology")
+    if hosts > 1 and (pool.hosts, pool.processes) != (hosts, hosts):
+        message = f"has {hosts} hosts with a process each, and not {pool.processes} processes on {pool.hosts}"
+        yield Problem(field, topology, message, f"leave hosts and processes out, or write {hosts} for both")
 
 
 # ------------------------------------------------------------------ what this cluster cannot give

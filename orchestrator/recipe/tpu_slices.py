@@ -21,6 +21,14 @@ class Generation:
     name: str  # in Ray's names of slices: v6e-8
     cores_per_chip: int  # slices are named after their cores
     one_host: tuple[str, ...]  # topologies that lie on a single host; those of v2 and v3 have no name in Ray
+    more_hosts: tuple[str, ...]  # those of several hosts; in three dimensions also all whose sides are multiples of 4
+
+    def has(self, topology: str) -> bool:
+        """Whether there are such slices. Of large ones in three dimensions it accepts a few that nobody offers."""
+        if topology in self.one_host + self.more_hosts:
+            return True
+        sides = [int(side) for side in topology.split("x")] if is_topology(topology) else []
+        return "2x2x2" in self.more_hosts and len(sides) == 3 and not any(side % 4 for side in sides)
 
     def hosts(self, topology: str) -> int:
         """Hosts of a slice."""
@@ -37,13 +45,13 @@ class Generation:
 
 # By Ray's accelerator type, the value of the node label ray.io/accelerator-type.
 GENERATIONS = {
-    "TPU-V2": Generation("v2", 2, ()),
-    "TPU-V3": Generation("v3", 2, ()),
-    "TPU-V4": Generation("v4", 2, ("2x2x1",)),
-    "TPU-V5P": Generation("v5p", 2, ("2x2x1",)),
-    "TPU-V5LITEPOD": Generation("v5litepod", 1, ("1x1", "2x2", "2x4")),
-    "TPU-V6E": Generation("v6e", 1, ("1x1", "2x2", "2x4")),
-    "TPU-V7X": Generation("v7x", 2, ("2x2x1",)),
+    "TPU-V2": Generation("v2", 2, (), ("4x4", "4x8", "8x8", "8x16", "16x16")),
+    "TPU-V3": Generation("v3", 2, (), ("4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32")),
+    "TPU-V4": Generation("v4", 2, ("2x2x1",), ("2x2x2", "2x2x4", "2x4x4")),
+    "TPU-V5P": Generation("v5p", 2, ("2x2x1",), ("2x2x2", "2x2x4", "2x4x4")),
+    "TPU-V5LITEPOD": Generation("v5litepod", 1, ("1x1", "2x2", "2x4"), ("2x8", "4x4", "4x8", "8x8", "8x16", "16x16")),
+    "TPU-V6E": Generation("v6e", 1, ("1x1", "2x2", "2x4"), ("2x8", "4x4", "4x8", "8x8", "8x16", "16x16")),
+    "TPU-V7X": Generation("v7x", 2, ("2x2x1",), ("2x2x2", "2x2x4", "2x4x4", "8x16x16")),
 }
 
 
@@ -55,3 +63,12 @@ def is_topology(text: str) -> bool:
 def chips(topology: str) -> int:
     """Chips of a whole slice."""
     return math.prod(int(side) for side in topology.split("x"))
+
+
+def slice_hosts(accelerator: object, topology: object) -> int:
+    """Hosts of a slice by Ray's accelerator type; 0 where it lies on one host, or is none."""
+    generation = GENERATIONS.get(accelerator) if isinstance(accelerator, str) else None
+    if generation is None or not isinstance(topology, str) or not generation.has(topology):
+        return 0
+    hosts = generation.hosts(topology)
+    return hosts if hosts > 1 else 0

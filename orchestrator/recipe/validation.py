@@ -136,6 +136,17 @@ def _pool_names(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(f"pools.{index}.name", pool.name, "is another pool's name too", fix)
 
 
+@_reads("pools", "sync.quorum", "sync.overlap")
+def _opportunistic(recipe: Recipe) -> Iterator[Problem]:
+    for index, pool in enumerate(recipe.pools):
+        if pool.opportunistic and recipe.sync.overlap == "strict":
+            message = 'cannot be with sync.overlap = "strict": in lock step nobody joins or leaves'
+            yield Problem(f"pools.{index}.opportunistic", True, message, 'use sync.overlap = "free"')
+        if pool.opportunistic and recipe.sync.quorum == "all":
+            message = 'cannot be with sync.quorum = "all", which is every learner that the run began with'
+            yield Problem(f"pools.{index}.opportunistic", True, message, "give the quorum as a number")
+
+
 @_reads("pools")
 def _devices(recipe: Recipe) -> Iterator[Problem]:
     for index, pool in enumerate(recipe.pools):

@@ -176,7 +176,7 @@ class OrchestratorActor:
         if epochs and await self._take_over(epochs):
             return
         saved = await self._resume(epochs) if epochs else {}
-        self._learners.start(self._syncer, saved)  # beside the syncer, which has to expect them
+        self._learners.start(self._syncer, saved, again=epochs > 0)  # beside the syncer, which has to expect them
         self._syncer.begin()
 
     async def _take_over(self, epoch: int) -> bool:
@@ -188,7 +188,7 @@ class OrchestratorActor:
         if not learners and not served:
             return False
         self._emit(OrchestratorFollowed(epoch if served else 0, tuple(learners)))
-        self._learners.start(self._syncer, {})
+        self._learners.start(self._syncer, {}, again=True)
         if served:
             await asyncio.sleep(0)  # for the learner manager to take them over
             self._learners.reattach(self._syncer.handle)  # some may not have attached to it yet
@@ -384,7 +384,7 @@ class OrchestratorActor:
             self._reason,
             *when,
             self._evaluations.loss,
-            dict(learners.controller.pools),
+            learners.controller.pools.members,
             os.getpid(),
             newest,
             self._accounts.tokens,

@@ -23,17 +23,14 @@ from orchestrator.lifecycle.controller import Rank
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import (
     RunPlacement,
-    get_placement_group,
     inside,
     label,
     named,
     node_agent,
-    pending_reasons,
     rank_label,
-    remove_placement_group,
-    reserve,
     unseen_reason,
 )
+from orchestrator.runtime.places import Places
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.runtime.specs import learner_spec
 from orchestrator.runtime.standbys import Standby, Standbys, end_left, standby_label
@@ -94,7 +91,7 @@ class LearnerActors:
         self._recipe, self._placement, self._code, self._objects = recipe, placement, code, objects
         self._index = index
         self.standbys = Standbys(self._stand_by, lambda name: recipe.pool_of(name).standby, recipe.run.start_s)
-        self._groups: dict[str, Any] = {}  # placement groups, by learner
+        self.places = Places(recipe, placement)
         self._shown: dict[str, Mapping[str, str]] = {}  # what shows a learner of accelerators its devices
         self._misconfigured: dict[str, float] = {}  # learner -> until when its next incarnation gets another recipe
 
@@ -130,16 +127,10 @@ class LearnerActors:
         if self._recipe.pool_of(name).accelerated:
             self._shown[name] = info.get("shown") or {}
 
-    def adopt(self, name: str) -> None:
-        """Take over the place of an actor that was found."""
-        self._groups[name] = get_placement_group(name)
-
     async def place(self, process: LearnerHandle) -> bool:
         """Wait for the learner's place. False: it was dismissed before there was one. Raises TimeoutError."""
-        name = process.learner
-        if name not in self._groups:
-            self._groups[name] = reserve(name, self._recipe.pool_of(name), anywhere=self._placement.local)
-        await _first(within(self._recipe.run.start_s, self._groups[name].ready()), process.dismissed.wait())
+        placing = within(self._recipe.run.start_s, self.places.wait(process.learner))
+        await _first(placing, process.dismissed.wait())
         return not process.dismissed.is_set()
 
     async def create(self, process: LearnerHandle, syncer: Any) -> list[tuple[int, str]]:
@@ -173,7 +164,7 @@ class LearnerActors:
     def _actor_options(self, process: LearnerHandle, rank: int) -> dict[str, Any]:
         name = process.learner
         options = named(rank_label(name, process.incarnation, rank), self._placement.namespace, 0)
-        return options | inside(self._groups[name], self._recipe.pool_of(name), rank=rank)
+        return options | inside(self.places.group(name), self._recipe.pool_of(name), rank=rank)
 
     def _spec(self, name: str, incarnation: int, rank: int = 0) -> LearnerSpec:
         cores, pool = self._placement.cores, self._recipe.pool_of(name)
@@ -185,7 +176,7 @@ class LearnerActors:
         """The actor of a standby: in its learner's place, of which it takes nothing before it is promoted."""
         name = standby.learner
         options = named(standby_label(name, standby.incarnation), self._placement.namespace, 0)
-        options |= inside(self._groups[name], self._recipe.pool_of(name))
+        options |= inside(self.places.group(name), self._recipe.pool_of(name))
         options |= {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}
         spec = replace(self._spec(name, 0), environment=self._shown.get(name, {}))
         return ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, None)
@@ -221,28 +212,13 @@ class LearnerActors:
             return ""
         return next((reason for reason in reasons if reason), "")
 
-    # -------------------------------------------------------------- places
-
-    async def pending(self, names: Iterable[str]) -> dict[str, str] | None:
-        """Which of these learners wait for a place, and why. None: Ray does not say."""
-        claims = {name: (self._groups[name], self._recipe.pool_of(name)) for name in names if name in self._groups}
-        if not claims:
-            return {}
-        try:
-            looking = asyncio.ensure_future(asyncio.to_thread(pending_reasons, claims, self._placement.local))
-            reasons: dict[str, str] = await within(CALL_S, looking)
-        except Exception:  # a deadline, or whatever Ray's state API raises: the status says nothing about places then
-            return None
-        return reasons
-
     def release(self, name: str) -> None:
         """Give the learner's place back."""
         self.standbys.release(name)
-        if (group := self._groups.pop(name, None)) is not None:
-            remove_placement_group(group)
+        self.places.release(name)
 
     def release_all(self) -> None:
-        for name in list(self._groups):
+        for name in self.places.names:
             self.release(name)
 
 

@@ -16,11 +16,11 @@ import ray
 from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
 from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
-from orchestrator.lifecycle.controller import Controller, Rank, State
+from orchestrator.lifecycle.controller import Controller, Rank
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.learner_handles import DRAINED, FINISHED, LearnerActors, LearnerHandle
-from orchestrator.runtime.placement import RunPlacement, draining_nodes
+from orchestrator.runtime.placement import NoSlice, RunPlacement, draining_nodes
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager
 from orchestrator.store.readers import object_of
@@ -32,7 +32,7 @@ from outer.protocol.events_effects import DrainRequested, Expect
 SYNCER_S = 240.0  # for a syncer to come up and hear of a learner
 REATTACH_S = 60.0
 NOTICES_S = 1.0  # between two looks for nodes that have announced their end
-PLACES_S = 2.0  # between two looks for learners that have no place
+PLACES_S = 2.0  # between two looks for places
 UNHEARD = "it steps, but its reports do not arrive"
 
 
@@ -72,14 +72,18 @@ class LearnerManager:
         self._starts: dict[str, asyncio.Task[None]] = {}  # of each learner's newest incarnation
         self._probes: set[asyncio.Task[None]] = set()
         self._notices_at = self._places_at = float("-inf")
-        self._places: asyncio.Task[None] | None = None  # the newest look for learners without a place
-        self._pending: set[str] = set()  # learners without a place at the last look
+        self._looking: asyncio.Task[None] | None = None  # the newest look for places
         self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
         self._found: dict[str, tuple[LearnerHandle, tuple[Rank, ...]]] = {}  # left by an earlier orchestrator
 
-    def start(self, syncer: SyncerManager, saved: Mapping[str, SavedPart]) -> None:
-        """Start all wanted learners, beside the syncer's first epoch; `saved`: what some of them continue from."""
+    def start(self, syncer: SyncerManager, saved: Mapping[str, SavedPart], again: bool) -> None:
+        """Start all wanted learners, beside the syncer's first epoch; `saved`: what some of them continue from.
+
+        `again`: an earlier orchestrator ran some.
+        """
         self._syncer, self._saved = syncer, dict(saved)
+        if again:
+            self._act(self.controller.rejoin([*self._found, *saved]))
         self._advance()
 
     async def find(self, statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -199,11 +203,11 @@ class LearnerManager:
         """Report what can be seen now; `rows`: what the syncer knows of the learners. Called several times a second."""
         now = time.monotonic()
         self._watch_leases(rows)
-        for pool in self.controller.pools:
+        for pool in self.controller.pools.sizes:
             self._act(self.controller.scale(now, pool, object_of(self._store, request_file(pool))))
-        if now - self._places_at >= PLACES_S and (self._places is None or self._places.done()):
+        if now - self._places_at >= PLACES_S and (self._looking is None or self._looking.done()):
             self._places_at = now
-            self._places = self._spawn(self._watch_places(), self._probes)
+            self._looking = self._spawn(self._watch_places(), self._probes)
         if now - self._notices_at >= NOTICES_S:
             self._notices_at = now
             for node, remaining_s in draining_nodes().items():
@@ -240,18 +244,10 @@ class LearnerManager:
             self._start_reattach(process, syncer.handle)
 
     async def _watch_places(self) -> None:
-        """Find the learners that had no place at two looks in a row."""
-        pending = await self.actors.pending(self._without_process())
-        if pending is None:
-            return
-        twice = self._pending.intersection(self._without_process())  # those that have started since have their place
-        for name in self.controller.units:
-            self.controller.place(name, pending.get(name, "") if name in twice else "")
-        self._pending = set(pending)
-
-    def _without_process(self) -> list[str]:
-        states = (State.WAITING, State.STARTING)
-        return [name for name, unit in self.controller.units.items() if unit.state in states]
+        actions = await self.actors.places.look(self.controller)
+        if not self._over():
+            self._act(actions)
+            self._advance()
 
     # -------------------------------------------------------------- the controller's actions
 
@@ -271,8 +267,8 @@ class LearnerManager:
                     self._spawn(self._kill(action))
                 case Release(name):
                     self.actors.release(name)
-                case RecordScaling(pool, learners, added, removed):
-                    self._emit(PoolScaled(pool, learners, added, removed))
+                case RecordScaling():
+                    self._emit(PoolScaled(action.pool, action.learners, action.added, action.removed, action.reason))
                 case RecordNotice(node, names, remaining_s):
                     self._emit(NodePreempted(node, names, remaining_s))
 
@@ -316,8 +312,10 @@ class LearnerManager:
         except ray.exceptions.RayError as error:
             ending = self.controller.units[name].incarnation.ending
             cause, detail = "lease_expired" if ending else "died", ending or gist(error)
+        except NoSlice as error:
+            cause, detail = "failed", str(error)
         except TimeoutError:
-            why = "".join(f": {reason}" for reason in (await self.actors.pending([name]) or {}).values())
+            why = "".join(f": {reason}" for reason in (await self.actors.places.pending([name]) or {}).values())
             cause, detail = "failed", f"not placed and started within {start_s:g} s{why}"
         if cause == DRAINED or process.dismissed.is_set():
             await self._left(process)
@@ -328,7 +326,7 @@ class LearnerManager:
 
     async def _adopt(self, process: LearnerHandle, ranks: Sequence[Rank]) -> str:
         """The rest of an incarnation that an earlier orchestrator started."""
-        self.actors.adopt(process.learner)
+        self.actors.places.adopt(process.learner)
         self._answered(process, [(rank.pid, rank.node) for rank in ranks])
         return await process.run()
 

@@ -27,10 +27,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from orchestrator.recipe.config import PoolConfig
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.resources import Node, memory_settings, misses, shape, unschedulable_reason
+from orchestrator.recipe.resources import POD_TYPE, Node, memory_settings, misses, shape, unschedulable_reason
 from orchestrator.runtime.ray_await import CALL_S, within
 
 __all__ = [
+    "NODE_ENDS",
+    "NoSlice",
     "NodeAgent",
     "RunPlacement",
     "admit",
@@ -39,6 +41,7 @@ __all__ = [
     "control",
     "draining_nodes",
     "get_placement_group",
+    "head_name",
     "inside",
     "label",
     "named",
@@ -47,12 +50,16 @@ __all__ = [
     "rank_label",
     "remove_placement_group",
     "reserve",
+    "reserve_head",
+    "reserve_slice",
     "syncer_name",
     "unseen_reason",
     "using",
 ]
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
+SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"  # labels that Ray gives the hosts of a slice
+NODE_ENDS = "its place is on a node that is about to end"
 AGENT_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
 
 
@@ -94,6 +101,52 @@ def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
     )
 
 
+class NoSlice(Exception):
+    """A TPU slice that was reserved is not there."""
+
+
+def reserve_head(learner: str, pool: PoolConfig) -> PlacementGroup:
+    """A placement group with the first host of a whole TPU slice, which Ray marks by a resource of its own.
+
+    Who has it has the slice: see `reserve_slice`.
+    """
+    with contextlib.suppress(ValueError):
+        return get_placement_group(head_name(learner))
+    labels = dict(shape(pool).labels)
+    return placement_group(
+        [{f"TPU-{labels[POD_TYPE]}-head": 1.0}],
+        strategy="STRICT_PACK",
+        name=head_name(learner),
+        lifetime="detached",
+        bundle_label_selector=[labels],
+    )
+
+
+def reserve_slice(learner: str, pool: PoolConfig, head: PlacementGroup) -> PlacementGroup:
+    """A placement group over the hosts of the slice whose first host `head` holds: a learner's rank r on host r.
+
+    Raises NoSlice where that host is gone, or names no slice.
+    """
+    [node] = placement_group_table(head)["bundles_to_node_id"].values()
+    labels: dict[str, str] = next(
+        (each["Labels"] for each in ray.nodes() if each["NodeID"] == node and each["Alive"]), {}
+    )
+    if (name := labels.get(SLICE_NAME)) is None:
+        raise NoSlice(f"the first host of its TPU slice is gone, or has no label {SLICE_NAME}")
+    claim = shape(pool)
+    return placement_group(
+        [dict(claim.resources)] * claim.nodes,
+        strategy="STRICT_SPREAD",
+        name=learner,
+        lifetime="detached",
+        bundle_label_selector=[{SLICE_NAME: name, WORKER_ID: str(host)} for host in range(claim.nodes)],
+    )
+
+
+def head_name(learner: str) -> str:
+    return f"{learner}.head"
+
+
 def inside(
     group: PlacementGroup, pool: PoolConfig, environ: Mapping[str, str] = os.environ, rank: int = 0
 ) -> dict[str, Any]:
@@ -123,11 +176,14 @@ def pending_reasons(claims: Mapping[str, tuple[PlacementGroup, PoolConfig]], any
 
     It asks Ray, and blocks until Ray answers.
     """
-    waiting = {
-        name: pool for name, (group, pool) in claims.items() if placement_group_table(group).get("state") != "CREATED"
-    }
-    living = _living() if waiting else []
-    return {name: unschedulable_reason(shape(pool, anywhere), living) for name, pool in waiting.items()}
+    tables = {name: placement_group_table(group) for name, (group, _) in claims.items()}
+    waiting = {name: pool for name, (_, pool) in claims.items() if tables[name].get("state") != "CREATED"}
+    living, ending = _living() if waiting else [], draining_nodes()
+    reasons = {name: unschedulable_reason(shape(pool, anywhere), living) for name, pool in waiting.items()}
+    for name in claims.keys() - waiting.keys():
+        if not ending.keys().isdisjoint(tables[name].get("bundles_to_node_id", {}).values()):
+            reasons[name] = NODE_ENDS
+    return reasons
 
 
 def control(labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:

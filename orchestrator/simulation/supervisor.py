@@ -141,8 +141,8 @@ class Supervisor:
                     if (learner := self.learners.get(name)) is not None:
                         learner.die()
                     self.time.after(self._durations.end_s, self._lost, name, action.incarnation, "lease_expired")
-                case RecordScaling(pool, learners, added, removed):
-                    self.emit(PoolScaled(pool, learners, added, removed))
+                case RecordScaling():
+                    self.emit(PoolScaled(action.pool, action.learners, action.added, action.removed, action.reason))
                 case RecordNotice(node, names, remaining_s):
                     self.emit(NodePreempted(node, names, remaining_s))
 
@@ -270,11 +270,11 @@ class Supervisor:
 
     def resize(self, pool: str, change: int) -> bool:
         """Ask for so many learners more in a pool, or fewer. False: nothing changes."""
-        return self.scale(pool, self.controller.pools[pool] + change)
+        return self.scale(pool, self.controller.pools.sizes[pool] + change)
 
     def restore(self, pool: str) -> None:
         """Undo scaling below the pool's first size."""
-        self.scale(pool, max(self._pools[pool].learners, self.controller.pools[pool]))
+        self.scale(pool, max(self._pools[pool].learners, self.controller.pools.sizes[pool]))
 
     def want(self, name: str) -> None:
         """Have this learner run: one that was there comes back, another is added to its pool."""
@@ -282,7 +282,7 @@ class Supervisor:
         if name not in self.controller.units:
             members = self._pools[pool].members
             members.remove(name)
-            members.insert(self.controller.pools[pool], name)
+            members.insert(self.controller.pools.sizes[pool], name)
             self.resize(pool, 1)
         elif name not in self.controller.wanted:
             self.controller.want(name)

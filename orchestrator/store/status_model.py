@@ -5,7 +5,7 @@ views. orchestrator/store/status_text.py renders it as text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ class RunInfo:
     started_at: float
     written_at: float
     eval_loss: float | None  # newest, in the task's unit
-    pools: Mapping[str, int] = field(default_factory=dict)  # learners wanted, by pool
+    members: Mapping[str, Sequence[str]] = field(default_factory=dict)  # learners wanted, by pool
     pid: int | None = None  # the orchestrator's
     checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
     tokens: tuple[int, int] | None = None  # processed and committed in the whole run, by the log as far as it was read
@@ -127,13 +127,16 @@ def model(
 
 
 def _pools(recipe: Recipe, about: RunInfo) -> dict[str, int]:
-    return {pool.name: about.pools.get(pool.name, pool.learners) for pool in recipe.pools}
+    return {pool: len(names) for pool, names in _members(recipe, about).items()}
+
+
+def _members(recipe: Recipe, about: RunInfo) -> dict[str, Sequence[str]]:
+    return {pool.name: about.members.get(pool.name, pool.names(pool.learners)) for pool in recipe.pools}
 
 
 def _wanted(recipe: Recipe, about: RunInfo) -> set[str]:
     """The learners that should run. Learners that have left are not shown."""
-    pools = _pools(recipe, about)
-    return {name for pool in recipe.pools for name in pool.names(pools[pool.name])}
+    return {name for names in _members(recipe, about).values() for name in names}
 
 
 def _target(recipe: Recipe, view: Mapping[str, Any], sample: int | None) -> int | None:
@@ -234,7 +237,13 @@ def _placing(recipe: Recipe, about: RunInfo, without: Mapping[str, str]) -> dict
             told.append(f"pool {pool}: {len(reasons)} of {learners} learners wait for a place: {min(reasons)}")
     if told:
         return _condition("LearnersPlaced", False, NO_PLACE, "; ".join(told))
-    return _condition("LearnersPlaced", True, "Placed", "no learner waits for a place")
+    taken = _pools(recipe, about)
+    more = [
+        f"; pool {pool.name} takes up to {pool.most - taken[pool.name]} more"
+        for pool in recipe.pools
+        if pool.opportunistic and taken[pool.name] < pool.most
+    ]
+    return _condition("LearnersPlaced", True, "Placed", f"no learner waits for a place{''.join(more)}")
 
 
 def _quorum(live: int, possible: int, wanted: int, quorum: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -45,6 +46,7 @@ class Slurm:
         self.process = subprocess.Popen(
             [DEPLOY / "slurm" / "diloco.sh", "recipe.toml", folder / "run", "--set", "seed=1"],
             env=os.environ | job | {"PATH": path, "CALLS": str(self.calls), "CODE": str(code)},
+            start_new_session=True,
         )
 
     def called(self, words: str) -> list[str]:
@@ -69,7 +71,8 @@ def slurm(tmp_path: Path) -> Iterator[Any]:
 
     yield start
     for each in started:
-        each.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.process.pid, signal.SIGKILL)  # what it started, too
         each.process.wait()
 
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,56 @@ HEAD, WORKER = "127.0.0.2", "127.0.0.3"  # Ray replaces 127.0.0.1 by an address 
 BIN = Path(sys.executable).parent
 
 
-class Cluster:
-    """`regions`: the label of the head and of the other node."""
+HEAD_ID = "f" * 51 + "00000"  # which Ray's provider of fake nodes gives the head
+HEAD_TYPE = "ray.head.default"  # by which it calls the head's kind
+FAKE_AUTOSCALER = {
+    "RAY_enable_autoscaler_v2": "1",
+    "RAY_FAKE_CLUSTER": "1",
+    "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
+    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+}
 
-    def __init__(self, regions: tuple[str, str], cpus: int, **environment: str) -> None:
+
+def autoscaler(gcs: str, cpus: int, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Ray's configuration of its autoscaler, with nodes that are processes of this host."""
+    lists = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+    provider = {
+        "type": "external",  # as "fake_multinode" it lacks a file that Ray's wheels do not have
+        "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+        "launch_multiple": True,
+        "head_node_id": HEAD_ID,
+        "gcs_address": gcs,
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+    }
+    head = {"resources": {"CPU": cpus}, "node_config": {}, "max_workers": 0}
+    return {
+        "cluster_name": "fake",
+        "max_workers": sum(each["max_workers"] for each in types.values()),
+        "provider": provider,
+        "auth": {"ssh_user": "nobody"},
+        "available_node_types": {HEAD_TYPE: head} | {name: {"node_config": {}} | each for name, each in types.items()},
+        "head_node_type": HEAD_TYPE,
+        "idle_timeout_minutes": 60,
+        "upscaling_speed": 10,
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        "rsync_exclude": [],
+        "rsync_filter": [],
+        **{f"{name}_commands": [] for name in lists},
+    }
+
+
+class Cluster:
+    """`regions`: the label of the head and of the other node. `autoscaling`: node types of a fake autoscaler, which
+    starts nodes on this host, in place of the other node.
+    """
+
+    def __init__(
+        self, regions: tuple[str, str], cpus: int, autoscaling: Mapping[str, Any] | None = None, **environment: str
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dlc-", dir="/tmp"))
         self.token = self.folder / "token"
         self.token.touch(mode=0o600)
@@ -57,14 +103,29 @@ class Cluster:
         temp = f"--temp-dir={self.folder / 'r'}"
         head = ["--head", f"--port={self.port}", f"--dashboard-port={self.dashboard_port}", f"--dashboard-host={HEAD}"]
         try:
+            if autoscaling is not None:
+                config = self.folder / "autoscaling.json"
+                config.write_text(json.dumps(autoscaler(f"{HEAD}:{self.port}", cpus, autoscaling)))
+                head.append(f"--autoscaling-config={config}")
+                self.environment |= FAKE_AUTOSCALER
             self._start(HEAD, *head, temp, f"--labels=region={regions[0]}", *node)
             until(lambda: self.get("/api/version")[0] == 200, "the head answers")
+            if autoscaling is not None:
+                return
             worker = [f"--address={HEAD}:{self.port}", "--include-log-monitor=false"]
             self._start(WORKER, *worker, f"--labels=region={regions[1]}", *node)
-            until(lambda: len(self.regions()) == 2, "both nodes are alive")
+            until(lambda: self._ended() or len(self.regions()) == 2, "both nodes are alive")
+            if self._ended():  # as where something else took one of its ports: what a supervisor of a node does
+                self._start(WORKER, *worker, f"--labels=region={regions[1]}", *node)
+                until(lambda: len(self.regions()) == 2, "both nodes are alive")
         except BaseException:
+            for log in sorted(self.folder.glob("start-*.log")):
+                print(f"{log.name}:", log.read_text()[-2000:], file=sys.stderr)
             self.close()
             raise
+
+    def _ended(self) -> bool:
+        return any(process.poll() is not None for process in self._started)
 
     def _start(self, host: str, *options: str) -> None:
         """A node. Its agent's port is its own: the default may be taken by another Ray on this machine."""
@@ -144,8 +205,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(regions: tuple[str, str], cpus: int, **environment: str) -> Iterator[Cluster]:
-    there = Cluster(regions, cpus, **environment)
+def cluster(
+    regions: tuple[str, str], cpus: int, autoscaling: Mapping[str, Any] | None = None, **environment: str
+) -> Iterator[Cluster]:
+    there = Cluster(regions, cpus, autoscaling, **environment)
     try:
         yield there
     finally:

@@ -39,6 +39,8 @@ from outer.protocol.facts import LearnerFenced
 from tests.waiting import DEADLINE_S
 
 TYPE, POD, TOPOLOGY = "ray.io/accelerator-type", "ray.io/tpu-pod-type", "ray.io/tpu-topology"
+SLICE, WORKER = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
+PART = {"region": "west", TYPE: "TPU-V5P", POD: "v5p-16", TOPOLOGY: "2x2x2"}  # of a slice of two hosts
 NODES: list[dict[str, Any]] = [
     {"labels": {"region": "east"}},  # where the driver is: what is bound to nothing else comes up here
     {"labels": {"region": "east", TYPE: "H100"}, "num_gpus": 2},
@@ -52,12 +54,17 @@ NODES: list[dict[str, Any]] = [
         "labels": {"region": "west", TYPE: "TPU-V5P", POD: "v5p-8", TOPOLOGY: "2x2x1"},
         "resources": {"TPU": 4, "TPU-v5p-8-head": 1},
     },
+    # Hosts of two slices: one has lost its first, so only the other is whole.
+    {"labels": PART | {SLICE: "broken", WORKER: "1"}, "resources": {"TPU": 4}},
+    {"labels": PART | {SLICE: "whole", WORKER: "1"}, "resources": {"TPU": 4}},
+    {"labels": PART | {SLICE: "whole", WORKER: "0"}, "resources": {"TPU": 4, "TPU-v5p-16-head": 1}},
 ]
 POOLS: list[dict[str, Any]] = [
     {"name": "h100", "region": "east", "accelerator": "H100", "resources": {"CPU": 1, "GPU": 0.5}},
     {"name": "gpu-west", "region": "west", "resources": {"CPU": 1, "GPU": 2}},
     {"name": "v6e", "accelerator": "TPU-V6E", "topology": "2x4", "resources": {"TPU": 8}},
     {"name": "v5p", "accelerator": "TPU-V5P", "topology": "2x2x1", "resources": {"TPU": 4}},
+    {"name": "slice", "accelerator": "TPU-V5P", "topology": "2x2x2", "devices": 1},
     # The node that could be this one's has four chips of another generation: it waits, and the run goes on.
     {"name": "none", "region": "west", "accelerator": "TPU-V6E", "topology": "2x2", "resources": {"TPU": 4}},
 ]
@@ -194,6 +201,7 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
     return {
         "ended": (ended.state, ended.reason),
         "placed": {fact.learner: labels[fact.node] for fact in started if fact.incarnation == 1},
+        "ranks": {fact.learner: [labels[node] for node in fact.nodes] for fact in started if fact.nodes},
         "preempted": seen["preempted"],
         "notices": [asdict(fact) for fact in facts if isinstance(fact, NodePreempted)],
         "fenced": [(fact.learner, fact.incarnation, fact.reason) for fact in facts if isinstance(fact, LearnerFenced)],

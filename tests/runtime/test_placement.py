@@ -25,6 +25,7 @@ pytestmark = pytest.mark.runtime
 
 ROOT = Path(__file__).parents[2]
 TYPE, POD = "ray.io/accelerator-type", "ray.io/tpu-pod-type"
+SLICE, WORKER = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,11 @@ def test_slices_of_two_generations_go_to_the_pools_that_name_them(found: dict[st
     assert found["placed"]["learner-v5p-0"][POD] == "v5p-8"
 
 
+def test_a_slice_of_several_hosts_is_taken_whole_each_rank_on_the_host_of_its_number(found: dict[str, Any]) -> None:
+    hosts = [found["placed"]["learner-slice-0"], *found["ranks"]["learner-slice-0"]]
+    assert [(host[SLICE], host[WORKER]) for host in hosts] == [("whole", "0"), ("whole", "1")]
+
+
 def test_a_pool_without_a_place_is_reported_with_what_is_there_instead_while_the_others_train(
     found: dict[str, Any],
 ) -> None:
@@ -66,10 +72,10 @@ def test_a_pool_without_a_place_is_reported_with_what_is_there_instead_while_the
     assert found["waits"]["LearnersPlaced"] == (
         "pool none: 1 of 1 learners wait for a place: no living node has the labels region = west, "
         "ray.io/accelerator-type = TPU-V6E, ray.io/tpu-pod-type = v6e-4; there, region is east, west; "
-        "ray.io/accelerator-type is A100, H100, TPU-V5P, TPU-V6E; ray.io/tpu-pod-type is v5p-8, v6e-8"
+        "ray.io/accelerator-type is A100, H100, TPU-V5P, TPU-V6E; ray.io/tpu-pod-type is v5p-16, v5p-8, v6e-8"
     )
-    assert len(found["placed"]) == 4
-    assert found["too_large"] == "of 3 living nodes with the label region = west none has 4 GPU: the largest has 2"
+    assert len(found["placed"]) == 5
+    assert found["too_large"] == "of 6 living nodes with the label region = west none has 4 GPU: the largest has 2"
 
 
 def test_a_node_that_gives_notice_is_left_without_a_loss_and_its_learner_comes_back_elsewhere(
@@ -86,8 +92,8 @@ def test_a_node_that_gives_notice_is_left_without_a_loss_and_its_learner_comes_b
 
 
 def test_places_bear_the_learners_names_and_none_is_left_afterwards(found: dict[str, Any]) -> None:
-    placed = {f"learner-{pool}-0": "CREATED" for pool in ("h100", "gpu-west", "v6e", "v5p")}
-    assert found["groups"] == placed | {"learner-none-0": "PENDING"}
+    placed = {f"learner-{pool}-0": "CREATED" for pool in ("h100", "gpu-west", "v6e", "v5p", "slice")}
+    assert found["groups"] == placed | {"learner-slice-0.head": "CREATED", "learner-none-0": "PENDING"}
     assert found["groups_after"] == {}
 
 

@@ -59,7 +59,7 @@ class FaultSchedule:
         for process in self._frozen:
             self._thaw(process)
         if self._supervisor.finished_at is None:
-            for pool in self._supervisor.controller.pools:
+            for pool in self._supervisor.controller.pools.sizes:
                 self._supervisor.restore(pool)
 
     def _count(self, kind: str) -> None:

@@ -17,7 +17,8 @@ from orchestrator.planner.sizing.fault_tolerance import HOUR_S, unit_mtbf_hours
 from orchestrator.planner.sizing.link_load import home
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.step_times import unit_step_s
-from orchestrator.recipe.config import FleetConfig, Recipe
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.fleet_config import FleetConfig
 from outer.protocol.schedule import Budget
 
 NOISE = 0.02  # standard deviation of a step's time, as a share of it

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from orchestrator.planner.sizing.fault_tolerance import HOUR_S
 from orchestrator.planner.sizing.step_times import unit_step_s
-from orchestrator.recipe.config import FleetPoolConfig, Recipe
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.fleet_config import FleetPoolConfig
 
 BILLION = 1e9
 

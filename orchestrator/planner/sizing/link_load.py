@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from orchestrator.planner.sizing.rates import floor_s
 from orchestrator.planner.sizing.traffic import Flow, Traffic
-from orchestrator.recipe.config import LinkConfig, Recipe
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.fleet_config import LinkConfig
 from orchestrator.recipe.problems import Problem
 from outer.config import SyncConfig
 from outer.protocol.leases import longest_s

@@ -124,9 +124,10 @@ def test_slices_have_the_hosts_and_names_that_ray_gives_them(accelerator: str) -
     assert get_tpu_version_from_type(accelerator) == generation.name
     known = ray_tpu.VALID_TPU_TOPOLOGY[generation.name]
     assert set(generation.one_host) <= known
+    assert not any(generation.has(other) for other in ("3x4", "4x4x4x4", "2x2x3", "4x", "1", ""))
     for topology in known:
         per_host = ray_tpu.get_chips_per_host(topology, generation.name)
-        assert is_topology(topology)
+        assert is_topology(topology) and generation.has(topology)
         assert generation.hosts(topology) == max(1, chips(topology) // per_host), topology
         assert (topology in generation.one_host) == (chips(topology) <= per_host), topology
         assert generation.pod_type(topology) == ray_tpu.infer_tpu_pod_type_from_topology(topology, accelerator)
@@ -152,6 +153,8 @@ def test_the_names_we_know_are_rays() -> None:
         {"resources": {"TPU": 1}, "accelerator": "TPU-V5LITEPOD", "topology": "1x1"},
         {"resources": {"TPU": 8}, "accelerator": "TPU-V6E", "topology": "2x4"},
         {"resources": {"neuron_cores": 2}, "accelerator": "aws-neuron-core"},
+        {"accelerator": "TPU-V6E", "topology": "4x4"},
+        {"accelerator": "TPU-V5P", "topology": "8x8x16", "resources": {"TPU": 4, "CPU": 100}},
     ],
 )
 def test_sound_pools_are_not_complained_of(sound: dict[str, Any]) -> None:
@@ -185,20 +188,30 @@ def test_what_cannot_be_is_refused_with_its_fix(fields: dict[str, Any], field: s
 @pytest.mark.parametrize(
     ("fields", "message", "fix"),
     [
-        ({"topology": "4x4"}, "needs 4 hosts; a slice of more than one is not reserved yet", "use 1x1 or 2x2 or 2x4"),
-        ({"accelerator": "TPU-V5P", "topology": "2x2x2"}, "needs 2 hosts", "use 2x2x1"),
-        ({"accelerator": "TPU-V5P", "topology": "2x4"}, "needs 2 hosts", "use 2x2x1"),
-        ({"accelerator": "TPU-V5P", "topology": "2x2"}, "is no topology of v5p", "use 2x2x1"),
-        ({"accelerator": "TPU-V3", "topology": "4x4"}, "needs 4 hosts", "leave topology out"),
-        ({"topology": "2*4"}, "is no topology of v6e", "use 1x1"),
+        ({"topology": "4x4"}, "has 4 chips on each of 4 hosts", "resources.TPU = 4"),
+        ({"topology": "4x4", "resources": {"TPU": 4}, "processes": 2}, "not 2 processes on 4", "leave hosts and"),
+        ({"topology": "4x4", "resources": {"TPU": 4}, "hosts": 2}, "not 4 processes on 2", "write 4 for both"),
+        ({"accelerator": "TPU-V5P", "topology": "2x4"}, "is no topology of v5p", "use one of 2x2x1, 2x2x2"),
+        ({"accelerator": "TPU-V5P", "topology": "6x4x4"}, "is no topology of v5p", "use one of 2x2x1, 2x2x2"),
+        ({"topology": "4x4x4"}, "is no topology of v6e", "use one of 1x1"),
+        ({"topology": "2*4"}, "is no topology of v6e", "use one of 1x1"),
         ({"topology": "2x4", "resources": {"TPU": 4}}, "has 8 chips", "resources.TPU = 8"),
         ({"topology": "2x4", "resources": {"neuron": 4}}, "ask for TPU = 0", "resources.TPU = 8"),
     ],
 )
-def test_a_slice_must_lie_on_one_host_and_be_taken_whole(fields: dict[str, Any], message: str, fix: str) -> None:
+def test_a_slice_must_be_one_that_there_is_and_be_taken_whole(fields: dict[str, Any], message: str, fix: str) -> None:
     problem = refused(v6e(**fields))["pools.0.topology"]
     assert message in problem.message
     assert fix in problem.fix
+
+
+def test_a_slice_of_several_hosts_is_a_process_on_each_with_its_chips() -> None:
+    made = pool(accelerator="TPU-V5P", topology="2x2x2")
+    assert (made.hosts, made.processes, made.resources, made.slice_hosts) == (2, 2, {"TPU": 4}, 2)
+    assert shape(made).resources == {"TPU": 4}
+    assert shape(made).labels["ray.io/tpu-pod-type"] == "v5p-16"
+    whole = pool(accelerator="TPU-V6E", topology="2x4", resources={"TPU": 8})
+    assert (whole.hosts, whole.processes, whole.slice_hosts) == (1, 1, 0)
 
 
 def test_a_recipes_hardware_and_labels_are_checked_with_the_rest() -> None:
@@ -206,7 +219,7 @@ def test_a_recipes_hardware_and_labels_are_checked_with_the_rest() -> None:
         load(LOCAL, ["pools.0.region=us east", "run.control={role = '-'}"])
     assert {problem.field for problem in caught.value.problems} == {"pools.0.region", "run.control.role"}
     assert all("letters, digits" in problem.message for problem in caught.value.problems)
-    recipe = load(LOCAL, ["pools.0.resources={TPU = 8}", "pools.0.accelerator=TPU-V6E", "pools.0.topology=4x4"])
+    recipe = load(LOCAL, ["pools.0.resources={TPU = 8}", "pools.0.accelerator=TPU-V6E", "pools.0.topology=3x3"])
     from orchestrator.recipe.validation import problems
 
     assert [problem.field for problem in problems(recipe)] == ["pools.0.topology"]

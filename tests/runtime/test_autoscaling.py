@@ -1,0 +1,110 @@
+"""An opportunistic pool on a cluster with Ray's autoscaler: it gets the nodes it asks for, and leaves them in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.accounting.books import settle
+from orchestrator.eventlog.facts import LearnerLost, LearnerStarted, NodePreempted, PoolScaled
+from orchestrator.eventlog.reader import read_run
+from orchestrator.store.run_store import RunStore
+from outer.protocol.facts import LearnerFenced
+from tests.runtime.clusters import BIN, HEAD, Cluster, cluster
+from tests.runtime.test_cluster import diloco, ended, violated
+from tests.waiting import until
+
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
+
+RECIPE = """
+name = "scavenging"
+model = {{ layers = 1, width = 16, heads = 2 }}
+data = {{ path = "{corpus}", sequence_length = 16, held_out = 0.25 }}
+sync = {{ P = 4, H = 4, tau = 2, quorum = 1 }}
+run = {{ start_s = 600.0, hang_s = 120.0, syncer_lease_s = 60.0, metrics = false, control = {{ region = "head" }} }}
+budget = {{ syncer_steps = 1_000_000 }}
+eval = {{ every = 0, sequences = 8 }}
+[[pools]]
+name = "spot"
+region = "west"
+opportunistic = true
+max = 2
+batch_size = 2
+slowdown = 20.0
+"""
+SPOT = {"resources": {"CPU": 1, "object_store_memory": 80 * 2**20}, "labels": {"region": "west"}, "max_workers": 3}
+
+
+def stepping(store: RunStore) -> dict[str, str]:
+    """Learners that step, and their nodes."""
+    rows = (store.read_json("status.json") or {}).get("learners") or []
+    return {row["name"]: row["node"] for row in rows if row["state"] == "stepping" and row["step"]}
+
+
+def preempt(there: Cluster, node: str, cwd: Path) -> None:
+    """Announce the end of a node, as a cloud's notice does."""
+    notice = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away"]
+    where = ["--address", f"{HEAD}:{there.port}", "--node-id", node, "--deadline-remaining-seconds", "600"]
+    assert ended(there.run(BIN / "ray", "drain-node", *where, *notice, cwd=cwd))[0] == 0
+
+
+@pytest.fixture(scope="module")
+def scavenged(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
+    """Run until both learners step; take one's node away; until two step on other nodes; stop."""
+    folder = tmp_path_factory.mktemp("scavenging")
+    (folder / "recipe.toml").write_text(RECIPE.format(corpus=corpus))
+    store = RunStore(folder / "run")
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    with cluster(("head", ""), cpus=3, autoscaling={"spot": SPOT}, **cache) as there:
+        place = ("--address", f"{HEAD}:{there.port}", "--run-dir", str(store.root))
+        client = diloco(there, folder, "run", "recipe.toml", *place)
+        until(lambda: client.poll() is not None or len(stepping(store)) == 2, "both learners step")
+        assert client.poll() is None, client.communicate()
+        first = stepping(store)
+        preempt(there, first["learner-spot-0"], folder)
+        gone = first["learner-spot-0"]
+        until(lambda: len(now := stepping(store)) == 2 and gone not in now.values(), "two step, none of them there")
+        last = stepping(store)
+        assert ended(diloco(there, folder, "stop", "--run-dir", str(store.root)))[0] == 0
+        ended(client)
+    return store, first, last
+
+
+def facts(store: RunStore, kind: type[Any]) -> list[Any]:
+    return [event.fact for event in read_run(store.root) if isinstance(event.fact, kind)]
+
+
+def test_the_autoscaler_starts_nodes_for_a_pool_up_to_its_max(scavenged: Any) -> None:
+    store, first, _ = scavenged
+    assert first.keys() == {"learner-spot-0", "learner-spot-1"}
+    assert len(set(first.values())) == 2
+    grown = facts(store, PoolScaled)[0]
+    assert (grown.learners, grown.added, grown.reason) == (2, ("learner-spot-1",), "a place has come free for it")
+
+
+def test_a_learner_whose_node_gives_notice_hands_in_its_steps_and_another_node_is_asked_for(scavenged: Any) -> None:
+    store, first, last = scavenged
+    [notice] = facts(store, NodePreempted)
+    assert (notice.node, notice.learners) == (first["learner-spot-0"], ("learner-spot-0",))
+    assert ("learner-spot-0", 1, "drained") in {
+        (f.learner, f.incarnation, f.reason) for f in facts(store, LearnerFenced)
+    }
+    assert facts(store, LearnerLost) == []
+    assert {fact.node for fact in facts(store, LearnerStarted)} == {*first.values(), *last.values()}
+    summary = store.read_json("summary.json")
+    assert summary["tokens"]["discarded"]["drained"] == 0
+    assert (summary["state"], violated(summary)) == ("stopped", [])
+
+
+def test_the_pool_does_not_flap(scavenged: Any) -> None:
+    """It grew once. Whether it let the learner go before another node was there is a matter of seconds."""
+    store, _, last = scavenged
+    scaled = facts(store, PoolScaled)
+    assert len(scaled) in (1, 3)
+    members = {"learner-spot-0"}
+    for fact in scaled:
+        members = (members | {*fact.added}) - {*fact.removed}
+    assert members == last.keys()
+    assert settle(read_run(store.root)).fates
