@@ -88,11 +88,13 @@ class Schedule(Steering):
             float
         ] = []  # from the first node that comes, or gives notice, until all step or have left
         self._cluster, self._nodes, self._stepping = cluster, list[Any](), list[str]()
+        self._there = set[str]()  # nodes of learners that step or are about to leave
         self._script = self._steps()
 
     def __call__(self, status: Mapping[str, Any]) -> None:
         """Go on with the schedule, in the thread that Ray lets start nodes."""
         self._stepping = [row["name"] for row in status["learners"] if row["state"] == "stepping"]
+        self._there = {row["node"] for row in status["learners"] if row["state"] in ("stepping", "draining")}
         try:
             next(self._script, None)
         except Exception as error:
@@ -121,14 +123,13 @@ class Schedule(Steering):
         return self._cluster.add_node(num_cpus=1, labels={"region": "spot"}, object_store_memory=80 * 2**20)
 
     def _take(self, node: Any, notice: bool) -> Iterator[None]:
-        learners = len(self._stepping)
         if notice:
             ray = Path(sys.executable).with_name("ray")
             where = ["--address", self._cluster.address, "--node-id", node.node_id]
             how = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away"]
             given = ["--deadline-remaining-seconds", str(int(NOTICE_S))]
             subprocess.run([ray, "drain-node", *where, *how, *given], check=True, capture_output=True, timeout=60)
-            yield from self._until(lambda: len(self._stepping) < learners, "its learner leaves")
+            yield from self._until(lambda: node.node_id not in self._there, "its learner leaves")
         self._cluster.remove_node(node, allow_graceful=False)
 
     @staticmethod

@@ -41,9 +41,17 @@ class Draft:
 
     @property
     def fewest(self) -> dict[str, int]:
-        """Learners of each pool once it is scaled down to its `min`. Where no pool has one: as they start."""
+        """Learners of each pool once it is scaled down to its `min`. Where no pool has one: as they start.
+
+        An opportunistic pool comes down to its min by itself.
+        """
         mins = {pool.name: pool.min for pool in self.recipe.pools}
-        return mins if any(mins.values()) else self.pools
+        return mins if any(mins.values()) else self.pools | dict.fromkeys(self.opportunistic, 0)
+
+    @property
+    def opportunistic(self) -> dict[str, int]:
+        """Pools that take what is there, and the fewest learners for which they need a place."""
+        return {pool.name: pool.min for pool in self.recipe.pools if pool.opportunistic}
 
     def node_of(self, name: str) -> Node | None:
         place = self.placement.learners.get(name) or self.placement.services.get(name)

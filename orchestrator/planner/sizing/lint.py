@@ -245,8 +245,8 @@ def _regions(draft: Draft) -> Iterator[Problem]:
 
 def _growth(draft: Draft) -> Iterator[Problem]:
     for one in draft.at_max.shortfalls if draft.at_max else ():
-        if one.who in {short.who for short in draft.placement.shortfalls}:
-            continue  # a limit already
+        if one.who in {short.who for short in draft.placement.shortfalls} | draft.opportunistic.keys():
+            continue  # a limit already, or a pool that takes what is there
         whom = f"{one.units} of {one.who}'s learners" if one.who in draft.pools else f"the {one.who}"
         yield Problem(
             "pools.max",

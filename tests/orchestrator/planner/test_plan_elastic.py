@@ -89,3 +89,12 @@ def test_a_peers_state_that_comes_too_late_is_warned_of() -> None:
     assert planned(recipe(**few), nodes=wide).warnings == ()
     from_syncer = few | {"sync": {"read_timeout_s": 60, "recover": "syncer"}}
     assert planned(recipe(**from_syncer), nodes=narrow).warnings == ()
+
+
+def test_an_opportunistic_pool_needs_a_place_for_its_min_alone() -> None:
+    spot = {"name": "b", "learners": 2, "max": 8, "opportunistic": True}
+    pools = [{"name": "a", "learners": 3, "min": 3}, spot]
+    found = planned(recipe(pools=pools, sync={"quorum": 1}), nodes=["CPU=4.2"])
+    assert found.ok and "pools.max" not in [warning.field for warning in found.warnings]
+    needed = planned(recipe(pools=[pools[0], spot | {"min": 1}], sync={"quorum": 1}), nodes=["CPU=4.2"])
+    assert [limit.message.partition(":")[0] for limit in needed.limits] == ["b"]
