@@ -233,6 +233,8 @@ def transformed(recipe: Recipe, mode: Mode, harness: bool, chaos: ChaosConfig | 
         reason = f"faults of the plan cannot strike its ranks ({', '.join(sorted(odd))}), only {' and '.join(STRIKING)}"
         raise _unfit(mode.name, reason, fix)
     changed = plain | {"fleet": recipe.fleet} | mode.change(recipe, plain, harness)
+    for pool in changed["pools"]:
+        pool["opportunistic"] = False  # all modes have the same hardware
     for table in ("sync", "pools"):
         tables = changed[table] if table == "pools" else [changed[table]]
         for each in tables:

@@ -98,6 +98,7 @@ class Incarnation:
     probed_s: float = -math.inf  # its silence when the newest probe began
     noticed: bool = False  # its node has announced its end
     gone: bool = False  # its end was reported
+    resumed: bool = False  # it goes on from its own saved state
 
 
 @dataclass
@@ -121,6 +122,11 @@ class Unit:
     def end(self) -> None:
         self.incarnation.gone = True
         self.move(State.WAITING if self.wanted else State.DONE)
+
+    @property
+    def waits(self) -> bool:
+        """It may be let go if it has no place. One that goes on from its own state has its time to start."""
+        return self.state is State.WAITING or (self.state is State.STARTING and not self.incarnation.resumed)
 
     @property
     def leaves(self) -> bool:
@@ -207,32 +213,31 @@ class Controller:
         """Make a pool as large as was last requested, if that can be."""
         if not (change := self.pools.scale(pool, request)):
             return []
-        actions = self._change(now, change, f"pool {pool} is scaled to {self.pools.sizes[pool]}")
-        return actions + [Release(name) for name in reversed(change.removed) if self._idle(name)]
+        return self._change(now, change, f"pool {pool} is scaled to {self.pools.sizes[pool]}")
 
     def claims(self) -> list[str]:
-        """Learners that opportunistic pools would take if they had a place, for whom one is to be asked for."""
+        """Learners that opportunistic pools take once they have a place."""
         return [name for name in self.pools.claims() if self._idle(name)]
 
     def follow(self, now: float, placed: Collection[str]) -> list[Action]:
         """Take and let go learners of opportunistic pools; `placed`: those without a process that have a place."""
-        waiting = (State.WAITING, State.STARTING)
-        homeless = [name for name in self.wanted if self.units[name].state in waiting and name not in placed]
-        free = [name for name in self.claims() if name in placed]
+        free = {name for name in self.claims() if name in placed}
+        homeless = {name for name in self.wanted if name not in placed and self.units[name].waits}
         changes = list(self.pools.follow(now, free, homeless))
         return [action for change in changes for action in self._change(now, change, change.reason)]
 
     def rejoin(self, there: Iterable[str]) -> list[Action]:
         """An earlier orchestrator has left these learners, or their states: opportunistic pools want them."""
-        return [action for change in self.pools.rejoin(there) for action in self._change(0.0, change)]
+        return [action for change in self.pools.rejoin(set(there)) for action in self._change(0.0, change)]
 
     def _change(self, now: float, change: Change, why: str = "") -> list[Action]:
         size = self.pools.sizes[change.pool]
         actions: list[Action] = [RecordScaling(change.pool, size, change.added, change.removed, change.reason)]
         for name in change.added:
             self.want(name)
-        for name in reversed(change.removed):
+        for name in filter(self.units.__contains__, reversed(change.removed)):
             actions += self.unwant(name, why, now)
+            actions += [Release(name)] if self._idle(name) else []
         return actions
 
     def _idle(self, name: str) -> bool:
@@ -248,10 +253,11 @@ class Controller:
             self.units[name].began_at = now
         return [Start(name) for name in due]
 
-    def started(self, learner: str, incarnation: int, ranks: int = 1) -> None:
+    def started(self, learner: str, incarnation: int, ranks: int = 1, resumed: bool = False) -> None:
         """The incarnation was granted. If the unit was asked to leave since `advance`, that holds for this one."""
         unit = self.units[learner]
         before, unit.incarnation = unit.incarnation, Incarnation(incarnation, tuple(Rank() for _ in range(ranks)))
+        unit.incarnation.resumed = resumed
         if unit.leaves:
             unit.incarnation.leaving, unit.incarnation.leave_by = before.leaving, before.leave_by
 

@@ -54,7 +54,8 @@ class NodeFollower:
         if removed := tuple(waited[max(0, len(waited) - max(0, spare)) :]):
             return self._let_go(now, removed)
         added = tuple(name for name, since in self._free_since.items() if now - since >= SETTLED_S)
-        if not added or now < self._hold_until:
+        held = now < self._hold_until and len(self._homeless_since) <= max(0, spare)  # else one is needed
+        if not added or held:
             return Change(self._pool)
         self._taken_at |= dict.fromkeys(added, now)
         return Change(self._pool, added=added, reason="a place has come free for it")
@@ -94,29 +95,36 @@ class Pools:
         return Change(pool, tuple(added), tuple(removed))
 
     def claims(self) -> list[str]:
-        """Learners that opportunistic pools do not want, and would take if they had a place."""
+        """Learners that opportunistic pools do not want, and would take if they had a place.
+
+        A Ray that was started for this run has no nodes that come and go.
+        """
+        if self._local:
+            return []
         configs = [self._configs[pool] for pool in self._followers]
-        return [name for pool in configs for name in pool.names(pool.most) if name not in self.members[pool.name]]
+        wanted = {name for pool in self._followers for name in self.members[pool]}
+        return [name for pool in configs for name in pool.names(pool.most) if name not in wanted]
 
     def follow(self, now: float, free: Collection[str], homeless: Collection[str]) -> Iterator[Change]:
-        """What opportunistic pools take and let go. `free`: of `claims`; `homeless`: of the members."""
-        claims = self.claims()
+        """What opportunistic pools take and let go. `free`: those of `claims` that have a place; `homeless`: members
+        that have none.
+        """
         for pool, follower in self._followers.items():
-            members, mine = self.members[pool], self._configs[pool].names(self._configs[pool].most)
-            taken = [name for name in mine if name in free and name in claims]
+            config, members = self._configs[pool], self.members[pool]
+            taken = [name for name in config.names(config.most) if name in free]
             lost = [name for name in members if name in homeless]
-            spare = min(len(members) - self._configs[pool].min, sum(self.sizes.values()) - self._quorum)
+            spare = min(len(members) - config.min, sum(self.sizes.values()) - self._quorum)
             if change := follower.look(now, taken, lost, spare):
                 self.members[pool] = [name for name in members if name not in change.removed] + list(change.added)
                 yield change
 
-    def rejoin(self, there: Iterable[str]) -> Iterator[Change]:
+    def rejoin(self, there: Collection[str]) -> Iterator[Change]:
         """An earlier orchestrator has left these learners, or their states: opportunistic pools want them.
 
-        All that such a pool wants is named, since that orchestrator may have let go some of it.
+        Every learner that such a pool may have is named, as that orchestrator may have taken or let go any.
         """
-        there = list(there)
         for pool in self._followers:
             names, members = self._configs[pool].names(self._configs[pool].most), self.members[pool]
             members += [name for name in names if name in there and name not in members]
-            yield Change(pool, added=tuple(members), reason="the run goes on")
+            others = tuple(name for name in names if name not in members)
+            yield Change(pool, tuple(members), others, "the run goes on")

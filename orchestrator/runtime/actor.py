@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -160,6 +161,7 @@ class OrchestratorActor:
 
     async def _begin(self) -> None:
         recipe = self._recipe
+        left = (status_if_any(self._store) or {}).get("learners") or []  # before the first status replaces it
         self._emit(RunStarted(recipe.name, recipe.config_hash, recipe.seed, versions(self._code)))
         self._write_status()
         epochs = self._store.granted("epoch", "syncer")
@@ -173,16 +175,18 @@ class OrchestratorActor:
             self._reattach,
             self._learners.living_handles,
         )
-        if epochs and await self._take_over(epochs):
+        if epochs and await self._take_over(epochs, left):
             return
         saved = await self._resume(epochs) if epochs else {}
         self._learners.start(self._syncer, saved, again=epochs > 0)  # beside the syncer, which has to expect them
         self._syncer.begin()
 
-    async def _take_over(self, epoch: int) -> bool:
-        """Take over learners and syncer that an earlier orchestrator has left. False: there are none."""
+    async def _take_over(self, epoch: int, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Take over learners and syncer that an earlier orchestrator has left; `rows`: its last status of learners.
+
+        False: there are none.
+        """
         assert self._syncer is not None
-        rows = (status_if_any(self._store) or {}).get("learners") or []
         learners = await self._learners.find({row["name"]: row for row in rows})
         served = await self._syncer.adopt(epoch)
         if not learners and not served:

@@ -93,7 +93,8 @@ class LearnerManager:
             incarnation = self._store.granted("incarnation", name)
             return await self.actors.find(name, incarnation, statuses.get(name, {}))
 
-        names = dict.fromkeys([*self.controller.wanted, *statuses])
+        claims = [name for name in self.controller.claims() if self._store.granted("incarnation", name)]
+        names = dict.fromkeys([*self.controller.wanted, *statuses, *claims])
         found = await asyncio.gather(*map(find, names))
         self._found = {name: each for name, each in zip(names, found, strict=True) if each is not None}
         return list(self._found)
@@ -299,7 +300,7 @@ class LearnerManager:
         exact = saved is not None and saved.exact
         incarnation = saved.incarnation if saved is not None and exact else self._store.grant("incarnation", name)
         process = self._processes[name] = LearnerHandle(name, incarnation, saved)
-        self.controller.started(name, incarnation, self._recipe.pool_of(name).processes)
+        self.controller.started(name, incarnation, self._recipe.pool_of(name).processes, resumed=exact)
         await self._attend(process, self._run(process))
 
     async def _attend(self, process: LearnerHandle, run: Coroutine[Any, Any, str]) -> None:

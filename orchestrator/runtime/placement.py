@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,8 @@ def reserve_head(learner: str, pool: PoolConfig) -> PlacementGroup:
     with contextlib.suppress(ValueError):
         return get_placement_group(head_name(learner))
     labels = dict(shape(pool).labels)
+    if broken := _broken_slices(pool):
+        labels[SLICE_NAME] = f"!in({','.join(broken)})"
     return placement_group(
         [{f"TPU-{labels[POD_TYPE]}-head": 1.0}],
         strategy="STRICT_PACK",
@@ -125,7 +128,7 @@ def reserve_head(learner: str, pool: PoolConfig) -> PlacementGroup:
 def reserve_slice(learner: str, pool: PoolConfig, head: PlacementGroup) -> PlacementGroup:
     """A placement group over the hosts of the slice whose first host `head` holds: a learner's rank r on host r.
 
-    Raises NoSlice where that host is gone, or names no slice.
+    Raises NoSlice where that host is gone or names no slice, or others of the slice are gone.
     """
     [node] = placement_group_table(head)["bundles_to_node_id"].values()
     labels: dict[str, str] = next(
@@ -133,6 +136,8 @@ def reserve_slice(learner: str, pool: PoolConfig, head: PlacementGroup) -> Place
     )
     if (name := labels.get(SLICE_NAME)) is None:
         raise NoSlice(f"the first host of its TPU slice is gone, or has no label {SLICE_NAME}")
+    if name in _broken_slices(pool):
+        raise NoSlice(f"TPU slice {name} has lost some of its hosts")
     claim = shape(pool)
     return placement_group(
         [dict(claim.resources)] * claim.nodes,
@@ -141,6 +146,16 @@ def reserve_slice(learner: str, pool: PoolConfig, head: PlacementGroup) -> Place
         lifetime="detached",
         bundle_label_selector=[{SLICE_NAME: name, WORKER_ID: str(host)} for host in range(claim.nodes)],
     )
+
+
+def _broken_slices(pool: PoolConfig) -> list[str]:
+    """Names of the slices of a pool's kind that have fewer hosts than they should."""
+    pod_type, hosts = shape(pool).labels[POD_TYPE], Counter[str]()
+    for node in ray.nodes():
+        labels = node["Labels"]
+        if node["Alive"] and labels.get(POD_TYPE) == pod_type and SLICE_NAME in labels:
+            hosts[labels[SLICE_NAME]] += 1
+    return sorted(name for name, there in hosts.items() if there < pool.hosts)
 
 
 def head_name(learner: str) -> str:

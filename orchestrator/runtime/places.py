@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from orchestrator.lifecycle.actions import Action
@@ -27,6 +27,8 @@ from orchestrator.runtime.placement import (
     reserve_slice,
 )
 from orchestrator.runtime.ray_await import CALL_S, within
+
+CLAIMS_MOST = 32  # that one look asks for: each is a call or two
 
 
 class Places:
@@ -97,15 +99,17 @@ class Places:
 
     async def look(self, controller: Controller) -> list[Action]:
         """Tell the controller who has no place at two looks in a row; returns what it does about free ones."""
-        claims = controller.claims()
-        self.claim(claims)
+        claims, asked = controller.claims(), {*self.names}
+        with _asking_again():
+            self.claim([name for name in claims if name not in asked][:CLAIMS_MOST])
         waiting = _without_process(controller)
         pending = await self.pending([*waiting, *claims])
         if pending is None:
             return []
-        for name in claims:
-            if pending.get(name) == NODE_ENDS:
-                self.release(name)  # another is asked for at the next look
+        with _asking_again():
+            for name in claims:
+                if pending.get(name) == NODE_ENDS:
+                    self.release(name)
         twice = self._without.intersection(_without_process(controller))  # who started since has a place
         for name in controller.units:
             controller.place(name, pending.get(name, "") if name in twice else "")
@@ -132,6 +136,15 @@ class Places:
         """End what an earlier orchestrator reserved for a learner whose processes are gone."""
         with contextlib.suppress(ValueError):
             remove_placement_group(get_placement_group(name))
+
+
+@contextlib.contextmanager
+def _asking_again() -> Iterator[None]:
+    """Where Ray's control store does not answer, the next look asks again."""
+    try:
+        yield
+    except Exception as error:
+        print(f"places: {type(error).__name__}: {error}", flush=True)
 
 
 def _without_process(controller: Controller) -> list[str]:

@@ -54,8 +54,8 @@ NODES: list[dict[str, Any]] = [
         "labels": {"region": "west", TYPE: "TPU-V5P", POD: "v5p-8", TOPOLOGY: "2x2x1"},
         "resources": {"TPU": 4, "TPU-v5p-8-head": 1},
     },
-    # Hosts of two slices: one has lost its first, so only the other is whole.
-    {"labels": PART | {SLICE: "broken", WORKER: "1"}, "resources": {"TPU": 4}},
+    # Hosts of two slices: one has lost its second, so only the other is whole.
+    {"labels": PART | {SLICE: "broken", WORKER: "0"}, "resources": {"TPU": 4, "TPU-v5p-16-head": 1}},
     {"labels": PART | {SLICE: "whole", WORKER: "1"}, "resources": {"TPU": 4}},
     {"labels": PART | {SLICE: "whole", WORKER: "0"}, "resources": {"TPU": 4, "TPU-v5p-16-head": 1}},
 ]

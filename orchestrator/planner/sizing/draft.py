@@ -53,6 +53,16 @@ class Draft:
         """Pools that take what is there, and the fewest learners for which they need a place."""
         return {pool.name: pool.min for pool in self.recipe.pools if pool.opportunistic}
 
+    @property
+    def waiting(self) -> set[str]:
+        """Opportunistic pools that find no place for all they begin with, while there is one for their min and K."""
+        short = {one.who: one.units for one in self.placement.shortfalls}
+        return {
+            pool
+            for pool, least in self.opportunistic.items()
+            if self.pools[pool] - short.get(pool, 0) >= least and len(self.placement.learners) >= self.recipe.quorum
+        } & short.keys()
+
     def node_of(self, name: str) -> Node | None:
         place = self.placement.learners.get(name) or self.placement.services.get(name)
         return next((node for node in self.nodes if node.name == place), None)

@@ -19,7 +19,7 @@ def limits(draft: Draft) -> list[Problem]:
 
 def _places(draft: Draft) -> Iterator[Problem]:
     for one in draft.placement.shortfalls:
-        if (least := draft.opportunistic.get(one.who)) is not None and draft.pools[one.who] - one.units >= least:
+        if one.who in draft.waiting:
             continue
         what = (
             f"{one.units} of {draft.pools[one.who]} learners do not fit" if one.who in draft.pools else "has no place"

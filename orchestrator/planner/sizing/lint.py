@@ -243,6 +243,13 @@ def _regions(draft: Draft) -> Iterator[Problem]:
 # ------------------------------------------------------------------ warnings: this place
 
 
+def _waiting(draft: Draft) -> Iterator[Problem]:
+    for one in draft.placement.shortfalls:
+        if one.who in draft.waiting:
+            message = f"{one.who} begins without {one.units} of {draft.pools[one.who]} learners: {one.reason}"
+            yield Problem(one.field, None, message, one.fix)
+
+
 def _growth(draft: Draft) -> Iterator[Problem]:
     for one in draft.at_max.shortfalls if draft.at_max else ():
         if one.who in {short.who for short in draft.placement.shortfalls} | draft.opportunistic.keys():
@@ -311,7 +318,7 @@ WARNINGS: tuple[Callable[[Draft], Iterator[Problem]], ...] = (
     *(_quorum, _grace),
     *(_momentum, _budget, _evaluations, _chaos, _spans),
     *(_overlap, _spacing, _balance, _codec, links.crowding, links.donations, _regions),
-    *(_growth, _store, _cores, _object_store, _hands),
+    *(_waiting, _growth, _store, _cores, _object_store, _hands),
 )
 
 

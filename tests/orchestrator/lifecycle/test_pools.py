@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.lifecycle.actions import AskToLeave, RecordScaling, Start
+from orchestrator.lifecycle.actions import AskToLeave, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, State
 from orchestrator.lifecycle.pools import HOLD_S, HOLD_S_MAX, LET_GO_S, SETTLED_S, STAY_S, NodeFollower
 from orchestrator.lifecycle.scaling import problems
@@ -74,8 +74,9 @@ def test_a_learner_whose_place_is_gone_for_long_is_let_go_and_asks_for_one_again
     lost(made, "learner-spot-0", 100.0)
     assert made.follow(100.0, set()) == []
     assert made.follow(100.0 + LET_GO_S - 0.1, set()) == []
-    [record] = made.follow(100.0 + LET_GO_S, set())
+    record, released = made.follow(100.0 + LET_GO_S, set())
     assert isinstance(record, RecordScaling) and (record.learners, record.removed) == (1, names(0))
+    assert released == Release("learner-spot-0"), "its place may never come back: another is asked for"
     assert made.units["learner-spot-0"].state is State.DONE
     assert made.pools.members["spot"] == list(names(1)), "the one that runs stays, though it is not the first"
     assert made.claims() == list(names(0, 2))
@@ -136,22 +137,68 @@ def test_a_node_that_stayed_is_taken_again_at_once() -> None:
 def test_a_later_orchestrator_wants_what_an_earlier_one_left() -> None:
     made = controller({"name": "base"}, SPOT, quorum=1)
     [record] = made.rejoin(["learner-spot-2", "learner-base-0", "learner-spot-9"])
-    assert record == RecordScaling("spot", 2, names(0, 2), (), "the run goes on")
+    assert record == RecordScaling("spot", 2, names(0, 2), names(1), "the run goes on"), "the other may have let 1 go"
     assert Start("learner-spot-2") in made.advance(0.0)
 
 
+def test_a_learner_that_goes_on_from_its_own_state_has_time_to_find_a_place() -> None:
+    made = controller(SPOT | {"learners": 2})
+    made.advance(0.0)
+    run(made, "learner-spot-0")
+    made.started("learner-spot-1", 4, resumed=True)
+    assert made.follow(0.0, set()) == made.follow(1e3, set()) == []
+    lost(made, "learner-spot-1", 1e3)  # its start took too long
+    made.follow(1e3, set())
+    assert made.pools.sizes["spot"] == 2 and made.follow(1e3 + LET_GO_S, set())
+
+
+def test_a_pool_below_what_is_needed_does_not_wait_to_take_a_place() -> None:
+    follower = NodeFollower("spot")
+    for now in (0.0, SETTLED_S):
+        follower.look(now, ["a"], [], 1)
+    for now in (3.0, 3.0 + LET_GO_S):
+        found = follower.look(now, [], ["a"], 1)
+    assert "takes nobody" in found.reason
+    assert not any(follower.look(now, ["b"], [], 1) for now in (19.0, 22.0))
+    assert follower.look(23.0, ["b"], ["c"], 0).added == ("b",)
+
+
+def test_a_ray_of_the_runs_own_has_no_nodes_that_come() -> None:
+    made = recipe()
+    local = Controller(made.learners, backoff_s=1.0, hang_s=20.0, pools=made.pools, quorum=1, local=True)
+    assert local.claims() == []
+
+
 @given(
-    looks=st.lists(st.tuples(st.floats(0.5, 30.0), st.sets(st.sampled_from(names(0, 1, 2, 3)))), max_size=40),
+    looks=st.lists(
+        st.tuples(
+            st.floats(0.5, 30.0),
+            st.sets(st.sampled_from(names(0, 1, 2, 3))),
+            st.dictionaries(st.sampled_from(names(0, 1, 2, 3)), st.sampled_from(["up", "left", "lost"])),
+        ),
+        max_size=40,
+    ),
     least=st.integers(0, 2),
 )
 def test_whatever_ray_says_a_pool_stays_between_min_and_max_and_the_log_adds_up(
-    looks: list[tuple[float, set[str]]], least: int
+    looks: list[tuple[float, set[str], dict[str, str]]], least: int
 ) -> None:
     made = controller(SPOT | {"learners": 2, "min": least, "max": 4}, {"name": "base"}, quorum=1)
     known, now = {"learner-spot-0", "learner-spot-1"}, 0.0
-    for seconds, placed in looks:
+    for seconds, placed, happens in looks:
         now += seconds
-        made.advance(now)
+        for started in made.advance(now):
+            assert isinstance(started, Start)
+            made.started(started.learner, made.units[started.learner].incarnation.number + 1)
+        for name, what in happens.items():
+            if (unit := made.units.get(name)) is None or unit.state in (State.WAITING, State.DONE):
+                continue
+            if what == "up":
+                made.answered(name, unit.incarnation.number)
+            elif what == "left":
+                made.left(name, unit.incarnation.number)
+            else:
+                lost(made, name, now)
         for action in made.follow(now, placed):
             if isinstance(action, RecordScaling):
                 assert known.isdisjoint(action.added) and known.issuperset(action.removed)
