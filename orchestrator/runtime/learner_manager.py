@@ -76,7 +76,7 @@ class LearnerManager:
         self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
         self._found: dict[str, tuple[LearnerHandle, tuple[Rank, ...]]] = {}  # left by an earlier orchestrator
 
-    def start(self, syncer: SyncerManager, saved: Mapping[str, SavedPart], again: bool) -> None:
+    def start(self, syncer: SyncerManager, saved: Mapping[str, SavedPart], again: bool = False) -> None:
         """Start all wanted learners, beside the syncer's first epoch; `saved`: what some of them continue from.
 
         `again`: an earlier orchestrator ran some.

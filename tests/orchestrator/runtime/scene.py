@@ -18,7 +18,7 @@ import ray
 
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import learner_handles, learner_manager
+from orchestrator.runtime import learner_manager, places
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
@@ -102,9 +102,9 @@ class Scene:
             lambda: False,
             Folder(folder),
         )
-        patch.setattr(learner_handles, "reserve", self.reserve)
-        patch.setattr(learner_handles, "remove_placement_group", lambda group: self.given_up.append(group.learner))
-        patch.setattr(learner_handles, "pending_reasons", self.pending_reasons)
+        patch.setattr(places, "reserve", self.reserve)
+        patch.setattr(places, "remove_placement_group", lambda group: self.given_up.append(group.learner))
+        patch.setattr(places, "pending_reasons", self.pending_reasons)
         patch.setattr(learner_manager, "draining_nodes", dict)
         patch.setattr(learner_manager, "PLACES_S", 0.0)
         patch.setattr(ray, "kill", self.killed.append)
@@ -122,8 +122,8 @@ class Scene:
     async def look(self) -> None:
         """Let the learners' shell look for places once."""
         self.learners.watch([])
-        assert self.learners._places is not None
-        await self.learners._places
+        assert self.learners._looking is not None
+        await self.learners._looking
 
     def facts(self, kind: type[T], learner: str = GOES) -> list[T]:
         return [fact for fact in self.said if isinstance(fact, kind) and fact.learner == learner]

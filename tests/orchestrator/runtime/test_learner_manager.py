@@ -115,7 +115,7 @@ def test_a_request_that_would_leave_fewer_than_the_quorum_is_not_heeded(scene: S
         scene.learners.start(Serving(scene.outer), {})
         await until(lambda: bool(scene.facts(LearnerRequested)))
         scene.scale(0)
-        assert scene.learners.controller.pools == {"p": 2}
+        assert scene.learners.controller.pools.sizes == {"p": 2}
 
     asyncio.run(story())
 
@@ -133,7 +133,7 @@ def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is
         }
         assert not scene.learners.controller.quorum_possible
         scene.learners.actors.release(GOES)
-        scene.learners.actors._groups[GOES] = Group(GOES, broken)
+        scene.learners.actors.places._groups[GOES] = Group(GOES, broken)
         await scene.look()
         assert scene.learners.placed[GOES].no_place == ""
 

@@ -13,7 +13,7 @@ import ray
 
 from orchestrator.eventlog.facts import LearnerRequested
 from orchestrator.lifecycle.controller import State
-from orchestrator.runtime import learner_handles, learner_manager
+from orchestrator.runtime import learner_handles, learner_manager, places
 from orchestrator.runtime.learner_handles import LearnerHandle
 from tests.orchestrator.runtime.scene import DEADLINE_S, GOES, Handle, Scene, Serving, until
 
@@ -209,7 +209,7 @@ def test_places_are_looked_for_beside_the_event_loop_one_look_at_a_time_and_no_a
 
     looks: list[threading.Thread] = []
     release = threading.Event()
-    monkeypatch.setattr(learner_handles, "pending_reasons", pending_reasons)
+    monkeypatch.setattr(places, "pending_reasons", pending_reasons)
 
     async def story() -> None:
         scene.learners.start(Serving(scene.outer), {})
@@ -220,7 +220,7 @@ def test_places_are_looked_for_beside_the_event_loop_one_look_at_a_time_and_no_a
         await asyncio.sleep(0.01)
         assert len(looks) == 1 and looks[0] is not threading.main_thread()
         release.set()
-        await scene.learners._places
+        await scene.learners._looking
         for _ in range(2):
             await scene.look()
         assert scene.learners.placed[GOES].no_place == ("no node is alive" if fails else "")

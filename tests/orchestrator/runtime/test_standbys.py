@@ -212,7 +212,7 @@ class Actors(LearnerActors):
         pool = {"name": "p", "learners": 1, "resources": {"GPU": 1}, "standby": 1}
         recipe = Recipe.model_validate({"name": "demo", "pools": [pool], "budget": {"syncer_steps": 10}})
         super().__init__(recipe, RunPlacement("", 0), "code", Folder(folder), lambda name: 0)
-        self._groups[A] = "its place"
+        self.places._groups[A] = "its place"
         self.made: list[tuple[LearnerSpec, dict[str, Any]]] = []
         self.killed: list[Any] = []
         patch.setattr(ray, "remote", lambda **groups: lambda actor: SimpleNamespace(options=self._options))
