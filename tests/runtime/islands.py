@@ -49,15 +49,17 @@ NODES: list[dict[str, Any]] = [
     {
         "labels": {"region": "east", "role": "control", TYPE: "TPU-V6E", POD: "v6e-8", TOPOLOGY: "2x4"},
         "resources": {"TPU": 8, "TPU-v6e-8-head": 1},
+        "num_cpus": 4,
     },
     {
         "labels": {"region": "west", TYPE: "TPU-V5P", POD: "v5p-8", TOPOLOGY: "2x2x1"},
         "resources": {"TPU": 4, "TPU-v5p-8-head": 1},
+        "num_cpus": 1,
     },
     # Hosts of two slices: one has lost its second, so only the other is whole.
-    {"labels": PART | {SLICE: "broken", WORKER: "0"}, "resources": {"TPU": 4, "TPU-v5p-16-head": 1}},
-    {"labels": PART | {SLICE: "whole", WORKER: "1"}, "resources": {"TPU": 4}},
-    {"labels": PART | {SLICE: "whole", WORKER: "0"}, "resources": {"TPU": 4, "TPU-v5p-16-head": 1}},
+    {"labels": PART | {SLICE: "broken", WORKER: "0"}, "resources": {"TPU": 4, "TPU-v5p-16-head": 1}, "num_cpus": 1},
+    {"labels": PART | {SLICE: "whole", WORKER: "1"}, "resources": {"TPU": 4}, "num_cpus": 1},
+    {"labels": PART | {SLICE: "whole", WORKER: "0"}, "resources": {"TPU": 4, "TPU-v5p-16-head": 1}, "num_cpus": 1},
 ]
 POOLS: list[dict[str, Any]] = [
     {"name": "h100", "region": "east", "accelerator": "H100", "resources": {"CPU": 1, "GPU": 0.5}},
@@ -103,10 +105,9 @@ def cluster(folder: Path) -> Iterator[str]:
         for node in NODES:
             nodes.add_node(
                 wait=False,
-                num_cpus=4,
                 object_store_memory=80 * 2**20,
                 include_dashboard=False,
-                **{"num_gpus": 0} | node,
+                **{"num_gpus": 0, "num_cpus": 2} | node,  # as many workers are started at once
             )
         nodes.wait_for_nodes()
         yield nodes.address
