@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-real test-rest test-all test-all-real test-all-rest check docs bench
+.PHONY: demo test test-all check docs bench
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,27 +15,15 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)       ## train one model on four learners through kills and a freeze
 	$(BIN)/diloco run deploy/recipes/demo.toml --fresh
 
-test: $(READY)       ## what a newcomer runs: every room, the proofs in small, a few real runs on Ray; about a quarter of an hour
-	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-real test-rest
+# Two workers. All tests that start Ray are in one of the two: see tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-# Run after the tests that start Ray, so that the two halves of `make test` take about as long.
-AFTER_RAY := $(addprefix tests/,architecture benchmarks deploy docs examples replay)
+test: $(READY)       ## what a newcomer runs: every room, the proofs in small, six real runs on Ray
+	$(PYTEST) -m "not full" --hypothesis-profile=small
 
-test-real: $(READY)  ## of these, the tests that start Ray, and some others
-	$(BIN)/python -m pytest -q tests/runtime $(AFTER_RAY) -m "not full" --hypothesis-profile=small
-
-test-rest: $(READY)  ## and all others
-	$(BIN)/python -m pytest -q $(addprefix --ignore=,tests/runtime $(AFTER_RAY)) -m "not full" --hypothesis-profile=small
-
-test-all: $(READY)   ## everything else: the long tests, property tests with all their examples, the regression gate
-	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-all-real test-all-rest
+test-all: $(READY)   ## what `make test` leaves out: the long tests, property tests with all their examples, the gate
+	$(PYTEST) --ignore tests/gate -m "full or hypothesis"
 	$(BIN)/python -m pytest -q tests/gate
-
-test-all-real: $(READY)
-	$(BIN)/python -m pytest -q tests/runtime -m full
-
-test-all-rest: $(READY)
-	$(BIN)/python -m pytest -q --ignore tests/runtime --ignore tests/gate -m "full or hypothesis"
 
 check: $(READY)      ## format, lint, types, import contract
 	$(BIN)/ruff format --check .

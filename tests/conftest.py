@@ -2,14 +2,14 @@
 
 import os
 import tempfile
+from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 
 # A slow machine is no failure: no example has a deadline.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)  # there, the same every time
 settings.register_profile("small", settings.get_profile("project"), max_examples=20)  # and property_settings.py
-settings.register_profile("mutants", deadline=None, phases=[Phase.explicit, Phase.generate])  # one failure will do
 settings.load_profile("project")
 
 
@@ -26,3 +26,23 @@ def pytest_configure(config: pytest.Config) -> None:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+RAY = "tests/runtime/"  # tests that start Ray
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on Ray come first: they take longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(RAY))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests on Ray to one worker, which starts one Ray for them; the tests of any other file stay together."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneRay(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return RAY if nodeid.startswith(RAY) else super()._split_scope(nodeid)
+
+    return OneRay(config, log)

@@ -17,13 +17,13 @@ NAMES = {
     "sklearn": "scikit_learn",
     "orbax": "orbax_checkpoint",
     "tensorboardX": "tensorboardx",
+    "xdist": "pytest_xdist",
 }  # importable name: package
 APART = (  # with an environment of its own: another project's training, and what makes checkpoints for tests
     ROOT / "benchmarks" / "torchft",
     ROOT / "tests" / "learners" / "training" / "huggingface",
 )
 ASKED_FOR = ("data", "vision", "orbax")  # extras that production code imports where a recipe or an option asks for them
-OWN = {*ROOMS, *BESIDE}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -52,19 +52,20 @@ def _of(path: Path) -> Iterator[str]:
             names = [str(node.module)]
         for name in names:
             top = name.partition(".")[0]
-            if top not in sys.stdlib_module_names and top not in OWN and top not in beside:
+            if top not in sys.stdlib_module_names and top not in beside:
                 yield top
 
 
 def test_production_code_imports_what_is_declared_and_nothing_is_declared_in_vain() -> None:
     extras = [one for extra in ASKED_FOR for one in PROJECT["optional-dependencies"][extra]]
     found = {NAMES.get(name, name) for name in imported(ROOMS)}
-    assert found == packages([*PROJECT["dependencies"], *extras])
+    assert not found & set(BESIDE), "production never imports tests, benchmarks or docs"
+    assert found - set(ROOMS) == packages([*PROJECT["dependencies"], *extras])
 
 
 def test_tests_benchmarks_and_examples_import_only_what_an_extra_declares() -> None:
     extras = {one for requirements in PROJECT["optional-dependencies"].values() for one in requirements}
-    named = packages([*PROJECT["dependencies"], *extras])
+    named = {*ROOMS, *BESIDE} | packages([*PROJECT["dependencies"], *extras])
     assert {NAMES.get(name, name) for name in imported(BESIDE)} <= named
 
 

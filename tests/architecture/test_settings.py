@@ -6,17 +6,10 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
 CI = (ROOT / ".ci" / "run").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
-
-
-@pytest.mark.parametrize("key", ["source_paths", "only_mutate", "pytest_add_cli_args_test_selection", "also_copy"])
-def test_mutmut_mutates_copies_and_runs_only_what_is_there(key: str) -> None:
-    assert [path for path in TOOLS["mutmut"][key] if not (ROOT / path).exists()] == []
 
 
 def test_exceptions_to_the_linter_are_for_files_that_are_there() -> None:
