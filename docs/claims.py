@@ -1,4 +1,4 @@
-"""The tables of docs/paper.md: each claim of the paper with the test that proves it, and the claims that are not built.
+"""The table of docs/paper.md: each claim of the paper with the test that proves it.
 
 A claim is a test in tests/paper/test_section*.py. Its name says the claim in words, and its docstring begins with the
 place in the paper. "Departure 0001" in the docstring names the decision record for a different rule of this project.
@@ -15,19 +15,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 TESTS = "tests/paper/test_section*.py"
 PLACE = re.compile(r"Section (\d[^.:]*)")  # up to the first stop or colon
-
-NOT_BUILT = {
-    "5": {
-        "Fragments by layer, or by tensors strided over the fragments": "balanced fragments only",
-    },
-    "6": {
-        "The syncer in M shards, one near each learner": "one syncer in one process",
-        "Vector clocks of every worker on every message": "two entries: the learner's own step and the syncer's",
-        "Checkpoints by markers on the messages (Chandy-Lamport)": "",
-        "Mixture-of-experts models, whose balancing loss stays within a learner": "a task can bring one; none is here",
-    },
-}
-
 
 # Claims about whole commands, whose tests are in folders of their own.
 ELSEWHERE = {
@@ -102,8 +89,8 @@ def _record(number: str) -> str:
 
 
 def blocks() -> dict[str, str]:
-    """The tables, by the name of their place in the page."""
-    return {"claims": _proved(), "not built": _missing()}
+    """The table, by the name of its place in the page."""
+    return {"claims": _proved()}
 
 
 def _proved() -> str:
@@ -111,11 +98,4 @@ def _proved() -> str:
     for claim in claims():
         records = "".join(f" ([{number}](decisions/{_record(number)}))" for number in claim.departures)
         lines.append(f"|[{claim.place}](../{claim.file})|{claim.words}{records}|")
-    return "\n".join(lines)
-
-
-def _missing() -> str:
-    lines = ["|section|claim|here|", "|---|---|---|"]
-    for section, missing in NOT_BUILT.items():
-        lines += [f"|{section}|{words}|{instead or 'not built'}|" for words, instead in missing.items()]
     return "\n".join(lines)
