@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Overrides
+from orchestrator.cli.recipes import import_from
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.recipe.toml_text import load, parse
@@ -29,9 +29,7 @@ def check_task(
 ) -> None:
     """Check that a task does what learners and syncer rely on; exit code 5 if a check fails."""
     with reported(as_json):
-        folder = str(Path.cwd())
-        if folder not in sys.path:
-            sys.path.append(folder)  # as for a run
+        import_from(Path.cwd())
         with apart(as_json):
             if _FACTORY.fullmatch(task) and not Path(task).exists():
                 recipe = parse(_AROUND | {"task": task}, overrides or [])

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Overrides
-from orchestrator.cli.run import checked
+from orchestrator.cli.recipes import prepare
 from orchestrator.cli.study import cores_here, seeds_of, unfit_for_harness
 from orchestrator.cli.tape import STARTUP_STEPS, STEP_S, Hostile, TapeUnsound
 from orchestrator.recipe.config import ChaosConfig, Recipe
@@ -75,7 +75,7 @@ def compare(
         asked = chosen(modes)
         base = reference(asked, against)
         with apart(as_json):
-            resolved = checked(recipe, overrides or [], Path.cwd(), unfit_for_harness if harness else lambda _: [])
+            resolved = prepare(recipe, overrides or [], further=unfit_for_harness if harness else lambda _: [])
             plan = _plan(chaos, resolved)
             resolved = runs.in_tokens(resolved)
             numbers = seeds_of(seeds, resolved.seed)

@@ -1,4 +1,4 @@
-"""`diloco doctor`: whether a run can start on this machine. `run` shares the check for foreign packages.
+"""`diloco doctor`: whether a run can start on this machine.
 
 Each finding is ok, a warning or a failure, with a fix. Imports no Ray, and starts nothing but, with --gpu, a process
 that takes the accelerators for a moment.
@@ -6,7 +6,6 @@ that takes the accelerators for a moment.
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.metadata
 import json
 import os
@@ -24,12 +23,11 @@ from typing import Annotated, Literal
 import psutil
 import typer
 
-import orchestrator
 from learners.training.devices.accelerators import accelerators
 from learners.training.devices.device import Finding
 from orchestrator.cli.errors import INPUT, reported
 from orchestrator.cli.options import AsJson
-from orchestrator.recipe.problems import Problem
+from orchestrator.cli.recipes import ROOMS, foreign_packages
 from orchestrator.store.compile_cache import compilation_cache
 
 # The lower bounds that pyproject.toml declares and the tests run with.
@@ -56,7 +54,6 @@ TESTED = {
     "requests": "2.34",
 }
 PYTHON = ((3, 11), (3, 14))  # from, below
-ROOMS = ("outer", "learners", "orchestrator", "chaos")
 GIB = 2**30
 
 
@@ -124,25 +121,6 @@ def device_findings(platform: str | None = None, deadline_s: float = GPU_S) -> I
 
 
 # ------------------------------------------------------------------ packages
-
-
-def foreign_packages(folder: Path) -> list[Problem]:
-    """Packages in a folder that have our names and are not ours. Ray's workers would import them instead of ours."""
-    ours = Path(orchestrator.__file__).resolve().parents[1]
-    problems = []
-    for room in ROOMS:
-        spec = importlib.machinery.PathFinder.find_spec(room, [str(folder)])
-        origin = Path(spec.origin).resolve() if spec and spec.origin else None
-        if origin is not None and origin != ours / room / "__init__.py":
-            problems.append(
-                Problem(
-                    "working directory",
-                    str(origin),
-                    f"a package {room} that is not this project's ({ours / room}); workers would import it",
-                    f"start from another folder, or rename that {room}",
-                )
-            )
-    return problems
 
 
 def _packages(folder: Path) -> Finding:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.recipes import import_from
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import parse
@@ -42,7 +42,5 @@ def recipe_of_parameters(model: Model, allowed: str | None) -> Recipe:
     The task is also found in the working directory, as for a run. Raises InputError as `permit`.
     """
     permit(model.metadata["task"], allowed)
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
+    import_from(Path.cwd())
     return parse({"name": "parameters", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}} | model.task)

@@ -16,15 +16,13 @@ from rich.console import Console
 
 from orchestrator.cli import advised_plan
 from orchestrator.cli import calibrate as calibration
-from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import UNFIT, apart, reported
 from orchestrator.cli.options import AsJson, NewName, Overrides, RunDir
+from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.planner.sizing import nodes as known
 from orchestrator.planner.sizing.nodes import Node
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.toml_text import load, validate
-from orchestrator.recipe.validation import resolve
 from orchestrator.store.run_store import RunStore
 
 TRIALS = 40
@@ -76,7 +74,8 @@ def plan(
         recipe = recipe or calibration.needed(calibrate)
         named = [] if name is None else [f"name={json.dumps(name)}"]
         with apart(as_json):
-            resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir)
+            resolved = prepare(recipe, [*(overrides or []), *named])
+            store = store_of(resolved, run_dir)
             shapes = _shapes(resolved)
         declared = _declared(node or [], nodes)
         if step_seconds is not None and not 0 < step_seconds <= STEP_S_MOST:
@@ -105,7 +104,7 @@ def plan(
 
         def plan_with(changed: list[str]) -> Any:
             with apart(as_json):
-                other, _ = prepare(recipe, [*(overrides or []), *named, *changed], run_dir)
+                other = prepare(recipe, [*(overrides or []), *named, *changed])
                 other = calibration.timed(other, told) if told else other
                 return planner.make(other, _shapes(other), plan_context)
 
@@ -121,23 +120,6 @@ def plan(
             show(made, commands, tried, Console(soft_wrap=not sys.stdout.isatty(), width=width))
         if not made.ok:
             raise typer.Exit(UNFIT)
-
-
-def prepare(path: Path, overrides: Sequence[str], run_dir: str | None) -> tuple[Recipe, RunStore]:
-    """The recipe as `diloco run` resolves it, and its store. Nothing is written there."""
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)  # a task of the user's own, as workers find it; ours come first
-    problems = foreign_packages(Path.cwd())
-    try:
-        recipe = load(path, overrides)
-        store = RunStore(run_dir) if run_dir is not None else RunStore.named(recipe.name)
-        validate(recipe)
-    except InputError as error:
-        raise InputError([*problems, *error.problems]) from error
-    if problems:
-        raise InputError(problems)
-    return resolve(recipe), store
 
 
 def _shapes(recipe: Recipe) -> Any:

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import CHECK_FAILED, FAILED, INTERRUPTED, OK, apart, reported
 from orchestrator.cli.options import AsJson, NewName, Overrides, RunDir
+from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.cli.summary import block
 from orchestrator.cli.terminal import LiveView
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.toml_text import dump, load, stored_hash, validate
-from orchestrator.recipe.validation import resolve
+from orchestrator.recipe.problems import Problem
+from orchestrator.recipe.toml_text import dump
 from orchestrator.report.write import HTML
 from orchestrator.runtime.job import misplaced
 from orchestrator.store import watch
-from orchestrator.store.readers import RECIPE_FILE, status_if_any, status_of
-from orchestrator.store.resume import reopen, taken, unlike
+from orchestrator.store.readers import RECIPE_FILE, status_of
+from orchestrator.store.resume import occupied, reopen
 from orchestrator.store.run_store import RunStore
-
-SILENT_S = 15.0  # the age from which a status is that of a dead run
-LOOK_S, LOOK_POLL_S = 4.0, 0.2  # for another status to follow
 
 
 def run(
@@ -56,10 +50,13 @@ def run(
     with reported(as_json):
         named = [] if name is None else [f"name={json.dumps(name)}"]
         with apart(as_json):
-            resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir, fresh)
+            resolved = prepare(
+                recipe, [*(overrides or []), *named], further=lambda asked: _misused_store(asked, run_dir, fresh)
+            )
+            store = store_of(resolved, run_dir)
         if fresh and store.exists:
             shutil.rmtree(store.root)
-        if going_on(store):
+        if watch.going_on(store):
             typer.echo(f"{resolved.name}: is running already; following it. Ctrl-C leaves it running.", err=True)
             follow(store, as_json)
         store.create()
@@ -84,65 +81,10 @@ def run(
         raise typer.Exit(code_of(summary))
 
 
-def prepare(path: Path, overrides: Sequence[str], run_dir: str | None, fresh: bool) -> tuple[Recipe, RunStore]:
-    """The resolved recipe and the store of a run that may start. Raises InputError with all problems."""
-
-    def store_of(recipe: Recipe) -> RunStore:
-        return RunStore(run_dir) if run_dir is not None else RunStore.named(recipe.name)
-
-    def place(recipe: Recipe) -> list[Problem]:
-        store = store_of(recipe)
-        return misplaced(run_dir, store.root, Path.cwd()) or occupied(store, fresh, recipe)
-
-    recipe = checked(path, overrides, Path.cwd(), place)
-    return recipe, store_of(recipe)
-
-
-def checked(path: Path, overrides: Sequence[str], folder: Path, further: Callable[[Recipe], list[Problem]]) -> Recipe:
-    """The resolved recipe, after its own checks, those of the workers' folder, and `further`. Raises InputError."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # a task of the user's own, as workers find it; ours come first
-    problems = foreign_packages(folder)
-    try:
-        recipe = load(path, overrides)
-        problems += further(recipe)
-        validate(recipe)
-    except InputError as error:
-        raise InputError([*problems, *error.problems]) from error
-    if problems:
-        raise InputError(problems)
-    return resolve(recipe)
-
-
-def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
-    """Why no run may start or resume in that folder: it holds something else, or a run of another recipe."""
-    if store.root.exists() and not store.exists:
-        return [_occupied(store, "is a file", "give another --run-dir")]
-    if store.empty:
-        return list(taken(recipe))
-    if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
-        return [_occupied(store, "is not empty and holds no run", "give another --name or --run-dir")]
-    if fresh and going_on(store):
-        return [_occupied(store, "holds a run that is still running", "stop it first, or give another --name")]
-    return list(taken(recipe) if fresh else unlike(store, recipe))
-
-
-def going_on(store: RunStore) -> bool:
-    """Whether the run's orchestrator is alive: it writes its status twice a second."""
-    status = status_if_any(store) or {}
-    running = (status.get("run") or {}).get("state") in ("starting", "running")
-    if not running or time.time() - (status.get("written_at") or 0.0) > SILENT_S:
-        return False
-    give_up_at = time.monotonic() + LOOK_S
-    while time.monotonic() < give_up_at:
-        if (status_if_any(store) or status).get("written_at") != status.get("written_at"):
-            return True
-        time.sleep(LOOK_POLL_S)
-    return False
-
-
-def _occupied(store: RunStore, message: str, fix: str) -> Problem:
-    return Problem("run-dir", str(store.root), message, fix)
+def _misused_store(recipe: Recipe, run_dir: str | None, fresh: bool) -> list[Problem]:
+    """List why the run may not be kept in its store, or not begin or resume there."""
+    store = store_of(recipe, run_dir)
+    return misplaced(run_dir, store.root, Path.cwd()) or occupied(store, fresh, recipe)
 
 
 def _train(

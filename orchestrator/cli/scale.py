@@ -11,16 +11,15 @@ import typer
 
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Name, RunDir
-from orchestrator.cli.run import SILENT_S
 from orchestrator.cli.status import find
 from orchestrator.lifecycle.scaling import problems, request_file
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import status_text as words
+from orchestrator.store import watch
 from orchestrator.store.readers import CLUSTER_FILE, object_of, recipe_of, status_of
 from orchestrator.store.run_store import RunStore
 
 POLL_S = 0.2
-LOOK_S = 3.0  # for another status, which is written twice a second
 HEARD_S = 10.0  # the orchestrator looks for requests several times a second
 SETTLED_S = 300.0
 
@@ -65,21 +64,10 @@ def require_going_on(store: RunStore, status: Mapping[str, Any]) -> None:
     run = words.part(status, "run")
     if run.get("state") in words.ENDED:
         raise InputError([Problem("--name", run.get("name"), f"the run has {run['state']}", "name a run that goes on")])
-    if (time.time() - (status.get("written_at") or 0.0)) > SILENT_S:
-        _look(store, status)
-
-
-def _look(store: RunStore, status: Mapping[str, Any]) -> None:
-    """Raises InputError unless a newer status appears. An old one may only mean that the hosts' clocks differ."""
-    deadline = time.monotonic() + LOOK_S
-    while status_of(store).get("written_at") == status.get("written_at"):
-        if time.monotonic() >= deadline:
-            name = words.part(status, "run").get("name")
-            message = f"the run has said nothing for {SILENT_S:.0f} s or more: it is starting, ending or dead"
-            raise InputError(
-                [Problem("--name", name, message, "see: diloco status; diloco run goes on with a dead one")]
-            )
-        time.sleep(POLL_S)
+    if watch.age_s(status) > watch.SILENT_S and not watch.has_news(store, status):
+        message = f"the run has said nothing for {watch.SILENT_S:.0f} s or more: it is starting, ending or dead"
+        fix = "see: diloco status; diloco run goes on with a dead one"
+        raise InputError([Problem("--name", run.get("name"), message, fix)])
 
 
 def _wanted(status: Mapping[str, Any], pool: str) -> int | None:

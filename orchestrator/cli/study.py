@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Overrides
-from orchestrator.cli.run import checked
+from orchestrator.cli.recipes import prepare
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RUNS
@@ -50,7 +50,7 @@ def study(
         from orchestrator.study.process import train
 
         with apart(as_json):
-            resolved = checked(recipe, overrides or [], Path.cwd(), unfit_for_harness)
+            resolved = prepare(recipe, overrides or [], further=unfit_for_harness)
         if resolved.chaos.active:
             typer.echo("warning: faults of [chaos] do not strike in a study", err=True)
             resolved = resolved.model_copy(update={"chaos": ChaosConfig()})

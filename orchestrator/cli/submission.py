@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import orchestrator
-from orchestrator.cli.doctor import ROOMS
-from orchestrator.recipe.problems import Problem
+from orchestrator.cli.recipes import ROOMS
+from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RunStore
 from outer import heap
 
@@ -66,7 +66,7 @@ def submission(
 
 
 def problems(recipe: Path, folder: Path, run_dir: str | None) -> list[Problem]:
-    """What is wrong with the places that a submission names. Raises InputError for a store of an unknown kind."""
+    """List what is wrong with the places that a submission names."""
     found = []
     if not folder.is_dir():
         found.append(Problem("--working-dir", str(folder), "is not a folder", "give the one that holds the recipe"))
@@ -79,7 +79,10 @@ def problems(recipe: Path, folder: Path, run_dir: str | None) -> list[Problem]:
     elif "://" not in run_dir and not Path(run_dir).is_absolute():
         found.append(Problem("--run-dir", run_dir, "must be an absolute path, or a file:// URI, of the cluster", fix))
     else:
-        RunStore(run_dir)  # refuses what is no folder
+        try:
+            RunStore(run_dir)
+        except InputError as error:
+            found += error.problems
     return found
 
 

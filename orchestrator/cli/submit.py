@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
 from orchestrator.cli.options import NewName, Overrides
-from orchestrator.cli.run import checked
+from orchestrator.cli.recipes import prepare
 from orchestrator.cli.submission import carries_sources, problems, submission
 from orchestrator.recipe.problems import InputError, Problem
 
@@ -39,9 +39,8 @@ def submit(
         settings = [*(overrides or []), *([] if name is None else [f"name={json.dumps(name)}"])]
         folder = working_dir.absolute()
         with apart(as_json):
-            resolved = checked(
-                recipe, settings, folder, lambda _: [*_no_address(address), *problems(recipe, folder, run_dir)]
-            )
+            places = [*_no_address(address), *problems(recipe, folder, run_dir)]
+            resolved = prepare(recipe, settings, folder, places)
         assert address is not None and run_dir is not None
         about = {"run": resolved.name, "config_hash": resolved.config_hash}
         job = submission(recipe, folder, run_dir, settings, fresh, about, resolved.run.control)

@@ -20,7 +20,7 @@ from rich.progress import Progress
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.cli.errors import CHECK_FAILED, apart, as_record, reported
 from orchestrator.cli.options import AsJson, Overrides
-from orchestrator.cli.run import checked
+from orchestrator.cli.recipes import prepare
 from orchestrator.eventlog.events import Event
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
@@ -83,7 +83,7 @@ def tape(
             return [*found, *(hostile.problems(wanted, profile) if profile is not None else _lock_step(wanted))]
 
         with apart(as_json):
-            resolved = checked(recipe, overrides or [], Path.cwd(), further)
+            resolved = prepare(recipe, overrides or [], further=further)
         seed = resolved.seed if seed is None else seed
         step_s = step_seconds or resolved.fleet.step_s or STEP_S
         try:

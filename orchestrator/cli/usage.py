@@ -1,7 +1,4 @@
-"""The groups of commands, and what they say of words that they do not know.
-
-An unknown command is answered with the nearest one, or with what has replaced it; with --json in JSON, as other errors.
-"""
+"""The groups of commands. An unknown command or option is reported with --json in JSON, as other errors."""
 
 from __future__ import annotations
 
@@ -18,16 +15,6 @@ from orchestrator.cli.errors import INPUT, as_record
 
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # unknown commands and options are of it; Typer exports it by no name
 
-_FAULTS = ("kill", "freeze", "slow", "straggle", "link", "corrupt", "non-finite", "wrong-config")
-_STUDIES = ("bandwidth", "heterogeneous", "scavenging", "upsize")
-REPLACED = {
-    "attach": "diloco status --follow",
-    "simulate tape": "diloco tape",
-    "chaos tape": "diloco tape --profile calm",
-    **{f"chaos {kind}": f"diloco chaos inject {kind} LEARNER" for kind in _FAULTS},
-    **{f"simulate {study}": f"python benchmarks/studies/{study}.py" for study in _STUDIES},
-}
-
 
 class Group(TyperGroup):
     """Commands under one name, such as `diloco chaos`."""
@@ -39,17 +26,6 @@ class Group(TyperGroup):
             if (text := getattr(parameter, "help", None)) and "\\[" not in text:
                 parameter.help = escape(text)
         return command
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except _USAGE_ERROR as error:
-            words: Any = error
-            group = str(ctx.command_path).removeprefix(str(ctx.find_root().command_path)).split()
-            path = " ".join([*group, *args[:1]])
-            if path in REPLACED:
-                words.message = f"No such command '{path}'. Use: {REPLACED[path]}"
-            raise
 
 
 class Root(Group):

@@ -10,9 +10,11 @@ from learners.training.data import corpus
 from orchestrator.eventlog.seal import SEAL_FILE
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
+from orchestrator.recipe.toml_text import stored_hash
 from orchestrator.store.checkpoints import REQUEST_FILE
-from orchestrator.store.readers import recipe_of, status_if_any
+from orchestrator.store.readers import RECIPE_FILE, recipe_of, status_if_any
 from orchestrator.store.run_store import RunStore
+from orchestrator.store.watch import going_on
 from outer.journal.identity import identity
 from outer.journal.object_store import absolute, objects
 from outer.protocol.manifest import flatten
@@ -23,6 +25,23 @@ FIXED = "durability.store"  # where journal and checkpoints are
 FILLED_IN = ("sync.P", "init_digest", "data.digest")  # when a recipe is resolved; their sources are compared
 # Written at the end that no longer holds, or for a process that is gone.
 END_FILES = (SEAL_FILE, "summary.json", "outcome.json", "stop", REQUEST_FILE)
+
+
+def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
+    """List why no run may start or resume in that folder: it holds something else, or a run of another recipe."""
+
+    def problem(message: str, fix: str) -> list[Problem]:
+        return [Problem("run-dir", str(store.root), message, fix)]
+
+    if store.root.exists() and not store.exists:
+        return problem("is a file", "give another --run-dir")
+    if store.empty:
+        return list(taken(recipe))
+    if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
+        return problem("is not empty and holds no run", "give another --name or --run-dir")
+    if fresh and going_on(store):
+        return problem("holds a run that is still running", "stop it first, or give another --name")
+    return list(taken(recipe) if fresh else unlike(store, recipe))
 
 
 def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:

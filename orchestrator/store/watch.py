@@ -11,17 +11,41 @@ from typing import Any
 
 from orchestrator.recipe.problems import InputError
 from orchestrator.store import status_text as words
-from orchestrator.store.readers import object_of, status_of
+from orchestrator.store.readers import object_of, status_if_any, status_of
 from orchestrator.store.run_store import RunStore
 
 POLL_S = 0.5
 LOST_S = 300.0  # without a status; they come twice a second, also while the run is summed up
 LOOK_S = 15.0  # before an old or unreadable status counts as the last one (hosts' clocks differ)
+SILENT_S = 15.0  # the age from which a status may be that of a dead run
+NEWS_S, NEWS_POLL_S = 4.0, 0.2  # for another status, which a living run writes twice a second
 SUMMARY_S = 20.0  # from the final status to the summary, which is written before it: for shared file systems
 
 
 class RunLost(RuntimeError):
     """The orchestrator writes no status any more."""
+
+
+def going_on(store: RunStore) -> bool:
+    """Return whether the run's orchestrator is alive."""
+    status = status_if_any(store) or {}
+    running = words.part(status, "run").get("state") in ("starting", "running")
+    return running and age_s(status) <= SILENT_S and has_news(store, status)
+
+
+def age_s(status: Mapping[str, Any]) -> float:
+    """Return how long ago, by this host's clock, a status was written."""
+    return time.time() - (status.get("written_at") or 0.0)
+
+
+def has_news(store: RunStore, status: Mapping[str, Any]) -> bool:
+    """Return whether a status other than this one appears. An old one may only mean that the hosts' clocks differ."""
+    give_up_at = time.monotonic() + NEWS_S
+    while time.monotonic() < give_up_at:
+        if (status_if_any(store) or status).get("written_at") != status.get("written_at"):
+            return True
+        time.sleep(NEWS_POLL_S)
+    return False
 
 
 def follow(

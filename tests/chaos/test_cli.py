@@ -14,7 +14,6 @@ import typer
 from typer.testing import CliRunner
 
 from chaos.cli import KINDS, app
-from orchestrator.cli.app import build
 from orchestrator.recipe.config import FaultKind
 from orchestrator.store.run_store import RunStore
 
@@ -118,13 +117,6 @@ def test_the_syncer_can_be_killed_and_frozen(invoke: Invoke, world: dict[str, An
 def test_a_rank_that_is_not_there_is_refused(invoke: Invoke, world: dict[str, Any]) -> None:
     done = invoke("kill", "learner-p-1/1")
     assert done.exit_code == 2 and 'did you mean "learner-p-1"?' in done.stderr and world["calls"] == []
-
-
-def test_a_command_of_an_earlier_version_is_answered_with_the_one_that_replaced_it() -> None:
-    whole = build(extensions=[("chaos", app)])
-    for words, instead in ((["kill", "learner-p-1"], "inject kill LEARNER"), (["tape"], "tape --profile calm")):
-        done = CliRunner().invoke(whole, ["chaos", *words], env={"COLUMNS": "200"})
-        assert done.exit_code == 2 and instead in done.stderr
 
 
 def test_the_commands_and_their_options_are_these() -> None:

@@ -15,15 +15,14 @@ import typer
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from orchestrator.cli import checkpoint, scale
+from orchestrator.cli import checkpoint
 from orchestrator.cli.app import build
-from orchestrator.cli.run import SILENT_S
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import CheckpointFailed
 from orchestrator.eventlog.log_writer import LogWriter
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
-from orchestrator.store import checkpoints
+from orchestrator.store import checkpoints, watch
 from orchestrator.store.checkpoints import REQUEST_FILE, Manifest, Part
 from orchestrator.store.run_store import RunStore
 from outer.journal import checkpoint_parts
@@ -172,8 +171,8 @@ def test_now_says_why_it_failed(taken: RunStore) -> None:
 def test_now_is_refused_of_a_run_that_has_ended_or_is_dead(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     status(store, "finished")
     assert "has finished" in invoke("checkpoint", "now").stderr
-    monkeypatch.setattr(scale, "LOOK_S", 0.0)
-    status(store, "running", age_s=SILENT_S + 1)
+    monkeypatch.setattr(watch, "NEWS_S", 0.0)
+    status(store, "running", age_s=watch.SILENT_S + 1)
     dead = invoke("checkpoint", "now")
     assert dead.exit_code == 2 and "starting, ending or dead" in dead.stderr
     assert not store.path(REQUEST_FILE).exists()

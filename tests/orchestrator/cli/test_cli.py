@@ -186,8 +186,6 @@ def test_an_error_is_strict_json_whatever_number_was_given(invoke: Invoke, numbe
         (["scale"], "Missing"),
         (["plan"], "Missing"),
         (["other", "hello", "--loud"], "--loud"),
-        (["attach"], "Use: diloco status --follow"),
-        (["simulate", "upsize"], "Use: python benchmarks/studies/upsize.py"),
     ],
 )
 def test_words_that_are_not_understood_are_json_too_when_asked_for(words: list[str], says: str) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli import plan as command
 from orchestrator.cli.app import build
-from orchestrator.cli.run import prepare
+from orchestrator.cli.recipes import prepare
 from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +73,7 @@ def test_plan_and_run_resolve_a_recipe_to_the_same_hash(invoke: Invoke) -> None:
     given = ["--set", "sync.P=", "--set", "pools.0.learners=2"]
     told = json.loads(invoke(LOCAL, "--name", "mine", *given, "--json").stdout)
     overrides = ["sync.P=", "pools.0.learners=2", 'name="mine"']
-    recipe, _ = prepare(Path(LOCAL), overrides, None, fresh=False)
+    recipe = prepare(Path(LOCAL), overrides)
     assert told["config_hash"] == recipe.config_hash
     assert told["recipe"] == recipe.canonical()
 

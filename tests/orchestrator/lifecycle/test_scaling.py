@@ -12,9 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.accounting.accounts import Accounts
-from orchestrator.cli import scale
 from orchestrator.cli.app import build
-from orchestrator.cli.run import SILENT_S
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import PoolScaled
 from orchestrator.lifecycle.actions import AskToLeave, End, RecordScaling, Release, Start
@@ -22,6 +20,7 @@ from orchestrator.lifecycle.controller import Controller, State
 from orchestrator.lifecycle.scaling import LEARNERS_MAX, problems, request_file, requested
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
+from orchestrator.store import watch
 from orchestrator.store.readers import object_of
 from orchestrator.store.run_store import RunStore
 from tests.orchestrator.histories import BASE, END, history
@@ -281,15 +280,15 @@ def test_scale_refuses_before_it_asks(store: RunStore) -> None:
 
 
 def test_scale_refuses_a_run_that_says_nothing_any_more(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "LOOK_S", 0.0)
-    status(store, "running", POOLS, age_s=SILENT_S + 1)
+    monkeypatch.setattr(watch, "NEWS_S", 0.0)
+    status(store, "running", POOLS, age_s=watch.SILENT_S + 1)
     dead = invoke("east", "3", "--name", "demo")
     assert dead.exit_code == 2 and "starting, ending or dead" in dead.stderr
     assert not list(store.root.glob("scale*"))
 
 
 def test_a_host_whose_clock_is_behind_scales_all_the_same(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "LOOK_S", 60.0)
+    monkeypatch.setattr(watch, "NEWS_S", 60.0)
     status(store, "running", POOLS, age_s=3600)
     first, heard = store.read_json("status.json"), threading.Event()
 
@@ -299,6 +298,6 @@ def test_a_host_whose_clock_is_behind_scales_all_the_same(store: RunStore, monke
         status(store, "running", POOLS | ({"east": 3} if asked else {}), age_s=3599)
         heard.set()
 
-    monkeypatch.setattr(scale.time, "sleep", write_on)
+    monkeypatch.setattr(watch.time, "sleep", write_on)
     assert invoke("east", "3", "--name", "demo").exit_code == 0
     assert heard.is_set() and store.read_json("status.json") != first

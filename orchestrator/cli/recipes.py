@@ -1,0 +1,68 @@
+"""Load, check and resolve a recipe for a command: the one way of run, plan, submit and compare."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import orchestrator
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import load
+from orchestrator.recipe.validation import problems as semantic_problems
+from orchestrator.recipe.validation import resolve
+from orchestrator.store.run_store import RunStore
+
+ROOMS = ("outer", "learners", "orchestrator", "chaos")
+
+
+def prepare(
+    path: Path,
+    overrides: Sequence[str],
+    folder: Path | None = None,
+    options: Iterable[Problem] = (),
+    further: Callable[[Recipe], Iterable[Problem]] = lambda _: (),
+) -> Recipe:
+    """Return the resolved recipe. Raise InputError with all problems at once, in this order:
+
+    packages of `folder` (where workers import from; default: the current one), the command's own `options`, what the
+    command asks `further` of a recipe whose schema holds, the recipe's schema, and what contradicts itself in it.
+    """
+    folder = folder or Path.cwd()
+    import_from(folder)
+    found = [*foreign_packages(folder), *options]
+    try:
+        recipe = load(path, overrides)
+        found += [*further(recipe), *semantic_problems(recipe)]
+    except InputError as error:
+        found += error.problems
+    if found:
+        raise InputError(found)
+    return resolve(recipe)
+
+
+def store_of(recipe: Recipe, run_dir: str | None) -> RunStore:
+    """Return the store of the recipe's run: `run_dir`, else runs/NAME. Raises InputError for what is no folder."""
+    return RunStore.named(recipe.name) if run_dir is None else RunStore(run_dir)
+
+
+def import_from(folder: Path) -> None:
+    """Let a task of the user's own be imported from a folder, as workers find it; our own packages come first."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def foreign_packages(folder: Path) -> list[Problem]:
+    """List packages in a folder that have our names and are not ours. Ray's workers would import them instead."""
+    ours = Path(orchestrator.__file__).resolve().parents[1]
+    problems = []
+    for room in ROOMS:
+        spec = importlib.machinery.PathFinder.find_spec(room, [str(folder)])
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin is not None and origin != ours / room / "__init__.py":
+            message = f"a package {room} that is not this project's ({ours / room}); workers would import it"
+            fix = f"start from another folder, or rename that {room}"
+            problems.append(Problem("working directory", str(origin), message, fix))
+    return problems
