@@ -34,7 +34,7 @@ from orchestrator.store.watch import RunLost
 from outer import heap
 from outer.shards import SHARD_CPUS
 
-LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
+LOOPBACK = "127.0.0.1"
 WAIT_S = 0.5
 BEGIN_S = 60.0
 ORCHESTRATORS_MAX = 10  # in one run, before its deaths are taken for intended
@@ -88,11 +88,12 @@ def connected(store: RunStore) -> Iterator[tuple[str, bool]]:
     if local:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": cluster["token_path"]}
         use_auth_settings()
-    connect(cluster["address"], cluster["namespace"])
-    try:
-        yield cluster["namespace"], local
-    finally:
-        ray.shutdown()
+    with _on_loopback() if local else contextlib.nullcontext():
+        connect(cluster["address"], cluster["namespace"])
+        try:
+            yield cluster["namespace"], local
+        finally:
+            ray.shutdown()
 
 
 def connect(address: str, namespace: str) -> str | None:
@@ -204,6 +205,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # for the processes of this Ray, as _on_loopback for this one
         # Ray runs its workers at nice 15, but only once they are up: until then each new one starves all the others.
         "RAY_worker_niceness": "0",
         # Smaller values come with the answer; larger ones take a way through the store and several milliseconds.
@@ -215,36 +217,30 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
     for name, value in compilation_cache(folder).items():
         os.environ.setdefault(name, value)
     os.environ.pop("RAY_ADDRESS", None)
-    use_auth_settings()
     namespace = f"diloco-{recipe.name}"
     try:
-        # Ray forks to exec at once, which is safe; JAX, if this process has loaded it, warns all the same.
-        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-        context = ray.init(
-            address="local",
-            namespace=namespace,
-            num_cpus=logical_cpus(recipe),
-            resources=_other_resources(recipe),
-            include_dashboard=recipe.run.dashboard,
-            dashboard_host=LOOPBACK,
-            object_store_memory=local_store_bytes(),
-            log_to_driver=False,
-            logging_level="ERROR",
-            _node_ip_address=LOOPBACK,
-            _temp_dir=str(folder / "r"),  # Ray makes it readable for all users; the folder around it is not
-        )
-        if problems := list(unplaceable(recipe, ray.cluster_resources(), ray.nodes()[0]["Labels"])):
-            raise InputError(problems)
-        store.write_json(
-            CLUSTER_FILE,
-            {
-                "address": context.address_info["gcs_address"],
-                "namespace": namespace,
-                "token_path": str(token),
-                "dashboard": context.dashboard_url,
-            },
-        )
-        yield namespace
+        with _on_loopback():
+            use_auth_settings()
+            # Ray forks to exec at once, which is safe; JAX, if this process has loaded it, warns all the same.
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+            context = ray.init(
+                address="local",
+                namespace=namespace,
+                num_cpus=logical_cpus(recipe),
+                resources=_other_resources(recipe),
+                include_dashboard=recipe.run.dashboard,
+                dashboard_host=LOOPBACK,
+                object_store_memory=local_store_bytes(),
+                log_to_driver=False,
+                logging_level="ERROR",
+                _node_ip_address=LOOPBACK,
+                _temp_dir=str(folder / "r"),  # Ray makes it readable for all users; the folder around it is not
+            )
+            if problems := list(unplaceable(recipe, ray.cluster_resources(), ray.nodes()[0]["Labels"])):
+                raise InputError(problems)
+            where = {"address": context.address_info["gcs_address"], "namespace": namespace}
+            store.write_json(CLUSTER_FILE, where | {"token_path": str(token), "dashboard": context.dashboard_url})
+            yield namespace
     finally:
         ray.shutdown()
         store.path(CLUSTER_FILE).unlink(missing_ok=True)
@@ -279,6 +275,21 @@ def _remove(folder: Path) -> None:
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let this process's Ray be at 127.0.0.1 while the block runs; elsewhere Ray puts an outward address in its place.
+
+    Ray's processes bind every port to loopback if that is their node's address. See docs/decisions/0008.
+    """
+    from ray._private import ray_constants  # it reads RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER when it is imported
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def use_auth_settings() -> None:

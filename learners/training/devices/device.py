@@ -141,7 +141,9 @@ def meet(address: str, ranks: int, rank: int, deadline_s: float) -> None:
 
     config: Any = jax.config  # which JAX leaves untyped
     config.update("jax_enable_preemption_service", False)  # it would take the signal by which a learner leaves
-    jax.distributed.initialize(address, ranks, rank, initialization_timeout=max(1, int(deadline_s)))
+    bind = address if address.startswith("127.") else None  # JAX's own choice is every interface
+    deadline = max(1, int(deadline_s))
+    jax.distributed.initialize(address, ranks, rank, coordinator_bind_address=bind, initialization_timeout=deadline)
 
 
 def use_compile_cache() -> str | None:
