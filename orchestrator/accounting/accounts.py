@@ -22,7 +22,7 @@ from orchestrator.accounting import (
     windows,
 )
 from orchestrator.accounting.books import Bookkeeper
-from orchestrator.accounting.fold import as_blocks
+from orchestrator.accounting.fold import as_blocks, drive
 from orchestrator.accounting.ledger import Books
 from orchestrator.accounting.records import Records
 from orchestrator.accounting.roster import Roster
@@ -33,7 +33,6 @@ from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
-from orchestrator.eventlog.order import canonical
 from outer.journal.saving import saved, saved_all
 from outer.numeric.formats import known
 from outer.protocol.facts import Finished, Refused, StepPassed
@@ -165,12 +164,9 @@ class Accounts:
 
     @staticmethod
     def of(log: Iterable[Event] | Iterable[Block]) -> Accounts:
-        """The accounts of a whole log, given as blocks, or as events in any order."""
-        accounts, things = Accounts(), list(log)
-        events = [thing for thing in things if isinstance(thing, Event)]
-        blocks = [thing for thing in things if isinstance(thing, Block)]
-        for block in as_blocks(canonical(events)) if events else blocks:
-            accounts.take(block)
+        """The accounts of a whole log, given as blocks or as events, in its canonical order."""
+        accounts = Accounts()
+        drive((accounts,), as_blocks(log))
         return accounts
 
     def take(self, block: Block) -> None:

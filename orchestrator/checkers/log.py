@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.accounting.verdicts import Verdict, judge
@@ -11,10 +10,7 @@ from orchestrator.eventlog import reader
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.chain_reader import Numbering
 from orchestrator.eventlog.compactor import segments_folder
-from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunResumed, RunStarted
-from orchestrator.eventlog.seal import SEAL_FILE, Chains, Key, differs, sealed
-from orchestrator.eventlog.segments import by_writer
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE
@@ -24,7 +20,6 @@ from outer.protocol.facts import Finished
 saved(Numbering)
 
 LONG = 24  # segments: about 1.5 million facts
-LOG_FILE = "events.jsonl"
 READABLE = "the log is there, and every part of it is as it was written"
 CHAIN = "every part of the log follows from the one before it: none is missing, inserted or in another's place"
 SEAL = "the log ends where it was sealed"
@@ -76,23 +71,7 @@ class LogCheck:
             yield "the run is called finished, but its syncer never reached the budget"
 
 
-def told_twice(events: Iterable[Event]) -> str:
-    """The first number that stands for two different facts, in copies of one log; empty if there is none."""
-    for (writer, incarnation), told in by_writer(events).items():
-        said: dict[int, Event] = {}
-        for event in told:
-            first = said.setdefault(event.sequence, event)
-            if first is not event and first != event and first.content != event.content:  # NaN is like NaN
-                return f"{writer} {incarnation} says two things as its fact {event.sequence}"
-    return ""
-
-
 # ------------------------------------------------------------------ the recipe beside the log
-
-
-def check_recipe(run_dir: Path, events: Iterable[Event]) -> Verdict:
-    begun = [event.fact.config_hash for event in events if isinstance(event.fact, RunStarted)]
-    return recipe_verdict(run_dir, begun[-1] if begun else None)
 
 
 def recipe_verdict(run_dir: Path, begun: str | None) -> Verdict:
@@ -113,14 +92,6 @@ def recipe_verdict(run_dir: Path, begun: str | None) -> Verdict:
 
 
 # ------------------------------------------------------------------ a run's folder
-
-
-def is_older(run_dir: Path) -> bool:
-    """Whether an older version wrote this log, as lines of JSON, and no newer one has gone on with it."""
-    lines = (run_dir / LOG_FILE).exists() or any((run_dir / "events").glob("*.jsonl"))
-    with contextlib.suppress(ValueError):
-        lines = lines or ((run_dir / SEAL_FILE).exists() and reader.sealed(run_dir) is None)
-    return lines and not reader.store_of(run_dir).folders("log")
 
 
 class LogFolder:
@@ -159,9 +130,8 @@ class LogFolder:
             readable = Verdict("log.readable", READABLE, "unknown", told)
         if not self.readable:
             readable = judge("log.readable", READABLE, facts, "facts", found.unreadable)
-        older = check_chains(self._run_dir)
-        broken = [*found.unlinked, *([older.reason] if older is not None and older.status == "violated" else [])]
-        return [readable, judge("log.chain", CHAIN, facts, "facts", broken), self._seal(facts), recipe]
+        chain = judge("log.chain", CHAIN, facts, "facts", found.unlinked)
+        return [readable, chain, self._seal(facts), recipe]
 
     def _seal(self, facts: int) -> Verdict:
         try:
@@ -169,67 +139,6 @@ class LogFolder:
         except ValueError as error:
             return Verdict("log.seal", SEAL, "violated", str(error))
         if ends is None:
-            return Verdict("log.seal", SEAL, "unknown", "the run has no seal.json: it did not end, or is an older one")
+            return Verdict("log.seal", SEAL, "unknown", "the run has no seal.json: it did not end")
         told = reader.differs(self.reader, ends)
         return judge("log.seal", SEAL, facts, "sealed facts", [told] if told else [])
-
-
-# ------------------------------------------------------------------ chains and seal of format 1
-
-
-def check_seal(run_dir: Path) -> list[Verdict]:
-    """Whether anything in a run's folder was changed, dropped, inserted or swapped since it was written.
-
-    Reads the lines themselves. What was lost before it reached a file is not seen here, nor a forger who rewrites the
-    chains and the seal together. A log without chains, or a run without its end, is unknown. Raises OSError.
-    """
-    merged = _read([path for path in [run_dir / LOG_FILE] if path.exists()])
-    segments = _read(sorted((run_dir / "events").glob("*.jsonl")))
-    return [_chain([each for each in (merged, segments) if each is not None]), _seal(run_dir, merged, segments)]
-
-
-def check_chains(run_dir: Path) -> Verdict | None:
-    """The verdict on the chains of the part that an older version wrote; None if there is none. Raises OSError."""
-    read = [
-        _read([path for path in [run_dir / LOG_FILE] if path.exists()]),
-        _read(sorted((run_dir / "events").glob("*.jsonl"))),
-    ]
-    return _chain([each for each in read if each is not None]) if any(read) else None
-
-
-def _read(paths: Sequence[Path]) -> Chains | None:
-    chains = Chains()
-    for path in paths:
-        chains.read(path)
-    return chains if paths else None
-
-
-def sealed_facts(run_dir: Path) -> dict[Key, int] | None:
-    """How many facts of each writer are sealed; None where the seal is missing or damaged."""
-    try:
-        ends = sealed(run_dir)
-    except ValueError:
-        return None
-    return None if ends is None else {key: events for key, (events, _) in ends.items()}
-
-
-def _chain(read: Sequence[Chains]) -> Verdict:
-    failures = [each.broken for each in read if each.broken]
-    if not failures and any(each.unchained for each in read):
-        return Verdict("log.chain", CHAIN, "unknown", "the log has no chains: it is from before they were written")
-    return judge("log.chain", CHAIN, sum(each.events for each in read), "lines", failures)
-
-
-def _seal(run_dir: Path, merged: Chains | None, segments: Chains | None) -> Verdict:
-    """A sealed run has its merged log. Segments may be gone; those that exist hold the same events."""
-    try:
-        ends = sealed(run_dir)
-    except ValueError as error:
-        return Verdict("log.seal", SEAL, "violated", str(error))
-    if ends is None:
-        return Verdict("log.seal", SEAL, "unknown", f"the run has no {SEAL_FILE}: it did not end, or is an older one")
-    told = f"there is no {LOG_FILE}" if merged is None else differs(merged.of, ends)
-    if not told and segments is not None and (beside := differs(segments.of, ends)):
-        told = f"in the segments {beside}"
-    events = sum(events for events, _ in ends.values())
-    return judge("log.seal", SEAL, events, "sealed facts", [told] if told else [])

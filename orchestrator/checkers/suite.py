@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import Fold, as_blocks, drive
-from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers import (
     books,
     bounded,
@@ -41,8 +40,6 @@ from orchestrator.checkers.versions import Versions
 from orchestrator.eventlog.ahead import Ahead
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.order import canonical
-from orchestrator.eventlog.segments import merge, read_lines, read_segment
 from outer.journal.saving import saved, saved_all
 
 FOLDS: tuple[Callable[[CheckState], Checker], ...] = (
@@ -112,10 +109,7 @@ def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 
 def check(said: Iterable[Event] | Iterable[Block]) -> list[Verdict]:
-    """All verdicts on a log in its canonical order, in a fixed order. Of an empty log every verdict is `unknown`.
-
-    A list that is not in the log's order is put into it by orchestrator/eventlog/order.py.
-    """
+    """All verdicts on a log in its canonical order, in a fixed order. Of an empty log every verdict is `unknown`."""
     return _checked(as_blocks(said)).verdicts()
 
 
@@ -133,8 +127,6 @@ def check_run(run_dir: Path, jobs: int = 1, progress: Callable[[int], None] = la
     with the number of facts so far.
     A damaged log is `violated`, a missing one `unknown`; all other verdicts are then `unknown`.
     """
-    if log.is_older(run_dir):
-        return _check_older(run_dir)
     folder = log.LogFolder(run_dir)
     try:
         with Ahead(folder.reader, run_dir, jobs - 1 if folder.long else 0):
@@ -148,27 +140,3 @@ def _counted(blocks: Iterable[Block], progress: Callable[[int], None]) -> Iterat
     for block in blocks:
         yield block
         progress(block.stop)
-
-
-def _check_older(run_dir: Path) -> list[Verdict]:
-    """Of format 1. The segments are read too, unmerged, so that two versions of one fact show."""
-    try:
-        merged = merge([read_lines(run_dir)])
-        said = [*merged, *_in_segments(run_dir)]
-        intact = log.check_seal(run_dir)
-    except (ValueError, OSError) as error:
-        unread = Verdict("log.readable", READABLE, "violated", str(error))
-        return [unread, *log.UNKNOWN, log.check_recipe(run_dir, []), *check([])]
-    readable = judge("log.readable", READABLE, len(merged), "events", [])
-    verdicts = [readable, *intact, log.check_recipe(run_dir, said), *check(canonical(merged))]
-    told = log.told_twice(said)
-    return [replace(v, status="violated", reason=told) if told and v.name == "log.sequence" else v for v in verdicts]
-
-
-def _in_segments(run_dir: Path) -> Iterator[Event]:
-    """The sealed events in the segments."""
-    within = log.sealed_facts(run_dir)
-    for path in sorted((run_dir / "events").glob("*.jsonl")):
-        for event in read_segment(path):
-            if within is None or event.sequence < within.get((event.writer, event.incarnation), 0):
-                yield event

@@ -18,8 +18,6 @@ from orchestrator.cli.options import AsJson, RunFolder
 from orchestrator.cli.permission import permit
 from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.events import Event, finite
-from orchestrator.eventlog.facts import RunStarted
-from orchestrator.eventlog.segments import read_lines
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE, recipe_of
@@ -77,7 +75,7 @@ class _Log:
 
 def _log(field: str, run_dir: str, columns: bool) -> _Log:
     """A run's log, unchanged as far as its chains and its seal show; `columns`: without objects. Raises InputError."""
-    from orchestrator.checkers.log import LogCheck, LogFolder, check_seal, is_older
+    from orchestrator.checkers.log import LogCheck, LogFolder
     from orchestrator.replay.said import said_in
 
     store = RunStore(run_dir)
@@ -86,29 +84,22 @@ def _log(field: str, run_dir: str, columns: bool) -> _Log:
     events: list[Event] = []
     said: dict[Key, Said] | None = None
     try:
-        if is_older(store.root):
-            events, intact = list(read_lines(store.root)), check_seal(store.root)
-            begun = next(
-                (each.fact.config_hash for each in reversed(events) if isinstance(each.fact, RunStarted)), None
-            )
-            last_step = _last_step(events)
+        folder, ends, last_step = LogFolder(store.root), LogCheck(), 0
+
+        def taken() -> Iterator[Block]:
+            nonlocal last_step
+            for block in folder.blocks():
+                ends.take(block)
+                newest = block.commits.syncer_step.max(initial=0)
+                last_step = max(last_step, int(newest), _last_step(event for _, event in block.others))
+                yield block
+
+        if columns:
+            said = said_in(taken())
         else:
-            folder, ends, last_step = LogFolder(store.root), LogCheck(), 0
-
-            def taken() -> Iterator[Block]:
-                nonlocal last_step
-                for block in folder.blocks():
-                    ends.take(block)
-                    newest = block.commits.syncer_step.max(initial=0)
-                    last_step = max(last_step, int(newest), _last_step(event for _, event in block.others))
-                    yield block
-
-            if columns:
-                said = said_in(taken())
-            else:
-                events = [event for block in taken() for event in block.events()]
-            begun = ends.config_hash
-            intact = folder.verdicts(begun)
+            events = [event for block in taken() for event in block.events()]
+        begun = ends.config_hash
+        intact = folder.verdicts(begun)
     except (OSError, ValueError) as error:
         fix = "restore the log; one of a later version needs that version"
         raise InputError([Problem(field, run_dir, f"its log cannot be read: {error}", fix)]) from error

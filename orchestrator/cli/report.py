@@ -47,7 +47,7 @@ def _store(run_dir: str | None, name: str | None) -> RunStore:
     given = ("RUN_DIR", run_dir) if run_dir is not None else ("--name", name)
     if not store.exists:
         raise InputError([Problem(*given, f"there is no folder {store.root}", fix)])
-    if store.read_text(RECIPE) is None and not any(store.root.glob("events*")):
+    if store.read_text(RECIPE) is None and not store.path("log").is_dir():
         raise InputError([Problem(*given, f"{store.root} holds no run: neither {RECIPE} nor a log", fix)])
     return store
 

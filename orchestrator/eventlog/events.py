@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.eventlog.decode import build, reader
 from orchestrator.eventlog.facts import REGISTRY
-from orchestrator.eventlog.seal import chained
-
-# Fields added after their kind. They are not written when empty, so that older logs keep their bytes and chains.
-LEFT_OUT = {
-    "Evaluated": ("unit", "metrics"),
-    "StepFinished": ("aux",),
-    "DeviceTaken": ("warnings",),
-    "LearnerStarted": ("pids", "nodes"),
-}
-
 
 _ENVELOPE = {"writer": reader(str), "incarnation": reader(int), "sequence": reader(int), "at": reader(float)}
 
@@ -52,7 +42,6 @@ class Event:
     sequence: int  # from 0, without gaps, per (writer, incarnation)
     at: float
     fact: Any
-    chain: str = field(default="", compare=False)  # orchestrator/eventlog/seal.py; "" before it is written down
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -60,11 +49,6 @@ class Event:
 
     def to_json(self) -> str:
         """One line of strict JSON: a number that is not finite is written as a string, its name."""
-        return chained(self.content, self.chain) if self.chain else self.content
-
-    @property
-    def content(self) -> str:
-        """The line without its chain."""
         record = {
             "writer": self.writer,
             "incarnation": self.incarnation,
@@ -81,9 +65,6 @@ class Event:
         if type(self.fact) is Unknown:
             return self.fact.fields
         fields: dict[str, Any] = finite(asdict(self.fact))
-        for name in LEFT_OUT.get(kind_of(self.fact), ()):
-            if not fields[name]:
-                del fields[name]
         return fields
 
     @staticmethod
@@ -92,10 +73,9 @@ class Event:
         try:
             record = json.loads(line)
             envelope = {name: read(record[name]) for name, read in _ENVELOPE.items()}
-            chain = _ENVELOPE["writer"](record.get("chain", ""))
             if not math.isfinite(envelope["at"]):
                 raise TypeError(f"at {envelope['at']} is no time")
-            return Event(**envelope, fact=build(REGISTRY[record["kind"]], record["fact"]), chain=chain)
+            return Event(**envelope, fact=build(REGISTRY[record["kind"]], record["fact"]))
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not an event: {error!r} in {line[:120]!r}") from error
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LogWriter
-from orchestrator.eventlog.segments import EventEmitter
 from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Objects
 from outer.journal.segmenter import Segmented
@@ -17,6 +16,19 @@ from outer.journal.segmenter import Segmented
 GATHER_S = 0.25  # facts of this long form a group
 BACKOFF_S = 2.0  # between two attempts, while the store refuses
 WAITING_MAX = 100_000  # facts that wait for the store; then the process has to end
+
+
+class EventEmitter:
+    """Numbers and timestamps one writer's facts."""
+
+    def __init__(self, writer: str, incarnation: int, clock: Callable[[], float]) -> None:
+        self.writer, self.incarnation, self._clock = writer, incarnation, clock
+        self._sequence = 0
+
+    def emit(self, fact: Any) -> Event:
+        event = Event(self.writer, self.incarnation, self._sequence, self._clock(), fact)
+        self._sequence += 1
+        return event
 
 
 class FactLog:

@@ -135,9 +135,9 @@ class Evaluated:
     syncer_step: int
     loss: float
     tokens: int
-    unit: str = ""  # of the loss, as the task says; left out of the log where it says none
+    unit: str = ""  # of the loss, as the task says
     # The task's own metrics; those of further sets, and their "loss", with the set's name in front: "wiki/loss".
-    metrics: dict[str, float] = field(default_factory=dict)  # left out where there are none
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

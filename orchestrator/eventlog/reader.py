@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -21,15 +23,15 @@ from orchestrator.eventlog.block import Block, Floats, Ints, Placed, block_of
 from orchestrator.eventlog.chain_reader import ChainPlace, ChainReader, Findings
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LOGS
-from orchestrator.eventlog.order import canonical
 from orchestrator.eventlog.segment_codec import FORMAT
-from orchestrator.eventlog.segments import files, read_lines
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import stored
 from outer.journal.object_store import Folder, Objects, objects
 from outer.journal.segmenter import SEGMENT_ROWS, Segmented
+from outer.protocol.facts import Record
 
 SYNCER, ORCHESTRATOR, CHAOS = LOGS
+RECORDS = get_args(Record)
 SEAL_FILE = "seal.json"
 RECIPE_FILE = "config.toml"
 
@@ -70,6 +72,14 @@ def read_run(run_dir: Path) -> list[Event]:
     return list(events(run_dir))
 
 
+def records(blocks: Iterable[Block]) -> Iterator[tuple[int, Record]]:
+    """(epoch, record), in the syncer's order: what a syncer starts from when its journal is damaged."""
+    for block in blocks:
+        others = (each for each in block.others if each.event.writer == SYNCER and isinstance(each.event.fact, RECORDS))
+        for _, event in merge(others, block.committed(), key=itemgetter(0)):
+            yield event.incarnation, event.fact
+
+
 class GuestsPlace(NamedTuple):
     """How far the orchestrator's or chaos's log was read."""
 
@@ -85,7 +95,6 @@ class Place(NamedTuple):
     latest: float  # the latest time of the syncer's own facts so far
     guests: tuple[GuestsPlace, ...]  # as LogReader.others
     shift: int  # rows that are not the syncer's chain's
-    begun: bool  # whether the part that an older version wrote was read
     unreadable: tuple[str, ...]  # as Findings
 
 
@@ -107,7 +116,7 @@ class LogReader:
         ValueError if it is not of this log, and OSError.
         """
         self.findings = Findings()
-        self._run_dir, self._hold_s, self._clock = run_dir, hold_s, clock
+        self._hold_s, self._clock = hold_s, clock
         store = self._counted = _Counted(store or store_of(run_dir))
         self.syncer = ChainReader(store, SYNCER, self.findings)
         self.others = {log: ChainReader(store, log, self.findings) for log in (ORCHESTRATOR, CHAOS)}
@@ -115,10 +124,9 @@ class LogReader:
         self._merging: list[tuple[int, Event]] = []  # the guests before rows of the first of them
         self._latest = float("-inf")  # the latest time of the syncer's own facts so far
         self._shift = 0  # rows that are not the syncer's chain's, so far
-        self._begun = False  # whether the part that an older version wrote was read
         if place is not None:
             self.syncer.go_to(place.syncer)
-            self._latest, self._shift, self._begun = place.latest, place.shift, place.begun
+            self._latest, self._shift = place.latest, place.shift
             self.findings.unreadable += place.unreadable
         self._guests = [
             _Guests(reader, place and place.guests[number]) for number, reader in enumerate(self.others.values())
@@ -138,11 +146,10 @@ class LogReader:
     def place(self) -> Place:
         """Right behind the newest block, for another reader to begin at; not after an OSError."""
         guests = tuple(each.place for each in self._guests)
-        return Place(*self._given, guests, self._shift, self._begun, tuple(self.findings.unreadable))
+        return Place(*self._given, guests, self._shift, tuple(self.findings.unreadable))
 
     def poll(self) -> Iterator[Block]:
         """What is new. Raises OSError; then the next call goes on at the same place."""
-        yield from self._first()
         for block in self.syncer.poll(quick=True):
             self._held.append(self._dated(block))  # first: a caller may stop at any block
             yield from self._settled()
@@ -159,7 +166,6 @@ class LogReader:
 
     def rest(self) -> Iterator[Block]:
         """All that is there: the run is over, or is not waited for. Memory is bounded by the length of a segment."""
-        yield from self._first()
         for guests in self._guests:
             guests.look()
         while self._held:
@@ -168,24 +174,6 @@ class LogReader:
             self._held.append(self._dated(block))
             yield self._merged()
         yield from self._rest_of_guests()
-
-    # -------------------------------------------------------------- format 1
-
-    def _first(self) -> Iterator[Block]:
-        """The part of the log that an older version wrote, in memory as a whole."""
-        if self._begun:
-            return
-        try:
-            told = canonical(read_lines(self._run_dir))
-            self._counted.bytes_read += sum(path.stat().st_size for path in files(self._run_dir))
-        except ValueError as error:
-            self.findings.note(self.findings.unreadable, str(error))
-            told = []
-        for first in range(self._shift, len(told), SEGMENT_ROWS):
-            block = block_of(told[first : first + SEGMENT_ROWS], self._shift)
-            self._shift += block.rows
-            yield block
-        self._begun = True
 
     # -------------------------------------------------------------- merging
 
@@ -348,11 +336,11 @@ def seal(ends: Mapping[str, Segmented]) -> dict[str, Any]:
 
 
 def sealed(run_dir: Path) -> Mapping[str, Mapping[str, Any]] | None:
-    """Where each log ended; None if the run was not sealed, or by an older version. Raises ValueError for damage."""
+    """Where each log ended; None if the run was not sealed. Raises ValueError for damage."""
     try:
         record = json.loads((run_dir / SEAL_FILE).read_text(encoding="utf-8"))
-        if record.get("format") != FORMAT:
-            return None
+        if record["format"] != FORMAT:
+            raise ValueError(f"its format is {record['format']!r}, not {FORMAT}")
         return {
             str(log): {name: end[name] for name in ("segments", "seal", "rows")} for log, end in record["logs"].items()
         }

@@ -35,11 +35,6 @@ MICRO = 1_000_000
 TABLES = {"steps": Steps, "adoptions": Adoptions, "commits": Commits, "contributions": Contributions}
 _REPEATED = 8  # a column with fewer distinct values than rows / 8 is written with a dictionary
 _HEX = frozenset("0123456789abcdef")
-_LATER: dict[str, Any] = {
-    "age": 0,
-    "bytes": 0,
-    "codec": "",
-}  # columns that segments of older versions lack, and what stands there
 
 Column = NDArray[Any]
 
@@ -254,8 +249,7 @@ def _read(content: Column, packing: dict[str, str], kind: Any, start: int) -> di
     """The columns of a table, in the log's order."""
     read = pq.read_table(pa.BufferReader(pa.py_buffer(content)), use_threads=False, pre_buffer=False)
     names = [*kind._fields, *([] if "position" in kind._fields else ["position"])]
-    later = {each: _earlier(len(read), _LATER[each]) for each in _LATER.keys() & set(names) - set(read.column_names)}
-    columns = later | {each: _unpack(read[each].combine_chunks(), packing[each]) for each in names if each not in later}
+    columns = {each: _unpack(read[each].combine_chunks(), packing[each]) for each in names}
     order = np.argsort(columns["position"], kind="stable")
     columns = {each: column[order] for each, column in columns.items()}
     if "position" in kind._fields:
@@ -267,10 +261,6 @@ def _read(content: Column, packing: dict[str, str], kind: Any, start: int) -> di
             if columns[name].dtype != dtype:
                 raise TypeError(f"column {name} holds {columns[name].dtype}")
     return columns
-
-
-def _earlier(rows: int, value: Any) -> Column:
-    return np.full(rows, value, np.object_ if isinstance(value, str) else None)
 
 
 def _unpack(array: pa.Array, how: str) -> Column:

@@ -31,7 +31,7 @@ class Said(Iterable[object]):
         self._others: list[int] = []  # the sequences of facts that are left out
 
     def add(self, sequence: int, fact: object) -> None:
-        if isinstance(fact, KEPT):
+        if isinstance(fact, KEPT) and sequence not in self._objects:  # else `check` finds it twice
             self._objects[sequence] = fact
         else:
             self._others.append(sequence)

@@ -20,7 +20,6 @@ from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import OrchestratorFollowed, RunFinished, RunResumed, RunStarted
 from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, seal
-from orchestrator.eventlog.segments import files
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.checkpointer import REQUEST_FILE, Checkpointer
 from orchestrator.runtime.evaluator import Evaluations
@@ -68,7 +67,6 @@ class OrchestratorActor:
         self._code = code_digest()
         self._objects = objects(recipe.durability.store or self._store.root)
         self._log = FactLog(self._objects, NAME, self._store.grant("incarnation", NAME), self._replaced)
-        self._upgraded = self._log.first and bool(files(self._store.root))  # an older version wrote the log so far
         self._accounts = RunAccounts(recipe, self._store, self._objects, self._code)
         self._learners = LearnerManager(
             recipe, placement, self._store, self._code, self._emit, lambda: self._over, self._objects
@@ -209,9 +207,7 @@ class OrchestratorActor:
             self._emit(RunResumed(epochs, 0, (), damaged))
             return {}
         newest = {name: self._store.granted("incarnation", name) for name in manifest.learners}
-        # An exact learner numbers its facts on; the log that an older version wrote does not say how far they go.
-        whole = not found.damage and not self._upgraded
-        exact = set(checkpoints.exact_learners(manifest, epochs, newest)) if whole else set()
+        exact = set() if found.damage else set(checkpoints.exact_learners(manifest, epochs, newest))
         self._emit(RunResumed(epochs, manifest.snapshot, tuple(sorted(exact)), damaged))
         return {
             name: SavedPart(manifest.snapshot, part.part, part.seal, part.incarnation, name in exact)

@@ -16,8 +16,7 @@ import ray
 
 from learners.training.initial_state import InitialState
 from orchestrator.eventlog.facts import ReplicaLost, SyncerLost
-from orchestrator.eventlog.reader import LogReader
-from orchestrator.eventlog.records import records
+from orchestrator.eventlog.reader import LogReader, records
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import RunPlacement, apart_from, control, named, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, gist, within

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from learners.training.data import corpus
-from orchestrator.eventlog.seal import SEAL_FILE
+from orchestrator.eventlog.reader import SEAL_FILE
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.toml_text import stored_hash

@@ -216,7 +216,7 @@ def wrong_paths(page: Page) -> Iterator[str]:
             if not (ROOT / path).exists() and not any(ROOT.glob(path)) and not _is_run_path(path):
                 yield f"no {path}"
     for span in page.spans:
-        if re.fullmatch(r"[\w-]+\.(py|toml)", span) and span not in file_names() | {"config.toml", "events.jsonl"}:
+        if re.fullmatch(r"[\w-]+\.(py|toml)", span) and span not in file_names() | {"config.toml"}:
             yield f"no file called {span}"
         if re.fullmatch(r"(recipes|clusters|kuberay|tls)/[\w.*-]+", span) and not any((ROOT / "deploy").glob(span)):
             yield f"no deploy/{span}"

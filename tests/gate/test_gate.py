@@ -22,13 +22,13 @@ from learners.training.tree import deal
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.checkers.suite import Suite
 from orchestrator.eventlog.block import block_of
-from orchestrator.eventlog.order import canonical
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.syncer import Budget
 from tests.gate.paired import assert_at_most, measure
 from tests.orchestrator.histories import END, script
+from tests.orchestrator.order import canonical
 
 pytestmark = pytest.mark.full
 

@@ -32,10 +32,10 @@ from orchestrator.eventlog.facts import (
     LearnerRequested,
     LearnerStarted,
 )
-from orchestrator.eventlog.order import canonical
 from outer.journal.saving import dump, load
 from outer.protocol.facts import Committed, LearnerFenced
 from tests.orchestrator.histories import BASE, END, Script, history, is_a, script
+from tests.orchestrator.order import canonical
 
 Log = list[Event]
 

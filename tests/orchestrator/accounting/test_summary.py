@@ -23,11 +23,11 @@ from orchestrator.eventlog.facts import (
     LearnerStarted,
     RunFinished,
 )
-from orchestrator.eventlog.order import canonical
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
 from orchestrator.report.render import contents_of
 from outer.protocol.facts import Committed, LeaseExpired, Refused
 from tests.orchestrator.histories import altered, history, inserted, is_a, script, without
+from tests.orchestrator.order import canonical
 
 KEYS = [
     "name",
@@ -214,12 +214,6 @@ def test_refusals_are_counted_by_reason() -> None:
 
 def test_a_loss_that_is_not_finite_is_null() -> None:
     assert summary(altered(history(), is_a(Evaluated, syncer_step=32), loss=math.nan))["eval_loss"] is None
-
-
-def test_the_summary_does_not_depend_on_the_order_of_the_lines() -> None:
-    events = history()
-    assert summary(list(reversed(events))) == summary(events)
-    assert summary([*events, *(replace(event) for event in events)]) == summary(events)
 
 
 def test_a_kill_that_is_said_after_its_victim_was_missed_still_explains_the_death() -> None:

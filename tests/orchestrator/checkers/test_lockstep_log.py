@@ -20,10 +20,10 @@ from orchestrator.accounting.books import settle
 from orchestrator.checkers import suite
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished
-from orchestrator.eventlog.order import canonical
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.syncer import Budget
+from tests.orchestrator.order import canonical
 
 
 class Points:

@@ -87,7 +87,7 @@ def test_following_ends_with_the_run_and_prints_everything_once(
     writer.start()
     code, said, _ = run(str(store.root), "--follow")
     writer.join()
-    assert code == 0 and [event.content for event in said] == [event.content for event in told]
+    assert code == 0 and [event.to_json() for event in said] == [event.to_json() for event in told]
 
 
 def test_following_a_run_whose_orchestrator_is_gone_says_so(store: RunStore) -> None:
@@ -101,4 +101,4 @@ def test_each_line_is_strict_json(store: RunStore) -> None:
     write_log(store.root, EVENTS)
     result = CliRunner().invoke(build(), ["log", str(store.root)])
     for line in result.stdout.splitlines():
-        assert "chain" not in json.loads(line, parse_constant=lambda name: pytest.fail(name))
+        json.loads(line, parse_constant=lambda name: pytest.fail(name))

@@ -18,7 +18,6 @@ from orchestrator.eventlog.facts import FaultHealed
 from orchestrator.eventlog.log_writer import LogWriter
 from orchestrator.eventlog.reader import LogReader, blocks, differs, events
 from orchestrator.eventlog.segment_codec import Segment
-from orchestrator.eventlog.segments import SegmentWriter
 from orchestrator.recipe.toml_text import dump, load, template
 from outer.journal import journal as journals
 from outer.journal.chain import Chain
@@ -191,17 +190,6 @@ def test_facts_of_unknown_kinds_are_kept_and_counted(tmp_path: Path) -> None:
     Folder(tmp_path).create(segment_key("syncer", 0), written)
     read = LogReader(tmp_path)
     assert joined(read.rest()) == [newer] and read.findings.unknown == 1
-
-
-def test_an_older_log_is_read_first(tmp_path: Path) -> None:
-    before = [Event("syncer", 1, n, float(n), StepPassed(n)) for n in range(10)]
-    writer = SegmentWriter(tmp_path / "events" / "syncer.jsonl")
-    writer.write(before)
-    writer.close()
-    after = [Event("syncer", 2, n, 100.0 + n, StepPassed(n)) for n in range(10)]
-    chain = journal(Folder(tmp_path), 2)
-    write(chain, after)
-    assert joined(blocks(tmp_path)) == before + after
 
 
 # ------------------------------------------------------------------ damage

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.eventlog import segment_codec
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event, Unknown
 from orchestrator.eventlog.facts import REGISTRY
@@ -178,17 +177,3 @@ def commit(step: int, learners: int, draw: np.random.Generator) -> Committed:
 
 def size(events: list[Event]) -> int:
     return sum(map(len, encode(SEGMENT, block_of(events, 1000))[0]))
-
-
-def test_adoptions_of_an_older_version_have_no_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    block, write = block_of(history()), segment_codec._write
-
-    def older(table: Any, name: str, start: int) -> Any:
-        columns = {each: column for each, column in table._asdict().items() if (name, each) != ("adoptions", "bytes")}
-        return write(types.SimpleNamespace(_asdict=lambda: columns), name, start)
-
-    monkeypatch.setattr(segment_codec, "_write", older)
-    content, _ = encode(dataclasses.replace(SEGMENT, row=0), block)
-    _, read = decode(b"".join(content))
-    assert len(read.adoptions.bytes) == len(block.adoptions.bytes) > 0 and not read.adoptions.bytes.any()
-    assert np.array_equal(read.adoptions.version, block.adoptions.version)

@@ -6,6 +6,7 @@ The runs are simulated with known durations, so that nothing has to be believed 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,10 +20,9 @@ from orchestrator.accounting.records import Records
 from orchestrator.accounting.summary import summarise
 from orchestrator.cli.app import build
 from orchestrator.eventlog.block import block_of
+from orchestrator.eventlog.compactor import segment_key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
-from orchestrator.eventlog.order import canonical
-from orchestrator.eventlog.segments import SegmentWriter, merge
 from orchestrator.planner.fleet.calibration import prediction
 from orchestrator.planner.fleet.calibration.calibrate import calibrate, measured, work
 from orchestrator.planner.fleet.calibration.distribution import KEPT_MAX, EmpiricalDistribution
@@ -40,7 +40,10 @@ from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump
+from outer.protocol.facts import Committed
 from outer.protocol.fragments import Fragment, Tensor
+from tests.orchestrator.eventlog.logs import write_log
+from tests.orchestrator.order import canonical
 
 FAST, SLOW = 0.5, 1.0
 BASE = 1_700_000_000.0  # Unix seconds at second 0
@@ -118,7 +121,7 @@ def log(**versions: str) -> list[Event]:
     ours = [event for event in events if event.writer == "orchestrator"]
     others = [event for event in events if event.writer != "orchestrator"]
     facts = [(events[0].at, first), *((event.at, event.fact) for event in ours), (events[-1].at, last)]
-    return merge([others, [Event("orchestrator", 1, i, at, fact) for i, (at, fact) in enumerate(facts)]])
+    return canonical([*others, *(Event("orchestrator", 1, i, at, fact) for i, (at, fact) in enumerate(facts))])
 
 
 EVENTS = log()
@@ -127,9 +130,7 @@ EVENTS = log()
 def folder(root: Path, events: list[Event] = EVENTS) -> Path:
     root.mkdir()
     (root / "config.toml").write_text(dump(recipe()))
-    writer = SegmentWriter(root / "events.jsonl")
-    writer.write(events)
-    writer.close()
+    write_log(root, events)
     return root
 
 
@@ -212,18 +213,23 @@ def test_another_programs_json_is_no_calibration(record: Any) -> None:
         Calibration.from_json(record)
 
 
+def _rewritten(run: Path, events: list[Event]) -> None:
+    shutil.rmtree(run / "log")
+    shutil.rmtree(run / "journal")
+    write_log(run, events)
+
+
 def _unfinished(run: Path) -> None:
-    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
-    (run / "events.jsonl").write_text("".join(line for line in lines if "RunFinished" not in line))
+    _rewritten(run, [event for event in EVENTS if not isinstance(event.fact, RunFinished)])
 
 
 def _damaged(run: Path) -> None:
-    text = (run / "events.jsonl").read_text()
-    (run / "events.jsonl").write_text(text.replace('"Committed"', '"Comitted"', 1))
+    segment = run / segment_key("syncer", 0)
+    segment.write_bytes(segment.read_bytes().replace(b"syncer", b"broken", 1))
 
 
 def _empty(run: Path) -> None:
-    (run / "events.jsonl").unlink()
+    _rewritten(run, [])
 
 
 def _without_recipe(run: Path) -> None:
@@ -231,15 +237,14 @@ def _without_recipe(run: Path) -> None:
 
 
 def _without_commits(run: Path) -> None:
-    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
-    (run / "events.jsonl").write_text("".join(line for line in lines if '"Committed"' not in line))
+    _rewritten(run, [event for event in EVENTS if not isinstance(event.fact, Committed)])
 
 
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
         (_unfinished, "not at its end"),
-        (_damaged, "its log is damaged: events.jsonl, line"),
+        (_damaged, "its log is damaged: segment 0 of syncer"),
         (_empty, "its log tells of no run"),
         (_without_recipe, "holds no config.toml"),
         (_without_commits, "no step was committed there"),

@@ -13,7 +13,6 @@ import pytest
 from benchmarks.studies import bandwidth_model
 from benchmarks.studies.models import even
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.order import canonical
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.islands.baselines import streaming
 from orchestrator.planner.fleet.islands.failures import Draws, Failures
@@ -25,6 +24,7 @@ from orchestrator.planner.fleet.run import covered_s, simulate
 from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
+from tests.orchestrator.order import canonical
 
 CHIPS = 400_000  # of each learner: a failing one each 79 s of stepping
 TIMING = Timing(

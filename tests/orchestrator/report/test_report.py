@@ -24,10 +24,9 @@ from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
 from orchestrator.cli.app import build
 from orchestrator.eventlog.block import block_of
+from orchestrator.eventlog.compactor import segment_key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import LearnerLost, RunFinished, RunStarted
-from orchestrator.eventlog.order import canonical
-from orchestrator.eventlog.segments import SegmentWriter
 from orchestrator.report import headline
 from orchestrator.report import write as writing
 from orchestrator.report.canvas import label
@@ -35,7 +34,9 @@ from orchestrator.report.markdown import escape
 from orchestrator.report.render import Report, contents_of, report
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed
+from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import altered, history, inserted, is_a, script
+from tests.orchestrator.order import canonical
 from tests.waiting import DEADLINE_S
 
 EVIL = "<script>alert(1)</script>"
@@ -99,10 +100,8 @@ def hostile() -> Report:
 
 
 @pytest.mark.full
-def test_the_same_log_gives_the_same_bytes_in_any_process_and_order(small: Report, tmp_path: Path) -> None:
-    segment = SegmentWriter(tmp_path / "events.jsonl")
-    segment.write(reversed(history()))
-    segment.close()
+def test_the_same_log_gives_the_same_bytes_in_any_process(small: Report, tmp_path: Path) -> None:
+    write_log(tmp_path, history())
     (tmp_path / "config.toml").write_text(RECIPE)
     code = (
         "import sys; from pathlib import Path; from orchestrator.report.write import write;"
@@ -267,11 +266,9 @@ def test_names_in_figures_are_one_printable_line() -> None:
 # ------------------------------------------------------------------ files and the command
 
 
-def run_folder(tmp_path: Path, segments: bool) -> Path:
+def run_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "runs" / "small"
-    writer = SegmentWriter(folder / "events" / "syncer.jsonl" if segments else folder / "events.jsonl")
-    writer.write(history()[:60])
-    writer.close()
+    write_log(folder, history()[:60])
     (folder / "config.toml").write_text(RECIPE)
     (folder / "status.json").write_text("{}")
     return folder
@@ -281,15 +278,13 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(build(), arguments, catch_exceptions=False)
 
 
-@pytest.mark.parametrize("segments", [True, False], ids=["going on", "merged"])
-def test_the_command_reports_on_any_run_folder(tmp_path: Path, segments: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = run_folder(tmp_path, segments)
+@pytest.mark.parametrize("named", [True, False])
+def test_the_command_reports_on_any_run_folder(tmp_path: Path, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
-    arguments = ["--name", "small", "--out", "mine.html"] if segments else [str(folder)]
+    arguments = ["--name", "small", "--out", "mine.html"] if named else [str(folder)]
     written = json.loads(invoke("report", *arguments, "--json").stdout)["written"]
-    place = (
-        [tmp_path / "mine.html", tmp_path / "mine.md"] if segments else [folder / "report.html", folder / "report.md"]
-    )
+    place = [tmp_path / "mine.html", tmp_path / "mine.md"] if named else [folder / "report.html", folder / "report.md"]
     assert written == [str(path) for path in place]
     assert place[0].read_text().startswith("<!doctype html>")
     assert place[1].read_text().startswith("# small: no end yet")
@@ -304,15 +299,14 @@ def test_the_command_reports_on_any_run_folder(tmp_path: Path, segments: bool, m
         (("runs",), "holds no run"),
         (("runs/small", "--out", "here.pdf"), "must end in .html"),
         (("runs/small", "--out", "no/such/here.html"), "mkdir -p"),
-        (("runs/small",), "line 2"),
+        (("runs/small",), "segment 0 of syncer"),
     ],
 )
 def test_wrong_input_says_the_fix_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
 ) -> None:
-    folder = run_folder(tmp_path, segments=False)
-    log = folder / "events.jsonl"
-    log.write_text(log.read_text().replace("\n", "\nbroken\n", 1))
+    segment = run_folder(tmp_path) / segment_key("syncer", 0)
+    segment.write_bytes(segment.read_bytes().replace(b"syncer", b"broken", 1))
     monkeypatch.chdir(tmp_path)
     result = invoke("report", *arguments)
     assert result.exit_code == 2

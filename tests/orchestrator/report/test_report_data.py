@@ -19,7 +19,6 @@ from orchestrator.checkers.suite import check
 from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerRequested
-from orchestrator.eventlog.order import canonical
 from orchestrator.report import tables
 from orchestrator.report.canvas import WIDE
 from orchestrator.report.data import Data, Mark, collect
@@ -33,6 +32,7 @@ from orchestrator.report.series import Series, chunks, merged
 from orchestrator.report.tables import timeline
 from outer.protocol.facts import Committed, LearnerFenced, LeaseExpired
 from tests.orchestrator.histories import BASE, END, altered, history, inserted, is_a, without
+from tests.orchestrator.order import canonical
 
 RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from learners.training.data import corpus
-from orchestrator.eventlog.seal import SEAL_FILE
+from orchestrator.eventlog.reader import SEAL_FILE
 from orchestrator.prepare.preparation import Options, prepare
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError

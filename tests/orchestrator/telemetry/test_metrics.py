@@ -30,7 +30,6 @@ from orchestrator.accounting.summary import summarise
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event, Unknown
 from orchestrator.eventlog.facts import REGISTRY, FaultSkipped, LearnerLost, RunFinished
-from orchestrator.eventlog.order import canonical
 from orchestrator.eventlog.reader import LogReader
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Bounds, Buckets, Sample
@@ -50,6 +49,7 @@ from outer.protocol.facts import (
     StepReopened,
 )
 from tests.orchestrator.histories import altered, history, inserted, is_a, restarted
+from tests.orchestrator.order import canonical
 from tests.property_settings import examples
 
 Totals = dict[tuple[str, tuple[tuple[str, str], ...]], Any]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
 from orchestrator.accounting.books import settle
-from orchestrator.cli.app import build
-from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.reader import LogReader
-from orchestrator.eventlog.segments import SegmentWriter
-from orchestrator.recipe.toml_text import dump, load, template
 from orchestrator.runtime import metrics_actor
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Buckets, Sample
@@ -25,17 +18,9 @@ from orchestrator.telemetry.fold import metrics_of
 from orchestrator.telemetry.published import FILE, all_samples, package_version, publish
 from orchestrator.telemetry.run_samples import RunSamples
 from outer.protocol.facts import Refused, StepOpened
+from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import history, inserted, is_a
 from tests.orchestrator.telemetry.test_metrics import STATUS, folded, key, summed, totals
-
-
-def write(store: RunStore, events: Iterable[Event]) -> None:
-    """As a run does: learners' facts are in the syncer's segment."""
-    for event in events:
-        name = event.writer if event.writer in ("orchestrator", "chaos") else "syncer"
-        writer = SegmentWriter(store.path(f"events/{name}.jsonl"))
-        writer.write([event])
-        writer.close()
 
 
 def ended(store: RunStore) -> None:
@@ -44,7 +29,7 @@ def ended(store: RunStore) -> None:
 
 def test_what_is_published_is_read_again_as_it_was(tmp_path: Path) -> None:
     store, fold, log = RunStore(tmp_path), folded(history()), LogReader(tmp_path)
-    write(store, history())
+    write_log(tmp_path, history())
     assert list(log.rest())
     log.findings.unreadable += ["one", "two"]
     publish(store, fold, log)
@@ -52,8 +37,8 @@ def test_what_is_published_is_read_again_as_it_was(tmp_path: Path) -> None:
     told = totals(reader.look())
     for series, value in totals(all_samples(fold, log)).items():
         assert told[series] == value
-    size = sum(path.stat().st_size for path in (tmp_path / "events").iterdir())
-    assert (told[key("diloco_log_bytes_total")], told[key("diloco_log_damaged_lines_total")]) == (size, 2)
+    assert told[key("diloco_log_bytes_total")] == log.bytes_read > 0
+    assert told[key("diloco_log_damaged_lines_total")] == 2
     assert reader.over
     assert not any(path.name.startswith(".") for path in tmp_path.iterdir())
 
@@ -135,7 +120,7 @@ def test_of_very_many_observations_rays_histogram_gets_some(monkeypatch: pytest.
 
 def test_the_text_is_what_prometheus_reads_and_a_second_reader_finds_the_same(tmp_path: Path) -> None:
     store, events = RunStore(tmp_path), history()
-    write(store, events)
+    write_log(tmp_path, events)
     store.write_json("status.json", STATUS)
     texts = [exposition_of(store, "demo", "fp32").text()]
     log = LogReader(tmp_path)
@@ -167,29 +152,3 @@ def test_a_label_that_is_no_text_is_shown(tmp_path: Path) -> None:
     publish(store, folded(events), LogReader(tmp_path))
     text = Exposition("demo", RunSamples(store).look()).text()
     assert 'diloco_refusals_total{learner="?",reason="late",run="demo"} 1.0' in text
-
-
-def test_the_command_prints_text_or_json_and_refuses_a_folder_that_is_none(tmp_path: Path) -> None:
-    recipe = template_recipe(tmp_path)
-    store, events = RunStore(tmp_path / "run"), history()
-    store.create()
-    store.write_text("config.toml", recipe)
-    write(store, events)
-    runner = CliRunner()
-    text = runner.invoke(build(), ["metrics", str(store.root)])
-    assert text.exit_code == 0, text.output
-    assert "diloco_commits_total{" in text.stdout
-    told = json.loads(runner.invoke(build(), ["metrics", str(store.root), "--json"]).stdout)
-    committed = sum(each["value"] for each in told if each["name"] == "diloco_tokens_committed_total")
-    assert committed == settle(events).committed
-    missing = runner.invoke(build(), ["metrics", str(tmp_path / "no")])
-    assert missing.exit_code == 2
-    assert "no such folder" in missing.output
-    (tmp_path / "empty").mkdir()
-    assert runner.invoke(build(), ["metrics", str(tmp_path / "empty")]).exit_code == 2
-
-
-def template_recipe(folder: Path) -> str:
-    path = folder / "recipe.toml"
-    path.write_text(template("demo"))
-    return dump(load(path))

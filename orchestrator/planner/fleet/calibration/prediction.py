@@ -16,7 +16,6 @@ from typing import Any
 from orchestrator.accounting.summary import summarise
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished
-from orchestrator.eventlog.segments import merge
 from orchestrator.planner.fleet.calibration.calibrate import measured, work
 from orchestrator.planner.fleet.calibration.distribution import EmpiricalDistribution
 from orchestrator.planner.fleet.calibration.measurements import Calibration, Measured, ObservedFault, Pace
@@ -113,7 +112,7 @@ def trial(
         fix = "plan fewer faults, or lower sync.quorum"
         raise InputError([Problem("sync.quorum", recipe.quorum, message, fix)])
     # That the supervisor sees the end late is no part of what is predicted.
-    return merge([[event for event in world.context.events() if not isinstance(event.fact, RunFinished)]])
+    return [event for event in world.context.events() if not isinstance(event.fact, RunFinished)]
 
 
 # ------------------------------------------------------------------ the fleet

@@ -1,4 +1,4 @@
-"""Orders events of several writers as the log does: what a commit depends on comes before it, what follows after it."""
+"""Orders made-up events of several writers as the log does: what a commit depends on before it, what follows after."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from itertools import accumulate
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.eventlog.block import Key
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.segments import by_writer, once
 from outer.protocol.facts import Committed, FactsLost
 
 SYNCER = "syncer"
@@ -19,11 +18,14 @@ SYNCER = "syncer"
 def canonical(events: Iterable[Event]) -> list[Event]:
     """Each event once: the syncer's in their order, epoch by epoch, the others' between them by time.
 
-    For logs of format 1 and for logs made by hand. Each writer's own order is kept. Where a learner's clock is wrong
+    Each writer's own order is kept. Where a learner's clock is wrong
     its steps still precede the commits that cover them, its adoptions follow the commits of their versions, and what it
     said after a gap follows the FactsLost that names the gap.
     """
-    apart = {key: once(said) for key, said in sorted(by_writer(events).items())}
+    numbered: defaultdict[Key, dict[int, Event]] = defaultdict(dict)
+    for event in events:
+        numbered[event.writer, event.incarnation].setdefault(event.sequence, event)
+    apart = {key: [said[number] for number in sorted(said)] for key, said in sorted(numbered.items())}
     own = [event for key, said in apart.items() if key[0] == SYNCER for event in said]
     return [*_Order({key: said for key, said in apart.items() if key[0] != SYNCER}, own).events()]
 
