@@ -73,7 +73,7 @@ class Steering:
         self._diloco("stop")
 
     def _diloco(self, *words: str) -> None:
-        command = [sys.executable, "-m", "orchestrator", *words, "--run-dir", str(self._folder)]
+        command = [sys.executable, "-m", "orchestrator", *words, str(self._folder)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
         if done.returncode:
             self.failure = self.failure or done.stderr

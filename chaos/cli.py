@@ -10,11 +10,10 @@ import typer
 from chaos.faults import DELAYING, LASTING
 from chaos.simulation.cli import sim
 from orchestrator.cli.errors import reported
-from orchestrator.cli.options import AsJson, Name, RunDir
-from orchestrator.cli.status import find
+from orchestrator.cli.options import AsJson, Run
 from orchestrator.recipe.config import ON_RANKS, SYNCER
 from orchestrator.recipe.problems import InputError, Problem, nearest
-from orchestrator.store.readers import recipe_of, status_of
+from orchestrator.store.readers import located, recipe_of, status_of
 from orchestrator.store.run_store import RunStore
 
 app = typer.Typer(help="Inject faults into a running job, or simulate runs under faults.", no_args_is_help=True)
@@ -58,14 +57,13 @@ def inject(
     delay: Annotated[
         float | None, typer.Option(min=0.001, help=f"Seconds for each step of slow and straggle [{DELAY_S:g}].")
     ] = None,
-    name: Name = None,
-    run_dir: RunDir = None,
+    run: Run = None,
     as_json: AsJson = False,
 ) -> None:
     with reported(as_json):
         fault = kind.replace("-", "_")
         _check_kind(kind, seconds, delay)
-        store = find(name, run_dir)
+        store = located(run)
         ranks = recipe_of(store).processes if fault in ON_RANKS else []
         known = list(dict.fromkeys([*_learners(store), *ranks, *([SYNCER] if kind in ON_SYNCER else [])]))
         if target not in known:

@@ -7,16 +7,15 @@ from typing import Any
 
 import typer
 
-from chaos.cli import app as chaos_app
-from chaos.simulation.hostile_tape import HOSTILE
+from orchestrator.__main__ import CHAOS
 from orchestrator.cli.app import build
 
-HIDDEN = {"--help", "--json", "--name", "--run-dir"}  # explained once, above the table
+HIDDEN = {"--help", "--json", "--run-dir"}  # explained once, above the table
 
 
 def tree() -> dict[str, Any]:
     """Every command by its words without `diloco`, such as `chaos inject`; the values are click's commands."""
-    root: Any = typer.main.get_command(build(extensions=[("chaos", chaos_app)], hostile=HOSTILE))
+    root: Any = typer.main.get_command(build(extensions=[CHAOS]))
     return dict(_leaves(root.commands, "", None))
 
 
@@ -56,7 +55,7 @@ def blocks() -> dict[str, str]:
             lines.append(f"|**{panel}**|||")
         usage = " ".join(["diloco", words, *arguments(command)])
         long = sorted(_first_names(command) - HIDDEN)
-        lines.append(f"|`{usage}`|{_summary(command)}|{' '.join(f'`{word}`' for word in long)}|")
+        lines.append(f"|`{usage}`|{summary(command)}|{' '.join(f'`{word}`' for word in long)}|")
     return {"commands": "\n".join(lines)}
 
 
@@ -65,7 +64,7 @@ def _panels() -> list[str | None]:
     return list(dict.fromkeys(command.rich_help_panel for command in tree().values()))
 
 
-def _summary(command: Any) -> str:
+def summary(command: Any) -> str:
     """The first sentence of the command's help."""
     text = " ".join((command.help or "").split("\n\n")[0].split())
     return text.split(". ")[0].split("; ")[0].removesuffix(".")

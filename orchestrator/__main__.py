@@ -1,30 +1,46 @@
-"""The composition root, the only file above the doors: hands chaos's commands, starter and simulator to the CLI."""
+"""The composition root, the only file above the doors: hands chaos's commands, starter and simulator to the CLI.
+
+It imports them when they are asked for: most commands need neither.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from chaos.cli import app as chaos_app
-from chaos.plans import plan, random_faults
-from chaos.simulation.hostile_tape import HOSTILE
-from orchestrator.cli.app import build
+from orchestrator.cli.app import PROVE, CommandEntry, build
 
 
-def start_chaos(*arguments: Any, **options: Any) -> Any:
-    """`chaos.actor.start`, imported when a run asks for it: most commands need no Ray."""
+def _commands() -> Any:
+    from chaos.cli import app
+
+    return app
+
+
+def _start(*arguments: Any, **options: Any) -> Any:
     from chaos.actor import start
 
     return start(*arguments, **options)
 
 
 def faults(chaos: Any, learners: list[str], seed: int) -> tuple[Any, Any]:
-    """A plan's faults, and endless random ones."""
+    from chaos.plans import plan, random_faults
+
     planned = plan(chaos, learners, seed)
     return planned, random_faults(chaos, learners, seed, len(planned))
 
 
+class _Hostile:
+    def __getattr__(self, name: str) -> Any:
+        from chaos.simulation.hostile_tape import HOSTILE
+
+        return getattr(HOSTILE, name)
+
+
+CHAOS = CommandEntry(PROVE, "chaos", "Inject faults into a running job, or simulate runs under faults", _commands)
+
+
 def main() -> None:
-    build(extensions=[("chaos", chaos_app)], starter=start_chaos, hostile=HOSTILE, faults=faults)()
+    build(extensions=[CHAOS], starter=_start, hostile=_Hostile(), faults=faults)()
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ requeued=""
 # shellcheck disable=SC2317  # the trap calls it
 stop_and_requeue() {
     requeued=1
-    python3 -m orchestrator stop --run-dir "$folder" --reason "the Slurm allocation ends" || true
+    python3 -m orchestrator stop "$folder" --reason "the Slurm allocation ends" || true
 }
 trap stop_and_requeue USR1
 

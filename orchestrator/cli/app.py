@@ -1,53 +1,76 @@
-"""The `diloco` command: its subcommands, in the groups in which `--help` shows them."""
+"""The `diloco` command: its subcommands in the groups in which `--help` shows them.
+
+A command's module is imported when that command is asked for. `--help` needs names and summaries alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from orchestrator.cli import (
-    check,
-    check_task,
-    checkpoint,
-    compare,
-    data,
-    doctor,
-    evaluate,
-    export,
-    init,
-    log,
-    metrics,
-    plan,
-    replay,
-    report,
-    run,
-    sample,
-    scale,
-    simulate_goodput,
-    status,
-    study,
-    submit,
-    tape,
-    track,
-)
-from orchestrator.cli.usage import Group, Root
+RUN, WATCH, PLAN, PROVE, USE = ("Run", "Watch", "Plan, without training", "Prove", "Use the model")
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # unknown commands and options are of it; Typer exports it by no name
 
-RUN, WATCH, PLAN, PROVE, USE = (
-    "Run",
-    "Watch",
-    "Plan, without training",
-    "Prove",
-    "Use the model",
-)
-COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
-    (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop, study.study, compare.compare)),
-    (WATCH, (status.status, log.log, report.report, metrics.metrics, track.track)),
-    (PLAN, (plan.plan, doctor.doctor, check_task.check_task)),
-    (PROVE, (check.check, replay.replay, tape.tape)),
-    (USE, (evaluate.evaluate, export.export, sample.sample)),
+
+@dataclass(frozen=True)
+class CommandEntry:
+    """A command, or a group of commands, before it is imported."""
+
+    panel: str  # of --help
+    name: str
+    summary: str  # the first clause of its own help
+    load: Callable[[], Any]  # its function, or a typer.Typer
+
+
+def _import(module: str, attribute: str) -> Any:
+    return getattr(import_module(f"orchestrator.cli.{module}"), attribute)
+
+
+def _entry(panel: str, name: str, summary: str, attribute: str = "", module: str = "") -> CommandEntry:
+    """A command of this folder, by default the function NAME in the module NAME."""
+    word = name.replace("-", "_")
+    return CommandEntry(panel, name, summary, partial(_import, module or word, attribute or word))
+
+
+def _simulate() -> typer.Typer:
+    group = typer.Typer(help="Simulate fleets of any size.")
+    group.command("goodput")(_import("simulate_goodput", "goodput"))
+    return group
+
+
+COMMANDS = (
+    _entry(RUN, "init", "Write a commented recipe with good defaults"),
+    _entry(RUN, "run", "Train by a recipe, or resume a run that was stopped or died"),
+    _entry(RUN, "submit", "Train by a recipe on a cluster, as a Ray job"),
+    _entry(RUN, "scale", "Change the number of learners in a pool of a running job"),
+    _entry(RUN, "stop", "Stop a running job cleanly", module="status"),
+    _entry(RUN, "study", "Train a recipe over seeds in lock-step, without Ray, clocks or faults"),
+    _entry(RUN, "compare", "Train a recipe in several ways, and set them side by side"),
+    _entry(RUN, "checkpoint", "Take, list and verify checkpoints", "app"),
+    _entry(RUN, "data", "Prepare and check token shards", "app"),
+    _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
+    _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
+    _entry(WATCH, "report", "Write report.html and report.md from a run's log as it is now"),
+    _entry(WATCH, "metrics", "Print a run's metrics as Prometheus text, under the names without Ray's prefix"),
+    _entry(WATCH, "track", "Show a run's curves in TensorBoard, Weights & Biases or MLflow"),
+    _entry(PLAN, "plan", "Show what a run needs, sends and survives, and whether it fits"),
+    _entry(PLAN, "doctor", "Check this machine: versions, authentication, ports, memory, cores, packages"),
+    _entry(PLAN, "check-task", "Check that a task does what learners and syncer rely on"),
+    CommandEntry(PLAN, "simulate", "Simulate fleets of any size", _simulate),
+    _entry(PROVE, "check", "Make every check on a run's log"),
+    _entry(PROVE, "replay", "Compute a recorded run again and compare it to the bit"),
+    _entry(PROVE, "tape", "Simulate a recipe's run and write the log that it would have"),
+    _entry(USE, "evaluate", "Evaluate trained parameters on held-out samples: loss, and what else the task measures"),
+    _entry(USE, "export", "Write a run's final parameters, or a checkpoint's, for other programs, and read them back"),
+    _entry(USE, "sample", "Print a prompt and a trained model's continuation"),
 )
 
 
@@ -56,19 +79,23 @@ class Wiring:
     """What the composition root hands in from the room above, for commands to find in their context."""
 
     starter: Callable[..., Any] | None  # starts chaos beside a run
-    hostile: tape.Hostile | None  # simulates a recipe under faults
+    hostile: Any = None  # simulates a recipe under faults
     faults: Callable[..., Any] | None = None  # (chaos, learners, seed): a plan's faults, and endless random ones
 
 
 def build(
-    extensions: Sequence[tuple[str, typer.Typer]] = (),
+    extensions: Sequence[CommandEntry] = (),
     starter: Callable[..., Any] | None = None,
-    hostile: tape.Hostile | None = None,
+    hostile: Any = None,
     faults: Callable[..., Any] | None = None,
 ) -> typer.Typer:
-    """The command line. `extensions` are named groups of further commands; the others as in Wiring."""
+    """Return the command line. `extensions` are further commands; the others as in Wiring."""
+
+    class Wired(Root):
+        entries = (*COMMANDS, *extensions)
+
     app = typer.Typer(
-        cls=Root,
+        cls=Wired,
         help="Decoupled DiLoCo: train one model on islands of compute that do not wait for each other.",
         no_args_is_help=True,
         add_completion=False,
@@ -79,14 +106,81 @@ def build(
     def root(context: typer.Context) -> None:
         context.obj = Wiring(starter, hostile, faults)
 
-    for panel, commands in COMMANDS:
-        for command in commands:
-            app.command(rich_help_panel=panel)(command)
-    simulate = typer.Typer(cls=Group, help="Simulate fleets of any size.", no_args_is_help=True)
-    simulate.command("goodput")(simulate_goodput.goodput)
-    app.add_typer(checkpoint.app, name="checkpoint", cls=Group, rich_help_panel=RUN)
-    app.add_typer(data.app, name="data", cls=Group, rich_help_panel=RUN)
-    app.add_typer(simulate, name="simulate", rich_help_panel=PLAN)
-    for name, group in extensions:
-        app.add_typer(group, name=name, cls=Group, rich_help_panel=PROVE)
     return app
+
+
+class Root(TyperGroup):
+    """`diloco` itself. With --json, it reports an unknown command or option in JSON, as other errors."""
+
+    entries: Sequence[CommandEntry] = ()
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"commands": Imported(self.entries)})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        imported = self.commands
+        self.commands = {
+            each.name: TyperCommand(each.name, help=each.summary, rich_help_panel=each.panel) for each in self.entries
+        }
+        super().format_help(ctx, formatter)
+        self.commands = imported
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        try:
+            return super().main(args, *rest, **settings)
+        except SystemExit as ended:
+            error: Any = ended.__context__  # Typer has said it on stderr, and leaves
+            if "--json" in words and isinstance(error, _USAGE_ERROR):
+                from orchestrator.cli.errors import INPUT, as_record
+
+                command = error.ctx.command_path if error.ctx else "diloco"
+                message, fix = error.format_message(), f"see: {command} --help"
+                problem = {"field": "command line", "value": shlex.join(words), "message": message, "fix": fix}
+                print(as_record(INPUT, "input", "1 problem in the input", [problem]))
+            raise
+
+
+class Imported(MutableMapping[str, Any]):
+    """The commands of a group by name, each imported when it is looked up."""
+
+    def __init__(self, entries: Sequence[CommandEntry]) -> None:
+        self._entries = {each.name: each for each in entries}
+        self._found: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            self._found[name] = _command(self._entries[name])
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        raise TypeError("commands are entries")
+
+    __delitem__ = __setitem__  # type: ignore[assignment]
+
+
+def _command(entry: CommandEntry) -> Any:
+    """Import a command, and keep the brackets in its options' help: Typer would read [fleet] as a tag of markup."""
+    loaded = entry.load()
+    group = typer.Typer(add_completion=False)
+    if isinstance(loaded, typer.Typer):
+        group.add_typer(loaded, name=entry.name, rich_help_panel=entry.panel)
+        whole = typer.main.get_group(group).commands[entry.name]
+        commands = [*whole.commands.values()]  # type: ignore[attr-defined]
+    else:
+        group.command(entry.name, rich_help_panel=entry.panel)(loaded)
+        whole = typer.main.get_command(group)
+        commands = [whole]
+    for parameter in (each for command in commands for each in command.params):
+        if text := getattr(parameter, "help", None):
+            parameter.help = text.replace("[", "\\[")
+    return whole

@@ -12,12 +12,11 @@ import typer
 
 from orchestrator.cli import scale
 from orchestrator.cli.errors import CHECK_FAILED, FAILED, as_record, reported
-from orchestrator.cli.options import AsJson, Name, RunDir
-from orchestrator.cli.status import find
+from orchestrator.cli.options import AsJson, Run
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import checkpoints
 from orchestrator.store import status_text as words
-from orchestrator.store.readers import recipe_of, status_if_any, status_of
+from orchestrator.store.readers import located, recipe_of, status_if_any, status_of
 from orchestrator.store.run_store import RunStore
 from outer.journal.framing import Damaged
 from outer.journal.identity import identity
@@ -28,7 +27,7 @@ POLL_S = 0.2
 app = typer.Typer(help="Take, list and verify checkpoints.", no_args_is_help=True)
 
 Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds to wait for it.")]
-Number = Annotated[int | None, typer.Argument(metavar="[SNAPSHOT]", help="Its number; default: all, and the journal.")]
+Number = Annotated[int | None, typer.Argument(metavar="SNAPSHOT", help="Its number; default: all, and the journal.")]
 
 
 @contextmanager
@@ -49,10 +48,10 @@ def kept(store: RunStore) -> Iterator[Objects]:
 
 
 @app.command()
-def now(name: Name = None, run_dir: RunDir = None, timeout: Timeout = 180.0, as_json: AsJson = False) -> None:
+def now(run: Run = None, timeout: Timeout = 180.0, as_json: AsJson = False) -> None:
     """Take a checkpoint now, and wait until it is complete; the run trains on."""
     with reported(as_json):
-        store = find(name, run_dir)
+        store = located(run)
         scale.require_going_on(store, status_of(store))
         with kept(store) as where:
             before = store.granted("checkpoint", "run")
@@ -79,7 +78,7 @@ def _await(store: RunStore, where: Objects, before: int, seconds: float) -> int 
         if failed := _failure(store, before):
             return failed
         if run.get("state") in words.ENDED:
-            problem = Problem("--name", run.get("name"), "the run ended meanwhile", "see: diloco checkpoint list")
+            problem = Problem("RUN", run.get("name"), "the run ended meanwhile", "see: diloco checkpoint list")
             raise InputError([problem])
         if time.monotonic() >= deadline:
             fix = "it may still come: diloco checkpoint list; what the store is doing: diloco status"
@@ -103,10 +102,10 @@ def _failure(store: RunStore, before: int) -> str:
 
 
 @app.command("list")
-def list_(name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -> None:
+def list_(run: Run = None, as_json: AsJson = False) -> None:
     """List a run's checkpoints, oldest first. Reads their manifests alone; `verify` reads every byte."""
     with reported(as_json):
-        store = find(name, run_dir)
+        store = located(run)
         with kept(store) as where:
             found = checkpoints.listed(where, time.time())
         if as_json:
@@ -129,10 +128,10 @@ def _line(each: dict[str, Any]) -> str:
 
 
 @app.command()
-def verify(snapshot: Number = None, name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -> None:
+def verify(run: Run = None, snapshot: Number = None, as_json: AsJson = False) -> None:
     """Read every byte of the checkpoints and the journal; exit code 5 if any is damaged."""
     with reported(as_json):
-        store = find(name, run_dir)
+        store = located(run)
         with kept(store) as where:
             numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
             if snapshot is not None and snapshot not in numbers:

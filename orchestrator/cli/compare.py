@@ -75,7 +75,7 @@ def compare(
         asked = chosen(modes)
         base = reference(asked, against)
         with apart(as_json):
-            resolved = prepare(recipe, overrides or [], further=unfit_for_harness if harness else lambda _: [])
+            resolved = prepare(recipe, overrides, further=unfit_for_harness if harness else lambda _: [])
             plan = _plan(chaos, resolved)
             resolved = runs.in_tokens(resolved)
             numbers = seeds_of(seeds, resolved.seed)

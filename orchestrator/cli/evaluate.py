@@ -21,12 +21,11 @@ from learners.config import CorpusConfig
 from orchestrator.cli.checkpoint import kept
 from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.export import NEWEST, of_checkpoint
-from orchestrator.cli.options import AsJson
+from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.permission import recipe_of_parameters
-from orchestrator.cli.status import located
 from orchestrator.recipe.config import EvalConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.store.readers import recipe_of
+from orchestrator.store.readers import located, recipe_of
 from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ OWN = "held-out"
 
 
 def evaluate(
-    run: Annotated[str | None, typer.Argument(help="The run's folder or name, for example runs/demo.")] = None,
+    run: Run = None,
     from_: Annotated[Path | None, typer.Option("--from", help="Instead of a run, a file of diloco export.")] = None,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="N|newest|all", help="Of checkpoints, instead of the final parameters.")
@@ -58,13 +57,14 @@ def evaluate(
 ) -> None:
     """Evaluate trained parameters on held-out samples: loss, and what else the task measures."""
     with reported(as_json):
-        if (run is None) == (from_ is None):
-            fix = "write for example: diloco evaluate runs/demo"
-            raise InputError([Problem("RUN", run, "give either a run or --from", fix)])
+        if run is not None and from_ is not None:
+            raise InputError([Problem("--from", str(from_), "is given with a run", "leave out one of the two")])
         if from_ is not None and checkpoint is not None:
             raise InputError([Problem("--checkpoint", checkpoint, "belongs to a run", "leave out one of the two")])
         with apart(as_json):
-            rows = [*_rows(None if run is None else located(run), from_, checkpoint, on or [], sequences, batch, task)]
+            rows = [
+                *_rows(None if from_ is not None else located(run), from_, checkpoint, on or [], sequences, batch, task)
+            ]
         if as_json:
             typer.echo(json.dumps(rows))
         else:

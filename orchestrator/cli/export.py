@@ -11,9 +11,9 @@ import typer
 from orchestrator.cli.checkpoint import kept, unknown
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.cli.status import located
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import host_only
+from orchestrator.store.readers import located
 from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ NEWEST = "newest"
 
 
 def export(
-    run: Run,
+    run: Run = None,
     out: Annotated[
         Path | None, typer.Option(help="The file or folder to write [model.safetensors, or model].", show_default=False)
     ] = None,

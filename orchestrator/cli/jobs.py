@@ -117,7 +117,7 @@ def find(client: Jobs, name: str) -> JobDetails:
     if not named:
         runs = sorted({(job.metadata or {}).get("run") or job.submission_id for job in jobs})
         known = f"known there: {', '.join(runs)}" if runs else "the cluster has no jobs"
-        raise InputError([Problem("--name", name, f"no job of that name at {client.get_address()}", known)])
+        raise InputError([Problem("RUN", name, f"no job of that name at {client.get_address()}", known)])
     return max(named, key=lambda job: job.start_time or 0)
 
 

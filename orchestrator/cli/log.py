@@ -11,13 +11,12 @@ import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import Run
-from orchestrator.cli.status import located
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import kind_of
 from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store import status_text as words
-from orchestrator.store.readers import status_of
+from orchestrator.store.readers import located, status_of
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import LOST_S, RunLost
 
@@ -28,7 +27,7 @@ POLL_S = 0.5
 
 
 def log(
-    run: Run,
+    run: Run = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
     kind: Annotated[list[str] | None, typer.Option("--kind", help="Only facts of this kind; more than once.")] = None,
 ) -> None:

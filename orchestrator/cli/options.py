@@ -13,6 +13,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. sync.quorum=2; KEY= removes the key."),
 ]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's folder or name, for example runs/demo.")]
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="The run's name in runs/, or its folder [the only run in runs/]."),
+]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run's store, a folder or file:// URI [runs/NAME].")]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The run's store, for example runs/demo.")]

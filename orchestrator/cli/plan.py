@@ -234,8 +234,12 @@ def _commands(
     """The next commands, of those that this build has; none if the plan cannot run."""
     if not made.ok:
         return []
-    where = ["--run-dir", run_dir] if run_dir is not None else ["--name", made.recipe.name]
-    options = [*given, *(["--name", name] if name else []), *(["--run-dir", run_dir] if run_dir is not None else [])]
+    where = [run_dir or made.recipe.name]
+    options = [
+        *given,
+        *(["--set", f"name={name}"] if name else []),
+        *(["--run-dir", run_dir] if run_dir is not None else []),
+    ]
     at = ["--address", address] if address else []
     commands = [["diloco", "run", *options, *at]]
     if address:

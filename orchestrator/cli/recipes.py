@@ -20,7 +20,7 @@ ROOMS = ("outer", "learners", "orchestrator", "chaos")
 
 def prepare(
     path: Path,
-    overrides: Sequence[str],
+    overrides: Sequence[str] | None,
     folder: Path | None = None,
     options: Iterable[Problem] = (),
     further: Callable[[Recipe], Iterable[Problem]] = lambda _: (),
@@ -34,7 +34,7 @@ def prepare(
     import_from(folder)
     found = [*foreign_packages(folder), *options]
     try:
-        recipe = load(path, overrides)
+        recipe = load(path, overrides or ())
         found += [*further(recipe), *semantic_problems(recipe)]
     except InputError as error:
         found += error.problems

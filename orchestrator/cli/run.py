@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from orchestrator.cli.errors import CHECK_FAILED, FAILED, INTERRUPTED, OK, apart, reported
-from orchestrator.cli.options import AsJson, NewName, Overrides, RunDir
+from orchestrator.cli.options import AsJson, Overrides, RunDir
 from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.cli.summary import block
 from orchestrator.cli.terminal import LiveView
@@ -30,7 +30,6 @@ from orchestrator.store.run_store import RunStore
 def run(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A TOML file; diloco init writes one.")],
-    name: NewName = None,
     run_dir: RunDir = None,
     address: Annotated[
         str | None,
@@ -48,11 +47,8 @@ def run(
 ) -> None:
     """Train by a recipe, or resume a run that was stopped or died."""
     with reported(as_json):
-        named = [] if name is None else [f"name={json.dumps(name)}"]
         with apart(as_json):
-            resolved = prepare(
-                recipe, [*(overrides or []), *named], further=lambda asked: _misused_store(asked, run_dir, fresh)
-            )
+            resolved = prepare(recipe, overrides, further=lambda asked: _misused_store(asked, run_dir, fresh))
             store = store_of(resolved, run_dir)
         if fresh and store.exists:
             shutil.rmtree(store.root)
@@ -103,9 +99,7 @@ def _train(
     except KeyboardInterrupt:
         if not address:
             raise
-        typer.echo(
-            f"detached: the run goes on; follow it with: diloco status --follow --run-dir {store.root}", err=True
-        )
+        typer.echo(f"detached: the run goes on; follow it with: diloco status --follow {store.root}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 

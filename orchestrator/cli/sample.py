@@ -14,16 +14,16 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import apart, reported
-from orchestrator.cli.options import AsJson
+from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.permission import recipe_of_parameters
-from orchestrator.cli.status import located
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import build_task, host_only
+from orchestrator.store.readers import located
 
 
 def sample(
-    run: Annotated[str | None, typer.Argument(help="The run's folder or name, for example runs/demo.")] = None,
+    run: Run = None,
     from_: Annotated[Path | None, typer.Option("--from", help="Instead of a run, a file of diloco export.")] = None,
     task: Annotated[
         str | None,
@@ -38,12 +38,11 @@ def sample(
 ) -> None:
     """Print a prompt and a trained model's continuation."""
     with reported(as_json):
-        if (run is None) == (from_ is None):
-            problem = Problem("RUN", run, "give either a run or --from", "write for example: diloco sample runs/demo")
-            raise InputError([problem])
+        if run is not None and from_ is not None:
+            raise InputError([Problem("--from", str(from_), "is given with a run", "leave out one of the two")])
         from orchestrator.store import export
 
-        model = export.of_file(from_) if from_ is not None else export.of_run(located(str(run)))
+        model = export.of_file(from_) if from_ is not None else export.of_run(located(run))
         recipe = recipe_of_parameters(model, task)
         with host_only():
             from learners.training import evaluator, tree

@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.options import AsJson, Name, RunDir
-from orchestrator.cli.status import find
+from orchestrator.cli.options import AsJson, Run
 from orchestrator.lifecycle.scaling import problems, request_file
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import status_text as words
 from orchestrator.store import watch
-from orchestrator.store.readers import CLUSTER_FILE, object_of, recipe_of, status_of
+from orchestrator.store.readers import CLUSTER_FILE, located, object_of, recipe_of, status_of
 from orchestrator.store.run_store import RunStore
 
 POLL_S = 0.2
@@ -27,8 +26,7 @@ SETTLED_S = 300.0
 def scale(
     pool: Annotated[str, typer.Argument(help="The pool's name.")],
     learners: Annotated[int, typer.Argument(min=0, metavar="N", help="The wanted number of learners.")],
-    name: Name = None,
-    run_dir: RunDir = None,
+    run: Run = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until new learners step and leaving ones have left.")
     ] = False,
@@ -36,7 +34,7 @@ def scale(
 ) -> None:
     """Change the number of learners in a pool of a running job; the others train on."""
     with reported(as_json):
-        store = find(name, run_dir)
+        store = located(run)
         status = status_of(store)
         _refuse(store, status, pool, learners)
         before = _wanted(status, pool)
@@ -63,11 +61,11 @@ def require_going_on(store: RunStore, status: Mapping[str, Any]) -> None:
     """Raises InputError for a run that has ended, or that has been silent for too long."""
     run = words.part(status, "run")
     if run.get("state") in words.ENDED:
-        raise InputError([Problem("--name", run.get("name"), f"the run has {run['state']}", "name a run that goes on")])
+        raise InputError([Problem("RUN", run.get("name"), f"the run has {run['state']}", "name a run that goes on")])
     if watch.age_s(status) > watch.SILENT_S and not watch.has_news(store, status):
         message = f"the run has said nothing for {watch.SILENT_S:.0f} s or more: it is starting, ending or dead"
         fix = "see: diloco status; diloco run goes on with a dead one"
-        raise InputError([Problem("--name", run.get("name"), message, fix)])
+        raise InputError([Problem("RUN", run.get("name"), message, fix)])
 
 
 def _wanted(status: Mapping[str, Any], pool: str) -> int | None:
@@ -87,7 +85,7 @@ def _until(store: RunStore, holds: Any, seconds: float) -> dict[str, Any]:
         if holds(status):
             return status
         if words.part(status, "run").get("state") in words.ENDED:
-            raise InputError([Problem("--name", store.root.name, "the run ended meanwhile", "see: diloco status")])
+            raise InputError([Problem("RUN", store.root.name, "the run ended meanwhile", "see: diloco status")])
         if time.monotonic() >= deadline:
             fix = "the request stays in force; see: diloco status"
             raise InputError([Problem("N", None, f"not done after {seconds:.0f} s", fix)])

@@ -50,7 +50,7 @@ def study(
         from orchestrator.study.process import train
 
         with apart(as_json):
-            resolved = prepare(recipe, overrides or [], further=unfit_for_harness)
+            resolved = prepare(recipe, overrides, further=unfit_for_harness)
         if resolved.chaos.active:
             typer.echo("warning: faults of [chaos] do not strike in a study", err=True)
             resolved = resolved.model_copy(update={"chaos": ChaosConfig()})

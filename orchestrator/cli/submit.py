@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
-from orchestrator.cli.options import NewName, Overrides
+from orchestrator.cli.options import Overrides
 from orchestrator.cli.recipes import prepare
 from orchestrator.cli.submission import carries_sources, problems, submission
 from orchestrator.recipe.problems import InputError, Problem
@@ -27,7 +27,6 @@ def submit(
     run_dir: Annotated[
         str | None, typer.Option(help="The run's store: an absolute path or file:// URI that the nodes share.")
     ] = None,
-    name: NewName = None,
     overrides: Overrides = None,
     working_dir: Annotated[Path, typer.Option(help="The folder that is sent to the cluster.")] = Path("."),
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run left in the same store.")] = False,
@@ -36,14 +35,13 @@ def submit(
 ) -> None:
     """Train by a recipe on a cluster, as a Ray job."""
     with reported(as_json):
-        settings = [*(overrides or []), *([] if name is None else [f"name={json.dumps(name)}"])]
         folder = working_dir.absolute()
         with apart(as_json):
             places = [*_no_address(address), *problems(recipe, folder, run_dir)]
-            resolved = prepare(recipe, settings, folder, places)
+            resolved = prepare(recipe, overrides, folder, places)
         assert address is not None and run_dir is not None
         about = {"run": resolved.name, "config_hash": resolved.config_hash}
-        job = submission(recipe, folder, run_dir, settings, fresh, about, resolved.run.control)
+        job = submission(recipe, folder, run_dir, overrides or [], fresh, about, resolved.run.control)
         record: dict[str, Any] = {
             "submission_id": job.submission_id,
             "address": address,
@@ -79,7 +77,7 @@ def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: boo
     if words:
         typer.echo(f"error: {words}", err=True)
         if (ended.metadata or {}).get("run_dir"):
-            typer.echo(f"follow the run with: diloco status --follow --run-dir {ended.metadata['run_dir']}", err=True)
+            typer.echo(f"follow the run with: diloco status --follow {ended.metadata['run_dir']}", err=True)
     if as_json:
         told = {"status": str(ended.status), "driver_exit_code": ended.driver_exit_code, "exit_code": code}
         typer.echo(json.dumps(record | told))
@@ -90,7 +88,7 @@ def hint(address: str, submission_id: str) -> str:
     """How to follow a job again, and how to stop it."""
     given = shlex.join(["--address", address])
     return (
-        f"follow it: diloco status --follow {given} --name {submission_id}\n"
+        f"follow it: diloco status --follow {given} {submission_id}\n"
         f"end it:    ray job stop {given} {submission_id}, or diloco stop where its folder is"
     )
 

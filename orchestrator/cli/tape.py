@@ -83,7 +83,7 @@ def tape(
             return [*found, *(hostile.problems(wanted, profile) if profile is not None else _lock_step(wanted))]
 
         with apart(as_json):
-            resolved = prepare(recipe, overrides or [], further=further)
+            resolved = prepare(recipe, overrides, further=further)
         seed = resolved.seed if seed is None else seed
         step_s = step_seconds or resolved.fleet.step_s or STEP_S
         try:

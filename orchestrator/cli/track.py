@@ -14,20 +14,19 @@ import typer
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.log import following
 from orchestrator.cli.options import Run
-from orchestrator.cli.status import located
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.recipe.toml_text import stored
-from orchestrator.store.readers import RECIPE_FILE
+from orchestrator.store.readers import RECIPE_FILE, located
 from orchestrator.telemetry.sinks import SINKS, Sink
 from orchestrator.telemetry.tracking import Curves
 
 
 def track(
-    run: Run,
     to: Annotated[
         list[str],
         typer.Option(metavar="KIND:TARGET", help="tensorboard:FOLDER, wandb:PROJECT or mlflow:URI; more than once."),
     ],
+    run: Run = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
     every: Annotated[int, typer.Option(min=1, help="Syncer steps between two points.")] = 10,
 ) -> None:

@@ -162,7 +162,7 @@ def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement) -> A
     try:
         orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), placement)
     except ValueError as error:  # Ray's word for a name that is taken
-        fix = "give another --name, or stop that one: diloco stop"
+        fix = "give the run another name (--set name=OTHER), or stop that one: diloco stop"
         raise InputError([Problem("name", recipe.name, "a run of this name is already running there", fix)]) from error
     try:
         ray.get(orchestrator.begin.remote(), timeout=BEGIN_S)

@@ -6,17 +6,19 @@ They validate: a torn or foreign file is a clear error, and never a crash of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
-from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.toml_text import stored
-from orchestrator.store.run_store import RunStore
+from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.store.run_store import RUNS, RunStore, known_runs
+
+if TYPE_CHECKING:
+    from orchestrator.recipe.config import Recipe
 
 STATUS_FILE = "status.json"
 RECIPE_FILE = "config.toml"  # the resolved recipe; a run recognises its own folder by it
+LOG = "log"  # a folder
 CLUSTER_FILE = "cluster.json"  # how other shells reach the run; on a local Ray with a token_path
 
 
@@ -45,6 +47,25 @@ class _Status(_Part):
     written_at: FiniteFloat | None = None
 
 
+def located(run: str | None) -> RunStore:
+    """Return the store of a run by its folder or its name; of None, the only run in runs/.
+
+    Raises InputError, which names the known runs.
+    """
+    known = known_runs()
+    fix = f"known runs: {', '.join(known)}" if known else f"no runs are kept in {RUNS.absolute()}; give a run's folder"
+    if run is None:
+        if len(known) == 1:
+            return RunStore.named(known[0])
+        raise InputError([Problem("RUN", None, "name one run, by its name or its folder", fix)])
+    for store in (RunStore(run), RunStore.named(run)):
+        if any(store.path(name).exists() for name in (RECIPE_FILE, STATUS_FILE, LOG)):
+            return store
+    near = nearest(run, known)
+    fix = f'did you mean "{near}"? {fix}' if near else fix
+    raise InputError([Problem("RUN", run, "is no run's folder or name", fix)])
+
+
 def status_of(store: RunStore) -> dict[str, Any]:
     """The run's latest status. Raises InputError when there is none, or none that can be read."""
     try:
@@ -71,6 +92,8 @@ def recipe_of(store: RunStore) -> Recipe:
     if not store.path(RECIPE_FILE).is_file():
         fix = "give the folder of a run; a run keeps its recipe there"
         raise InputError([Problem("run-dir", str(store.root), f"holds no {RECIPE_FILE}", fix)])
+    from orchestrator.recipe.toml_text import stored  # which takes its time to import
+
     try:
         return stored(store.path(RECIPE_FILE))
     except InputError as error:

@@ -38,9 +38,11 @@ def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
     if store.empty:
         return list(taken(recipe))
     if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
-        return problem("is not empty and holds no run", "give another --name or --run-dir")
+        return problem("is not empty and holds no run", "give another --run-dir, or --set name=OTHER")
     if fresh and going_on(store):
-        return problem("holds a run that is still running", "stop it first, or give another --name")
+        return problem(
+            "holds a run that is still running", "stop it first, or give the run another name: --set name=OTHER"
+        )
     return list(taken(recipe) if fresh else unlike(store, recipe))
 
 
@@ -49,7 +51,7 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
     begun = recipe_of(store)
     if ((status_if_any(store) or {}).get("run") or {}).get("state") == "finished" and recipe.budget == begun.budget:
         budget = recipe.budget.model_dump(exclude_none=True)
-        fix = "give a larger one to train on, --fresh to begin anew, or another --name"
+        fix = "give a larger one to train on, --fresh to begin anew, or another name (--set name=OTHER)"
         yield Problem("budget", budget, "is what the run in this folder has reached: it has finished", fix)
     before, now = flatten(begun.canonical()), flatten(recipe.canonical())
     if recipe.init_from is not None:
@@ -63,11 +65,11 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
         if _changeable(key) or before.get(key) == now.get(key) or (key in FILLED_IN and key not in now):
             continue
         was = f"leave it as it was, {before[key]!r}" if key in before else "leave it out, as it was"
-        fix = f"{was}; or give --fresh to begin anew, or another --name"
+        fix = f"{was}; or give --fresh to begin anew, or another name (--set name=OTHER)"
         yield Problem(key, now.get(key), "is not what the run in this folder was begun with", fix)
     were, are = ({pool.name: pool.mixture for pool in each.pools} for each in (begun, recipe))
     if [*were.items()] != [*are.items()] and any((*were.values(), *are.values())):
-        fix = "leave pools and their mixtures as they were; or give --fresh to begin anew, or another --name"
+        fix = "leave pools and their mixtures as they were; or give --fresh to begin anew"
         yield Problem("pools.mixture", are, f"was {were}: which samples a pool takes follows from all of them", fix)
 
 

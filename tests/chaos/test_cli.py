@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from chaos.cli import KINDS, app
@@ -117,19 +116,6 @@ def test_the_syncer_can_be_killed_and_frozen(invoke: Invoke, world: dict[str, An
 def test_a_rank_that_is_not_there_is_refused(invoke: Invoke, world: dict[str, Any]) -> None:
     done = invoke("kill", "learner-p-1/1")
     assert done.exit_code == 2 and 'did you mean "learner-p-1"?' in done.stderr and world["calls"] == []
-
-
-def test_the_commands_and_their_options_are_these() -> None:
-    """Scripts rely on them: a change here is a change for users."""
-    root = typer.main.get_command(app)
-    commands = {
-        name: sorted(option for parameter in command.params for option in parameter.opts if option.startswith("--"))
-        for name, command in root.commands.items()  # type: ignore[attr-defined]
-    }
-    assert commands == {
-        "inject": ["--delay", "--json", "--name", "--run-dir", "--seconds"],
-        "sim": ["--jobs", "--json", "--profile", "--seed", "--seeds", "--trace"],
-    }
 
 
 def test_every_kind_of_fault_of_a_recipe_can_be_injected() -> None:

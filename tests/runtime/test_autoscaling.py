@@ -76,7 +76,7 @@ def scavenged(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
         gone = first["learner-spot-0"]
         until(lambda: len(now := stepping(store)) == 2 and gone not in now.values(), "two step, none of them there")
         last = stepping(store)
-        assert ended(diloco(there, folder, "stop", "--run-dir", str(store.root)))[0] == 0
+        assert ended(diloco(there, folder, "stop", str(store.root)))[0] == 0
         ended(client)
     return store, first, last
 

@@ -129,10 +129,10 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         # ---------------------------------------- ray job submit; driver and a learner die; the run goes on
         command = ["ray", "job", "submit", "--address", there.address, "--working-dir", ".", "--no-wait"]
         command += ["--metadata-json", json.dumps({"run": "orphan"}), "--", "python", "-m", "orchestrator", "run"]
-        command += ["recipe.toml", "--name", "orphan", "--run-dir", str(stores["orphan"].root)]
+        command += ["recipe.toml", "--set", "name=orphan", "--run-dir", str(stores["orphan"].root)]
         by_ray = there.run(BIN / command[0], *command[1:], cwd=long)
 
-        code, out = ended(diloco(there, work, "status", "--follow", "--address", there.address, "--name", "ends"))
+        code, out = ended(diloco(there, work, "status", "--follow", "--address", there.address, "ends"))
         assert code == 0
         kept = re.search(r"checks +(\d+) of (\d+) passed, (\d+) not exercised", out)
         assert kept is not None and kept[1] == kept[2], out
@@ -156,15 +156,17 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         # ---------------------------------------- diloco submit, and ray job stop
         place = ("--address", there.address, "--run-dir", str(stores["halted"].root))
         west = ("--set", 'run.control={region="us-west"}')
-        halted = diloco(there, long, "submit", "recipe.toml", *place, "--name", "halted", "--no-wait", "--json", *west)
+        halted = diloco(
+            there, long, "submit", "recipe.toml", *place, "--set", "name=halted", "--no-wait", "--json", *west
+        )
         code, out = ended(halted)
         assert code == 0
         identifier = json.loads(out)["submission_id"]
 
         until(lambda: stepping(stores["orphan"], 1, 2), "the replacement steps, on sources that outlive the job")
         assert f"{LEARNERS[1]}.2" in actors(there, "orphan")
-        follower = diloco(there, work, "status", "--follow", "--run-dir", str(stores["orphan"].root), "--json")
-        assert ended(diloco(there, work, "stop", "--run-dir", str(stores["orphan"].root)))[0] == 0
+        follower = diloco(there, work, "status", "--follow", str(stores["orphan"].root), "--json")
+        assert ended(diloco(there, work, "stop", str(stores["orphan"].root)))[0] == 0
         code, out = ended(follower)
         assert code == 0
         assert (json.loads(out)["state"], violated(json.loads(out))) == ("stopped", [])

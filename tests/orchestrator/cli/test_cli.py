@@ -20,7 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 import orchestrator.runtime
-from orchestrator.cli.app import build
+from orchestrator.cli.app import PROVE, CommandEntry, build
 from orchestrator.recipe.toml_text import load
 from orchestrator.store.run_store import RunStore
 from tests.waiting import DEADLINE_S
@@ -192,7 +192,7 @@ def test_words_that_are_not_understood_are_json_too_when_asked_for(words: list[s
     group = typer.Typer()
     group.command("hello")(lambda: None)
     group.command("goodbye")(lambda: None)
-    app = build(extensions=[("other", group)])
+    app = build(extensions=[CommandEntry(PROVE, "other", "Say something", lambda: group)])
     plain, result = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--json"]))
     assert (plain.exit_code, plain.stdout, result.exit_code) == (2, "", 2)
     error = json.loads(result.stdout)["error"]
@@ -240,7 +240,7 @@ def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_r
     assert store.path("left-over").exists()
     assert invoke("run", LOCAL, "--fresh").exit_code == 0
     assert not store.path("left-over").exists()
-    assert invoke("run", LOCAL, "--name", "second").exit_code == 0
+    assert invoke("run", LOCAL, "--set", "name=second").exit_code == 0
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "a.txt").write_text("mine")
     assert "holds no run" in invoke("run", LOCAL, "--run-dir", "papers", "--fresh").stderr
@@ -266,7 +266,7 @@ def test_a_foreign_package_of_our_names_is_refused_by_run_and_doctor(invoke: Inv
 
 
 def test_run_hands_over_recipe_store_starter_and_prints_the_summary(invoke: Invoke, trained: dict[str, Any]) -> None:
-    result = invoke("run", LOCAL, "--name", "mine", "--set", "pools.0.learners=2")
+    result = invoke("run", LOCAL, "--set", "name=mine", "--set", "pools.0.learners=2")
     recipe, store, given, _ = trained["call"]
     assert result.exit_code == 0
     assert (recipe.name, len(recipe.learners), given) == ("mine", 2, starter)
@@ -347,29 +347,29 @@ def test_status_reads_the_store_and_says_how_old_it_is(invoke: Invoke) -> None:
     RunStore.named("demo").write_json(
         "status.json", {"run": {"name": "demo", "state": "running"}, "written_at": time.time() - 75}
     )
-    shown = invoke("status", "--name", "demo")
+    shown = invoke("status", "demo")
     assert shown.exit_code == 0
     assert "demo: running" in shown.stdout
     assert re.search(r"written 1:1\d ago", shown.stdout)
     assert invoke("status").stdout.startswith("demo: running")  # the only run there is
-    assert invoke("status", "--run-dir", "runs/demo").exit_code == 0
-    assert 70 < json.loads(invoke("status", "--name", "demo", "--json").stdout)["age_s"] < 80
+    assert invoke("status", "runs/demo").exit_code == 0
+    assert 70 < json.loads(invoke("status", "demo", "--json").stdout)["age_s"] < 80
 
 
 def test_an_unknown_run_is_refused_with_the_known_ones(invoke: Invoke) -> None:
     for name in ("demo", "other"):
         RunStore.named(name).write_json("status.json", {})
-    for arguments in (["--name", "dmeo"], [], ["--run-dir", "elsewhere"]):
+    for arguments in (["dmeo"], [], ["elsewhere/runs"]):
         result = invoke("status", *arguments)
         assert result.exit_code == 2
         assert "known runs: demo, other" in result.stderr
-    assert 'did you mean "demo"?' in invoke("stop", "--name", "dmeo").stderr
+    assert 'did you mean "demo"?' in invoke("stop", "dmeo").stderr
 
 
 def test_stop_leaves_a_request_in_the_store(invoke: Invoke) -> None:
     store = RunStore.named("demo")
     store.write_json("status.json", {"run": {"state": "running"}})
-    assert invoke("stop", "--name", "demo", "--reason", "enough").exit_code == 0
+    assert invoke("stop", "demo", "--reason", "enough").exit_code == 0
     request = store.read_json("stop")
     assert request["reason"] == "enough"
     assert abs(request["at"] - time.time()) < DEADLINE_S
@@ -378,5 +378,5 @@ def test_stop_leaves_a_request_in_the_store(invoke: Invoke) -> None:
 def test_a_run_that_has_ended_is_not_asked_to_stop(invoke: Invoke) -> None:
     store = RunStore.named("demo")
     store.write_json("status.json", {"run": {"state": "finished"}})
-    assert "has finished" in invoke("stop", "--name", "demo").stdout
+    assert "has finished" in invoke("stop", "demo").stdout
     assert not store.path("stop").exists()

@@ -139,7 +139,7 @@ def test_a_tasks_own_metrics_are_shown() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "either a run or --from"),
+        ([], "name one run"),
         (["--checkpoint", "newest"], "no checkpoint"),
         (["--checkpoint", "all"], "no checkpoint"),
         (["--on", "nothing"], "is no NAME=PATH"),

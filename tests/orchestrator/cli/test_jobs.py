@@ -226,7 +226,7 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(monkeypatch: pytest.Mon
     finally:
         signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130
-    assert re.search(r"diloco status --follow --address http://h:8265 --name diloco-demo-\S+", result.stderr)
+    assert re.search(r"diloco status --follow --address http://h:8265 diloco-demo-\S+", result.stderr)
     assert "ray job stop --address http://h:8265" in result.stderr
     assert "one\ntwo\nthree\n" in result.stdout
     assert "ray job submit" in result.stdout

@@ -259,7 +259,7 @@ def test_scale_leaves_a_request_and_waits_until_it_is_heard(store: RunStore) -> 
 
     thread = threading.Thread(target=hear)
     thread.start()
-    result = invoke("east", "4", "--name", "demo", "--wait", "--json")
+    result = invoke("east", "4", "demo", "--wait", "--json")
     thread.join()
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout) == {"pool": "east", "before": 2, "learners": 4, "settled": True}
@@ -268,13 +268,13 @@ def test_scale_leaves_a_request_and_waits_until_it_is_heard(store: RunStore) -> 
 
 
 def test_scale_refuses_before_it_asks(store: RunStore) -> None:
-    assert invoke("east", "9", "--name", "demo").exit_code == 2
-    assert invoke("west", "9999999", "--name", "demo").exit_code == 2
+    assert invoke("east", "9", "demo").exit_code == 2
+    assert invoke("west", "9999999", "demo").exit_code == 2
     store.write_json("cluster.json", {"token_path": "/tmp/token"})
-    local = invoke("west", "5", "--name", "demo")
+    local = invoke("west", "5", "demo")
     assert local.exit_code == 2 and "its local Ray" in local.stderr
     status(store, "finished", POOLS)
-    ended = invoke("east", "3", "--name", "demo")
+    ended = invoke("east", "3", "demo")
     assert ended.exit_code == 2 and "has finished" in ended.stderr
     assert not list(store.root.glob("scale*"))
 
@@ -282,7 +282,7 @@ def test_scale_refuses_before_it_asks(store: RunStore) -> None:
 def test_scale_refuses_a_run_that_says_nothing_any_more(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "NEWS_S", 0.0)
     status(store, "running", POOLS, age_s=watch.SILENT_S + 1)
-    dead = invoke("east", "3", "--name", "demo")
+    dead = invoke("east", "3", "demo")
     assert dead.exit_code == 2 and "starting, ending or dead" in dead.stderr
     assert not list(store.root.glob("scale*"))
 
@@ -299,5 +299,5 @@ def test_a_host_whose_clock_is_behind_scales_all_the_same(store: RunStore, monke
         heard.set()
 
     monkeypatch.setattr(watch.time, "sleep", write_on)
-    assert invoke("east", "3", "--name", "demo").exit_code == 0
+    assert invoke("east", "3", "demo").exit_code == 0
     assert heard.is_set() and store.read_json("status.json") != first

@@ -271,8 +271,8 @@ def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:
     parrot("Parrot")
     for arguments, says in (
         (["one", "--task", "parrots:Parrot"], "no method `sample`"),
-        ([], "give either a run or --from"),
-        (["one", "--from", "x"], "give either a run or --from"),
+        ([], "name one run"),
+        (["one", "--from", "x"], "is given with a run"),
         (["--from", "x"], "no such file"),
     ):
         result = invoke("sample", *arguments)

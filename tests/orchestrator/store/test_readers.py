@@ -58,7 +58,7 @@ def assert_said(result: Any, *words: str) -> None:
 def test_a_damaged_status_is_said_by_every_command_that_reads_it(store: RunStore, content: str) -> None:
     store.write_text("status.json", content)
     for command in READERS:
-        assert_said(invoke(*command, "--run-dir", str(store.root)), "status.json is damaged")
+        assert_said(invoke(*command, str(store.root)), "status.json is damaged")
     assert status_if_any(store) is None
     assert not list(store.root.glob("scale*")) and not store.path("stop").exists()
 
@@ -71,14 +71,14 @@ def test_a_status_that_is_no_text_or_no_file_is_damaged_too(store: RunStore) -> 
     with pytest.raises(InputError, match=r"holds no status\.json"):
         status_of(store)
     store.path("status.json").mkdir()
-    assert_said(invoke("status", "--run-dir", str(store.root), "--json"), "is damaged")
+    assert_said(invoke("status", str(store.root), "--json"), "is damaged")
 
 
 def test_a_folder_that_is_a_file_holds_no_run(store: RunStore) -> None:
-    assert_said(invoke("status", "--run-dir", str(store.path("config.toml"))), "no run has written a status")
+    assert_said(invoke("status", str(store.path("config.toml"))), "is no run's folder or name")
 
 
-@pytest.mark.parametrize("command", [["metrics", "RUN"], ["scale", "local", "2", "--run-dir", "RUN"]])
+@pytest.mark.parametrize("command", [["metrics", "RUN"], ["scale", "local", "2", "RUN"]])
 @pytest.mark.parametrize("content", [None, "name = ", "[pools]\n", 'name = "x"\n'])
 def test_a_missing_or_damaged_recipe_is_said_and_no_other_is_advised(
     store: RunStore, command: list[str], content: str | None
@@ -143,7 +143,7 @@ def test_a_damaged_summary_is_none(store: RunStore, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(watch, "SUMMARY_S", -1.0)
     store.write_text("status.json", '{"run": {"state": "finished"}, "written_at": 1.0}')
     store.write_text("summary.json", content)
-    lost = invoke("status", "--follow", "--run-dir", str(store.root))
+    lost = invoke("status", "--follow", str(store.root))
     assert lost.exit_code == 4
     assert "left no summary" in lost.stderr and "Traceback" not in lost.stderr
 

@@ -135,7 +135,7 @@ def test_status_follow_ends_with_the_code_of_the_run(tmp_path: Path, summary: di
     store = RunStore(tmp_path / "run")
     store.write_json("status.json", {"run": {"name": "a", "state": summary["state"]}, "written_at": 0.0})
     store.write_json("summary.json", summary | {"name": "a"})
-    result = CliRunner().invoke(build(), ["status", "--follow", "--run-dir", str(store.root), "--json"])
+    result = CliRunner().invoke(build(), ["status", "--follow", str(store.root), "--json"])
     assert result.exit_code == code
     assert json.loads(result.stdout) == summary | {"name": "a"}
 
@@ -150,7 +150,7 @@ def test_status_follow_leaves_a_run_going_and_says_when_it_is_lost(
     monkeypatch.setattr(watch, "follow", interrupted)
     store = RunStore(tmp_path / "run")
     store.write_json("status.json", {"run": {"name": "a", "state": "running"}, "written_at": 0.0})
-    result = CliRunner().invoke(build(), ["status", "--follow", "--run-dir", str(store.root)])
+    result = CliRunner().invoke(build(), ["status", "--follow", str(store.root)])
     assert result.exit_code == code
     assert says in result.stderr
     assert "Traceback" not in result.stderr
