@@ -6,6 +6,7 @@ A worker that dies takes the group with it: Ray Train starts all of them again, 
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import time
@@ -77,6 +78,7 @@ class Rank:
         self._pause_s = 0.0 if self._slowdown == 1.0 else (self._slowdown - 1.0) * self._trainer.share_s()
         self._stepped, self._stepped_s = 0, 0.0  # since this start
         self._evaluation: tuple[int, Any] | None = None  # (step, the evaluator's answer)
+        self._eval_loss: float | None = None  # of the newest answer; None too where it is not finite
 
     @property
     def _last(self) -> int:
@@ -151,7 +153,8 @@ class Rank:
             self._log.write(kind="step", step=step, at=now, seconds=took, loss=loss)
             if now - self._told_at >= PROGRESS_S:
                 self._told_at = now
-                self._store.write_json(PROGRESS_FILE, {"step": step, "steps": self._last})
+                progress = {"step": step, "steps": self._last, "eval_loss": self._eval_loss}
+                self._store.write_json(PROGRESS_FILE, progress)
 
     def _drain(self) -> None:
         while self._flights:
@@ -190,7 +193,8 @@ class Rank:
             return
         step, answer = self._evaluation
         try:
-            ray.get(answer, timeout=EVALUATION_S)
+            loss = ray.get(answer, timeout=EVALUATION_S)
+            self._eval_loss = loss if math.isfinite(loss) else None
         except (ray.exceptions.RayError, TimeoutError) as error:
             said = str(error).strip().splitlines() or [""]
             reason = f"{type(error).__name__}: {said[-1]}"

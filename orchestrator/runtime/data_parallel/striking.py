@@ -1,4 +1,4 @@
-"""Strikes the ranks of a data-parallel run with the faults of a plan, as chaos strikes learners: from outside."""
+"""Strikes the ranks of a data-parallel run with the faults of a plan, from outside, as chaos strikes learners."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Plan = tuple[Sequence[Any], Iterator[Any]]  # planned faults, and endless random
 
 
 class Striker:
-    """A context: strikes while the block runs. What cannot be done to a rank is written as not injected.
+    """Strikes while the `with` block runs. What cannot be done to a rank is written as not injected.
 
-    If it cannot go on, it interrupts a block of the main thread, and leaving raises RuntimeError.
+    Leaving the block raises RuntimeError if it could not go on.
     """
 
     def __init__(self, store: RunStore, learners: Sequence[str], plan: Plan) -> None:
@@ -49,7 +49,6 @@ class Striker:
 
     def __enter__(self) -> Striker:
         self._log = LineLog(self._store.path(FAULTS_FILE))
-        self._interrupts = threading.current_thread() is threading.main_thread()
         self._thread.start()
         return self
 
@@ -61,13 +60,10 @@ class Striker:
             raise RuntimeError(f"the plan's faults could not go on: {self._error}") from self._error
 
     def _work(self) -> None:
-        self._over.wait(POLL_S)  # until the block has begun: only there an interrupt is caught
         try:
             self._strike_all()
         except Exception as error:
             self._error = error
-            if self._interrupts and not self._over.is_set():
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _strike_all(self) -> None:
         done = {line.get("number") for line in lines(self._store.path(FAULTS_FILE))}  # before this process: not again

@@ -7,7 +7,6 @@ that fails again and again without getting further, and not by the plan's faults
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.v2.jax import JaxTrainer
 from ray.train.v2.jax.config import JaxConfig
 
@@ -37,7 +36,6 @@ from orchestrator.runtime.data_parallel.history import (
     history,
 )
 from orchestrator.runtime.data_parallel.rank import RankSpec, batch_size, train
-from orchestrator.runtime.data_parallel.restarts import RestartCap
 from orchestrator.runtime.data_parallel.striking import Plan, Striker
 from orchestrator.store.readers import RECIPE_FILE, object_of
 from orchestrator.store.run_store import RunStore
@@ -48,6 +46,8 @@ JUDGE_CPUS = 0.5
 POLL_S = 0.5
 HEALTH_S = ("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # each report waits for one; Ray Train's default is 2
 STARTS_FAILED = 10  # starts of the workers that may fail, in all
+RESTARTS = 3  # in a row without a new step, beside those that the plan's faults cause
+TOLD_LINES = 12  # of the newest traceback
 CPU_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -70,8 +70,38 @@ class HeldOutActor:
         )
         self._log = LineLog(Path(folder, EVALUATIONS_FILE))
 
-    def evaluate(self, step: int, at: float, thetas: Any) -> None:
-        self._log.write(kind="evaluated", step=step, at=at, loss=self._evaluator.loss(thetas))
+    def evaluate(self, step: int, at: float, thetas: Any) -> float:
+        loss = self._evaluator.loss(thetas)
+        self._log.write(kind="evaluated", step=step, at=at, loss=loss)
+        return loss
+
+
+class NoProgress(RuntimeError):
+    """The same steps fail again and again."""
+
+
+class RestartCap(UserCallback):  # type: ignore[misc]
+    """Called by Ray Train's controller before it restarts failed workers, which it would do for ever."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root  # of the run's store
+        self._most, self._struck = 0, 0  # the furthest step, and the plan's faults, at the last failure
+        self._failures = 0  # since the furthest step, not by the plan's faults
+
+    def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, BaseException]) -> None:
+        """Raise NoProgress, with which the run fails, if it must not be restarted again."""
+        found = history(RunStore(self._root))
+        struck = sum(1 for fault in found.faults if fault.get("injected"))
+        if found.most > self._most:
+            self._failures = 0
+        if struck == self._struck:
+            self._failures += 1
+        self._most, self._struck = found.most, struck
+        if self._failures > RESTARTS:
+            rank, error = min(worker_exceptions.items())
+            told = "\n".join(str(error).strip().splitlines()[-TOLD_LINES:])
+            again = f"the workers failed {self._failures} times without a new step after step {self._most}"
+            raise NoProgress(f"{again}; rank {rank}, the last time:\n{type(error).__name__}: {told}")
 
 
 def run(recipe: Recipe, store: RunStore, checkpoints: Interval, plan: Plan, on_progress: OnProgress) -> History:
@@ -91,9 +121,10 @@ def train_on(
 ) -> History:
     """Train to the end, or go on, on the one host of the Ray that this process is connected to.
 
-    `plan`: the faults to strike with, by learner: the learner's
-    number is the rank's. Raises what Ray Train raises, RuntimeError if the faults cannot go on, and KeyboardInterrupt.
+    `plan`: the faults to strike with, by learner: the learner's number is the rank's. Raises what Ray Train raises,
+    RuntimeError if the faults could not go on, and KeyboardInterrupt.
     """
+    os.environ.setdefault(*HEALTH_S)
     store.write_text(RECIPE_FILE, dump(recipe))
     options: dict[str, Any] = {"num_cpus": JUDGE_CPUS, "max_restarts": -1}
     options |= {"name": f"held-out.{recipe.name}", "namespace": namespace}
@@ -110,7 +141,7 @@ def train_on(
             name=TRAIN_FOLDER,
             storage_path=str(store.root),
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=STARTS_FAILED),
-            callbacks=[RestartCap(store)],
+            callbacks=[RestartCap(str(store.root))],
             checkpoint_config=CheckpointConfig(num_to_keep=recipe.durability.keep),
             worker_runtime_env={"env_vars": _environment()},
             logging_config=LoggingConfig(log_level="ERROR"),
@@ -120,7 +151,7 @@ def train_on(
         attached = {"kind": "attached", "at": time.time(), "checkpoints": str(checkpoints)}
         LineLog(store.path(STEPS_FILE)).write(**attached)
         striker = Striker(store, list(recipe.learners), plan)
-        with _followed(store, on_progress), _often_checked(), interruptible(), striker:
+        with _followed(store, on_progress), interruptible(), striker:
             trainer.fit()
     finally:
         ray.kill(judge)
@@ -137,19 +168,6 @@ def _write_summary(recipe: Recipe, store: RunStore, found: History) -> None:
 
 def _environment() -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ.get("XLA_FLAGS") or CPU_FLAGS}
-
-
-@contextmanager
-def _often_checked() -> Iterator[None]:
-    """Let Ray Train look at its workers more often while the block runs, unless the user has said how often."""
-    name, value = HEALTH_S
-    before = os.environ.get(name)
-    os.environ.setdefault(name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
 
 
 @contextmanager
@@ -175,7 +193,7 @@ def _followed(store: RunStore, on_progress: OnProgress) -> Iterator[None]:
         while not over.wait(POLL_S):
             found = object_of(store, PROGRESS_FILE) or {}
             if found.get("steps"):
-                on_progress({"progress": found["step"] / found["steps"], "eval_loss": _newest_loss(store)})
+                on_progress({"progress": found["step"] / found["steps"], "eval_loss": found["eval_loss"]})
 
     thread = threading.Thread(target=follow, name="progress", daemon=True)
     thread.start()
@@ -184,14 +202,3 @@ def _followed(store: RunStore, on_progress: OnProgress) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def _newest_loss(store: RunStore) -> float | None:
-    """From the last line, however long the file is."""
-    try:
-        with open(store.path(EVALUATIONS_FILE), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 512))
-            *_, last = file.read().splitlines() or [b"{}"]
-        return float(json.loads(last)["loss"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

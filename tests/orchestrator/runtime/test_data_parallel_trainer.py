@@ -13,7 +13,7 @@ from orchestrator.runtime import launch
 from orchestrator.runtime.data_parallel import trainer
 from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import FAULTS_FILE, STEPS_FILE, LineLog
-from orchestrator.runtime.data_parallel.restarts import RESTARTS, NoProgress, RestartCap
+from orchestrator.runtime.data_parallel.trainer import RESTARTS, NoProgress, RestartCap
 from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.store.run_store import RunStore
 from tests.replay.shaken import recipe
@@ -23,7 +23,7 @@ GIVEN = recipe(20)
 
 
 def test_errors_without_a_new_step_end_the_run_with_the_newest_one(tmp_path: Path) -> None:
-    cap, log = RestartCap(RunStore(tmp_path)), LineLog(tmp_path / STEPS_FILE)
+    cap, log = RestartCap(str(tmp_path)), LineLog(tmp_path / STEPS_FILE)
     for step in (5, 6):
         log.write(kind="step", step=step, at=1.0, seconds=1.0)
         cap.after_exception(None, ERRORS)
@@ -35,7 +35,7 @@ def test_errors_without_a_new_step_end_the_run_with_the_newest_one(tmp_path: Pat
 
 
 def test_restarts_that_the_plan_causes_do_not_count(tmp_path: Path) -> None:
-    cap = RestartCap(RunStore(tmp_path))
+    cap = RestartCap(str(tmp_path))
     for _ in range(RESTARTS * 3):
         LineLog(tmp_path / FAULTS_FILE).write(kind="kill", injected=True)
         cap.after_exception(None, ERRORS)
