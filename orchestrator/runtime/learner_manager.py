@@ -1,7 +1,7 @@
 """Keeps the wanted learners running: reports to the controller what happens, and carries out its actions.
 
 Owned by the orchestrator actor. What is true of a learner unit is in the controller; the calls to Ray are in
-learner_handles.py.
+learner_actors.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, Recor
 from orchestrator.lifecycle.controller import Controller, Rank
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.learner_handles import DRAINED, FINISHED, LearnerActors, LearnerHandle
+from orchestrator.runtime.learner_actors import DRAINED, FINISHED, LearnerActors, LearnerHandle
 from orchestrator.runtime.placement import NoSlice, RunPlacement, draining_nodes
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager
@@ -233,9 +233,11 @@ class LearnerManager:
         if process is not None and process.incarnation == probe.incarnation:
             ranks = self.controller.units[probe.learner].incarnation.ranks
             progress, unseen = await asyncio.gather(self.actors.progress(process), self.actors.unseen(ranks))
-            why = unseen if progress is None else UNHEARD if progress.alive else ""
+            why = unseen
             if progress is not None:
-                self._remind(process, progress.epoch)
+                alive, epoch = progress
+                why = UNHEARD if alive else ""
+                self._remind(process, epoch)
         self.controller.probed(probe.learner, probe.incarnation, why)
 
     def _remind(self, process: LearnerHandle, epoch: int | None) -> None:

@@ -22,7 +22,6 @@ from ray.util.placement_group import (
     get_placement_group,
     placement_group,
     placement_group_table,
-    remove_placement_group,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -30,33 +29,6 @@ from orchestrator.recipe.config import PoolConfig
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import POD_TYPE, Node, memory_settings, misses, shape, unschedulable_reason
 from orchestrator.runtime.ray_await import CALL_S, within
-
-__all__ = [
-    "NODE_ENDS",
-    "NoSlice",
-    "NodeAgent",
-    "RunPlacement",
-    "admit",
-    "agent_name",
-    "apart_from",
-    "control",
-    "draining_nodes",
-    "get_placement_group",
-    "head_name",
-    "inside",
-    "label",
-    "named",
-    "node_agent",
-    "pending_reasons",
-    "rank_label",
-    "remove_placement_group",
-    "reserve",
-    "reserve_head",
-    "reserve_slice",
-    "syncer_name",
-    "unseen_reason",
-    "using",
-]
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
 SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"  # labels that Ray gives the hosts of a slice

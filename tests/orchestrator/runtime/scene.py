@@ -18,7 +18,7 @@ import ray
 
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import learner_manager, places
+from orchestrator.runtime import learner_actors, learner_manager
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
@@ -102,9 +102,9 @@ class Scene:
             lambda: False,
             Folder(folder),
         )
-        patch.setattr(places, "reserve", self.reserve)
-        patch.setattr(places, "remove_placement_group", lambda group: self.given_up.append(group.learner))
-        patch.setattr(places, "pending_reasons", self.pending_reasons)
+        patch.setattr(learner_actors, "reserve", self.reserve)
+        patch.setattr(learner_actors, "remove_placement_group", lambda group: self.given_up.append(group.learner))
+        patch.setattr(learner_actors, "pending_reasons", self.pending_reasons)
         patch.setattr(learner_manager, "draining_nodes", dict)
         patch.setattr(learner_manager, "PLACES_S", 0.0)
         patch.setattr(ray, "kill", self.killed.append)

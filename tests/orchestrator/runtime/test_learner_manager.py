@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
 from orchestrator.lifecycle.actions import AskToLeave
-from orchestrator.runtime.learner_handles import LearnerHandle
+from orchestrator.runtime.learner_actors import LearnerHandle
 from outer.protocol.events_effects import Expect
 from outer.protocol.messages import DRAINING, JOINING, STEPPING, Attach, Drain
 from tests.golden.bench import MANIFEST, Bench

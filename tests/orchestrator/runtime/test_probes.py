@@ -13,8 +13,8 @@ import ray
 
 from orchestrator.eventlog.facts import LearnerRequested
 from orchestrator.lifecycle.controller import State
-from orchestrator.runtime import learner_handles, learner_manager, places
-from orchestrator.runtime.learner_handles import LearnerHandle
+from orchestrator.runtime import learner_actors, learner_manager
+from orchestrator.runtime.learner_actors import LearnerHandle
 from tests.orchestrator.runtime.scene import DEADLINE_S, GOES, Handle, Scene, Serving, until
 
 
@@ -73,7 +73,7 @@ def test_a_silent_learner_whose_node_cannot_be_seen_is_unreachable_until_it_is_s
         return "" if looks and seen else f"its node {node} does not answer"
 
     looks: list[str] = []
-    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
+    monkeypatch.setattr(learner_actors, "unseen_reason", unseen_reason)
 
     async def story() -> None:
         run_one(scene, is_away)
@@ -98,7 +98,7 @@ def test_a_learner_that_says_itself_that_it_steps_is_not_killed_for_reports_that
     async def unseen_reason(node: str, namespace: str) -> str:
         return f"its node {node} does not answer" if ends else ""
 
-    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
+    monkeypatch.setattr(learner_actors, "unseen_reason", unseen_reason)
     scene = Scene(tmp_path, monkeypatch, cores)  # with cores: on a local cluster
 
     async def story() -> None:
@@ -143,7 +143,7 @@ def test_a_silent_learner_is_probed_by_one_probe_at_a_time(scene: Scene, monkeyp
         return ""
 
     release = asyncio.Event()
-    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
+    monkeypatch.setattr(learner_actors, "unseen_reason", unseen_reason)
 
     async def story() -> None:
         run_one(scene, is_away)
@@ -168,7 +168,7 @@ def test_on_a_local_cluster_the_node_of_a_silent_learner_is_not_looked_for(
     async def unseen_reason(node: str, namespace: str) -> str:
         return f"its node {node} does not answer"
 
-    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
+    monkeypatch.setattr(learner_actors, "unseen_reason", unseen_reason)
     scene = Scene(tmp_path, monkeypatch, cores=1)
 
     async def story() -> None:
@@ -184,7 +184,7 @@ def test_a_probe_that_fails_does_not_end_the_run_and_the_hang_deadline_holds(
     async def unseen_reason(node: str, namespace: str) -> str:
         raise RuntimeError("the state of the cluster cannot be read")
 
-    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
+    monkeypatch.setattr(learner_actors, "unseen_reason", unseen_reason)
 
     async def story() -> None:
         run_one(scene, is_away)
@@ -209,7 +209,7 @@ def test_places_are_looked_for_beside_the_event_loop_one_look_at_a_time_and_no_a
 
     looks: list[threading.Thread] = []
     release = threading.Event()
-    monkeypatch.setattr(places, "pending_reasons", pending_reasons)
+    monkeypatch.setattr(learner_actors, "pending_reasons", pending_reasons)
 
     async def story() -> None:
         scene.learners.start(Serving(scene.outer), {})

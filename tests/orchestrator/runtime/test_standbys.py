@@ -16,10 +16,9 @@ import ray
 from learners.spec import LearnerSpec
 from orchestrator.lifecycle.controller import Controller
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import standbys as module
-from orchestrator.runtime.learner_handles import LearnerActors, LearnerHandle
+from orchestrator.runtime import learner_actors as module
+from orchestrator.runtime.learner_actors import RETRY_S, LearnerActors, LearnerHandle, Standby, Standbys
 from orchestrator.runtime.placement import RunPlacement
-from orchestrator.runtime.standbys import RETRY_S, Standby, Standbys
 from outer.journal.object_store import Folder
 from outer.protocol.messages import COMPILING, STEPPING
 
