@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from chaos.faults import Fault
+from chaos.faults import KINDS, PlannedFault
 from chaos.plans import due, plan, random_faults
 from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
@@ -84,7 +84,7 @@ class ChaosActor:
     async def inject(self, kind: str, learner: str, duration_s: float, delay_s: float) -> str:
         """Inject one fault now; returns what happened in words, beginning with `injected` or `skipped`."""
         self._identifier += 1
-        return await self._inject(Fault(self._identifier, kind, learner, 0, None, duration_s, delay_s))
+        return await self._inject(PlannedFault(self._identifier, kind, learner, 0, None, duration_s, delay_s))
 
     async def stop(self) -> Segmented | None:
         """The run is over: inject nothing and write nothing from now on. Returns where the log ends, if it is known."""
@@ -98,7 +98,7 @@ class ChaosActor:
         print(f"{NAME}: {why}", flush=True)  # in the actor's own log
         os._exit(0)
 
-    async def _inject(self, fault: Fault) -> str:
+    async def _inject(self, fault: PlannedFault) -> str:
         target = await self._find(*fault.target)
         if target is None:
             return self._skip(fault, "it is not running")
@@ -127,25 +127,22 @@ class ChaosActor:
             task.add_done_callback(self._healing.discard)
         return f"injected {fault.kind} into {fault.learner} (pid {target['pid']})"
 
-    async def _carry_out(self, fault: Fault, target: dict[str, Any]) -> bool:
+    async def _carry_out(self, fault: PlannedFault, target: dict[str, Any]) -> bool:
         """Carry the fault out. False when the target is gone."""
-        pid = target["pid"]
-        match fault.kind:
-            case "kill" if not fault.point:
-                return bool(await within(CALL_S, self._agent(target).kill.remote(pid)))
-            case "freeze":
-                return bool(await within(CALL_S, self._agent(target).freeze.remote(pid, fault.duration_s)))
-            case "kill" if fault.point:
-                syncer = ray.get_actor(syncer_name(target["incarnation"]), self._namespace)
-                try:
-                    await within(CALL_S, syncer.die.remote(fault.point, 1))
-                except ray.exceptions.RayActorError:
-                    # It passed the point before its answer left, or it cannot be reached.
-                    await within(CALL_S, self._agent(target).kill.remote(pid))
-                return True
-            case "wrong_config":
-                return await self._misconfigure(target)
-        name, rank = fault.target
+        kind, pid, (name, rank) = KINDS[fault.kind], target["pid"], fault.target
+        if fault.point:
+            syncer = ray.get_actor(syncer_name(target["incarnation"]), self._namespace)
+            try:
+                await within(CALL_S, syncer.die.remote(fault.point, 1))
+            except ray.exceptions.RayActorError:
+                # It passed the point before its answer left, or it cannot be reached.
+                await within(CALL_S, self._agent(target).kill.remote(pid))
+            return True
+        if kind.by == "agent":
+            signalled = getattr(self._agent(target), fault.kind)
+            return bool(await within(CALL_S, signalled.remote(pid, *[fault.duration_s] * kind.lasts)))
+        if kind.by == "orchestrator":
+            return await self._misconfigure(target)
         learner = ray.get_actor(rank_label(name, target["incarnation"], rank), self._namespace)
         seed = f"{self._recipe.seed} fault {fault.identifier}"
         expires_at = time.time() + CALL_S
@@ -162,7 +159,7 @@ class ChaosActor:
     def _agent(self, target: dict[str, Any]) -> Any:
         return node_agent(target["node"], self._namespace)
 
-    async def _heal(self, fault: Fault) -> None:
+    async def _heal(self, fault: PlannedFault) -> None:
         await asyncio.sleep(fault.duration_s)
         self._emit(FaultHealed(fault.identifier, fault.target[0]))
 
@@ -177,7 +174,7 @@ class ChaosActor:
             return None
         return next((each for each in living if (each["name"], each["rank"]) == (learner, rank)), None)
 
-    def _skip(self, fault: Fault, reason: str) -> str:
+    def _skip(self, fault: PlannedFault, reason: str) -> str:
         self._emit(FaultSkipped(fault.kind, fault.target[0], reason))
         return f"skipped {fault.kind} of {fault.learner}: {reason}"
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from chaos.faults import DELAYING, LASTING
+from chaos import faults
 from chaos.simulation.cli import sim
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.recipe.config import ON_RANKS, SYNCER
+from orchestrator.recipe.config import ON_RANKS, ON_SYNCER, SYNCER
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store.readers import located, recipe_of, status_of
 from orchestrator.store.run_store import RunStore
@@ -19,23 +19,15 @@ from orchestrator.store.run_store import RunStore
 app = typer.Typer(help="Inject faults into a running job, or simulate runs under faults.", no_args_is_help=True)
 app.command("sim")(sim)
 
-KINDS = {
-    "kill": "end the process with SIGKILL",
-    "freeze": "stop the process with SIGSTOP",
-    "link": "hold back all messages to and from the learner; they arrive late",
-    "slow": "make every step longer, by --delay seconds",
-    "straggle": "make some steps much longer, by --delay seconds on average",
-    "corrupt": "flip one bit in every contribution",
-    "non-finite": "make the parameters NaN; the learner starts anew",
-    "wrong-config": "kill the learner, and start it once with another recipe",
-}
-ON_SYNCER = ("kill", "freeze")
+KINDS = {kind.replace("_", "-"): row for kind, row in faults.KINDS.items()}
+LASTING = sorted(kind for kind, row in KINDS.items() if row.lasts)
+DELAYING = sorted(kind for kind, row in KINDS.items() if row.delays)
 SECONDS, DELAYING_SECONDS, DELAY_S = 5.0, 10.0, 0.2
 
 
 @app.command(
     help="Inject one fault into a running job.\n\n"
-    + "\n\n".join(f"{kind}: {what}." for kind, what in KINDS.items())
+    + "\n\n".join(f"{kind}: {row.words}." for kind, row in KINDS.items())
     + "\n\nkill and freeze can strike the syncer too; the others, learners only."
 )
 def inject(
@@ -50,8 +42,8 @@ def inject(
         float | None,
         typer.Option(
             min=0.1,
-            help=f"Until a {', '.join(sorted(LASTING))} heals by itself [{SECONDS:g}; "
-            f"{' and '.join(sorted(DELAYING))}: {DELAYING_SECONDS:g}].",
+            help=f"Until a {', '.join(LASTING)} heals by itself [{SECONDS:g}; "
+            f"{' and '.join(DELAYING)}: {DELAYING_SECONDS:g}].",
         ),
     ] = None,
     delay: Annotated[
@@ -65,14 +57,14 @@ def inject(
         _check_kind(kind, seconds, delay)
         store = located(run)
         ranks = recipe_of(store).processes if fault in ON_RANKS else []
-        known = list(dict.fromkeys([*_learners(store), *ranks, *([SYNCER] if kind in ON_SYNCER else [])]))
+        known = list(dict.fromkeys([*_learners(store), *ranks, *([SYNCER] if fault in ON_SYNCER else [])]))
         if target not in known:
             near = nearest(target, known)
             fix = f'did you mean "{near}"?' if near else f"its learners are {', '.join(known)}"
             message = f"cannot be struck by {kind}" if target == SYNCER else "is not a learner of this run"
             raise InputError([Problem("TARGET", target, message, fix)])
-        lasts_s = DELAYING_SECONDS if fault in DELAYING else SECONDS if fault in LASTING else 0.0
-        delay_s = DELAY_S if fault in DELAYING else 0.0
+        lasts_s = DELAYING_SECONDS if kind in DELAYING else SECONDS if kind in LASTING else 0.0
+        delay_s = DELAY_S if kind in DELAYING else 0.0
         from chaos.actor import inject  # imports Ray
 
         told = inject(store, fault, target, seconds or lasts_s, delay or delay_s)
@@ -89,7 +81,7 @@ def _check_kind(kind: str, seconds: float | None, delay: float | None) -> None:
         raise InputError([Problem("KIND", kind, f"must be one of {', '.join(KINDS)}", fix)])
     for option, given, kinds in (("--seconds", seconds, LASTING), ("--delay", delay, DELAYING)):
         if given is not None and kind not in kinds:
-            message = f"belongs to {', '.join(sorted(kinds))}"
+            message = f"belongs to {', '.join(kinds)}"
             raise InputError([Problem(option, given, message, f"leave it out: {kind} has none")])
 
 

@@ -1,4 +1,4 @@
-"""Which faults a run gets: the recipe's own, and random ones from a seed.
+"""Plans the faults of a run: the recipe's own, and random ones from a seed.
 
 A pure function of configuration and seed: the same on every machine and in every process. One more fault in the
 recipe changes none of the others. The actor finds out whether a target is alive when the time comes.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from chaos.faults import DELAYING, LASTING, Fault
+from chaos.faults import KINDS, PlannedFault
 from orchestrator.recipe.config import ON_RANKS, SYNCER
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ANY = "any"
 
 
-def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[Fault, ...]:
+def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[PlannedFault, ...]:
     """The recipe's faults in its order, `any` resolved; `seed` is the run's, used where [chaos] has none.
 
     `learners`: what can be struck, as Recipe.processes. Raises ValueError for a fault that names none of them.
@@ -35,14 +35,15 @@ def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[Fault,
         learner = wanted.learner
         if learner == ANY:
             learner = struck(wanted.kind, _pick(_stream(chaos, seed, f"planned {index}"), learners))
-        duration_s = wanted.duration_s if wanted.kind in LASTING else 0.0
-        delay_s = wanted.delay_s if wanted.kind in DELAYING else 0.0
+        numbers = _meaningful(wanted.kind, wanted.duration_s, wanted.delay_s)
         when = (wanted.at_step, wanted.at_s)
-        faults.append(Fault(index, wanted.kind, learner, *when, duration_s, delay_s, wanted.point or ""))
+        faults.append(PlannedFault(index, wanted.kind, learner, *when, *numbers, wanted.point or ""))
     return tuple(faults)
 
 
-def random_faults(chaos: ChaosConfig, learners: Sequence[str], seed: int, first_identifier: int) -> Iterator[Fault]:
+def random_faults(
+    chaos: ChaosConfig, learners: Sequence[str], seed: int, first_identifier: int
+) -> Iterator[PlannedFault]:
     """Endless faults at exponential gaps of mean `mtbf_s` over the whole run; none where it is not set.
 
     Ordered by `at_s`; kind and learner are uniform and independent of the times.
@@ -56,18 +57,24 @@ def random_faults(chaos: ChaosConfig, learners: Sequence[str], seed: int, first_
         kind = _pick(choices, chaos.kinds)
         learner = struck(kind, _pick(choices, learners))
         lasts_s = chaos.freeze_s if kind == "freeze" else chaos.duration_s
-        delay_s = chaos.delay_s if kind in DELAYING else 0.0
-        yield Fault(identifier, kind, learner, None, at_s, lasts_s if kind in LASTING else 0.0, delay_s)
+        yield PlannedFault(identifier, kind, learner, None, at_s, *_meaningful(kind, lasts_s, chaos.delay_s))
         identifier += 1
 
 
+def _meaningful(kind: str, duration_s: float, delay_s: float) -> tuple[float, float]:
+    """Duration and delay, 0 where the kind has no use for them."""
+    return duration_s if KINDS[kind].lasts else 0.0, delay_s if KINDS[kind].delays else 0.0
+
+
 def struck(kind: str, process: str) -> str:
-    """What a fault of this kind strikes that was to strike this process: the process, or its learner."""
+    """Return what a fault of this kind strikes in place of this process: the process, or its learner."""
     return process if kind in ON_RANKS else process.partition("/")[0]
 
 
-def due(faults: Sequence[Fault], now_s: float | None, syncer_step: int) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
-    """(faults to inject now, the others), each in the given order; `now_s`: see Fault.is_due."""
+def due(
+    faults: Sequence[PlannedFault], now_s: float | None, syncer_step: int
+) -> tuple[tuple[PlannedFault, ...], tuple[PlannedFault, ...]]:
+    """(faults to inject now, the others), each in the given order; `now_s`: see PlannedFault.is_due."""
     now = tuple(fault for fault in faults if fault.is_due(now_s, syncer_step))
     return now, tuple(fault for fault in faults if fault not in now)
 

@@ -15,6 +15,7 @@ from orchestrator.recipe.tpu_slices import GENERATIONS, slice_hosts
 from outer.config import OuterConfig, Section, SyncConfig
 
 ON_RANKS = ("kill", "freeze", "slow", "straggle")  # strike any process of a learner, the others its rank 0
+ON_SYNCER = ("kill", "freeze")  # can strike the syncer too
 FaultKind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "non_finite", "wrong_config"]
 SYNCER = "syncer"  # where a fault can strike, beside the learners
 Point = Literal["received", "merging", "merged", "journaling", "journaled", "applied", "announced"]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.recipe.config import ON_RANKS, SYNCER, Recipe
+from orchestrator.recipe.config import ON_RANKS, ON_SYNCER, SYNCER, Recipe
 from orchestrator.recipe.problems import InputError, Problem, from_error, nearest
 from orchestrator.recipe.resources import REGION, refusals
 from orchestrator.recipe.tasks import build_task, host_only
@@ -208,7 +208,7 @@ def _targets(recipe: Recipe) -> Iterator[Problem]:
         if "/" in fault.learner and fault.kind not in ON_RANKS:
             fix = f"name {fault.learner.partition('/')[0]}, or use one of {', '.join(ON_RANKS)}"
             yield Problem(f"chaos.faults.{index}.kind", fault.kind, "strikes a learner, not one of its ranks", fix)
-        if fault.learner == SYNCER and fault.kind not in ("kill", "freeze"):
+        if fault.learner == SYNCER and fault.kind not in ON_SYNCER:
             fix = "kill or freeze it"
             yield Problem(f"chaos.faults.{index}.kind", fault.kind, "can strike a learner, not the syncer", fix)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.faults import Fault
+from chaos.faults import PlannedFault
 from chaos.plans import due, plan, random_faults
 from orchestrator.recipe.config import ChaosConfig, FaultConfig, FaultKind, Point
 from orchestrator.recipe.toml_text import load
@@ -32,7 +32,7 @@ RANDOM = ChaosConfig(mtbf_s=20.0, freeze_s=4.0)
 
 def test_a_plan_keeps_what_the_recipe_says() -> None:
     first, second, third = plan(PLANNED, LEARNERS, 0)
-    assert second == Fault(1, "freeze", "learner-local-2", None, 7.5, 3.0)
+    assert second == PlannedFault(1, "freeze", "learner-local-2", None, 7.5, 3.0)
     assert (first.identifier, first.kind, first.at_step, first.at_s) == (0, "kill", 100, None)
     assert (third.identifier, third.kind, third.at_step, third.at_s) == (2, "kill", None, 9.0)
 
@@ -187,7 +187,7 @@ def test_what_is_due_fires_once_and_the_rest_waits() -> None:
 @pytest.mark.parametrize(("at_step", "at_s"), [(None, None), (1, 1.0)])
 def test_a_fault_has_exactly_one_trigger(at_step: int | None, at_s: float | None) -> None:
     with pytest.raises(AssertionError):
-        Fault(0, "kill", LEARNERS[0], at_step, at_s, 0.0)
+        PlannedFault(0, "kill", LEARNERS[0], at_step, at_s, 0.0)
 
 
 def test_the_points_of_a_recipe_are_those_that_a_commit_passes() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chaos import plans
-from chaos.faults import Fault
+from chaos.faults import PlannedFault
 from chaos.simulation import profile
 from chaos.simulation.faults.schedule import FaultSchedule
 from chaos.simulation.ports.context import HostileContext
@@ -67,7 +67,7 @@ class Injection:
             self._inject(self._next_random)
             self._next_random = next(self._random, None)
 
-    def _inject(self, fault: Fault) -> None:
+    def _inject(self, fault: PlannedFault) -> None:
         learner, states = self._supervisor.learners.get(fault.learner), self._supervisor.controller.units
         if learner is None or not learner.alive or states[fault.learner].state is not State.RUNNING:
             self._record(FaultSkipped(fault.kind, fault.learner, "it is not running"))
@@ -79,7 +79,7 @@ class Injection:
         if fault.duration_s:
             self._context.time.after(fault.duration_s, self._record, FaultHealed(fault.identifier, fault.learner))
 
-    def _strike(self, fault: Fault, learner: LearnerProcess) -> None:
+    def _strike(self, fault: PlannedFault, learner: LearnerProcess) -> None:
         if fault.kind in SCHEDULED:
             now = self._context.time.now
             self._schedule.strike(profile.Fault(now, SCHEDULED[fault.kind], fault.learner, fault.duration_s, 0.0))
