@@ -10,17 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.accounting import (
-    books,
-    ledger,
-    lost_steps,
-    records,
-    refusals,
-    sketch,
-    token_fragments,
-    verdicts,
-    windows,
-)
 from orchestrator.accounting.books import Bookkeeper
 from orchestrator.accounting.fold import as_blocks, drive
 from orchestrator.accounting.ledger import Books
@@ -33,14 +22,8 @@ from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
-from outer.journal.saving import saved, saved_all
 from outer.numeric.formats import known
 from outer.protocol.facts import Finished, Refused, StepPassed
-
-saved_all(books, ledger, lost_steps, records, refusals, sketch, token_fragments, verdicts, windows)
-saved(StepWindows, grouped=None, fresh=[])
-saved(Records, _tables=None)
-saved(Bookkeeper, settled=[], committed_at=[], covered=ledger.Covered(*np.zeros((3, 0), np.int64)))
 
 NEWEST = (RunStarted, RunFinished, ReferenceLosses, Evaluated)  # of these kinds the newest fact is kept
 
@@ -54,7 +37,6 @@ class Participation:
     by_learner: dict[str, float]  # share of the commits that each took part in
 
 
-@saved
 class Tallies:
     """A fold: what is counted besides tokens, time and faults. Roster, records and `wanted` take each block first."""
 
@@ -150,7 +132,6 @@ class Results:
     faults_left_out: dict[str, dict[str, int]]  # older ones: by kind, rows and tokens_lost
 
 
-@saved
 class Accounts:
     """A fold. Other folds that share its parts take each block after it."""
 

@@ -12,8 +12,7 @@ from orchestrator.eventlog.events import Event
 class Fold(Protocol):
     """Takes the log's blocks one after the other; however the log is cut into blocks, the result is the same.
 
-    Its attributes are None, numbers, text, arrays, dataclasses, other folds, and lists, tuples, dicts, sets and deques
-    of these, so that it can be saved and continued. Folds may share another fold: `drive` gets that one before them.
+    Folds may share another fold: `drive` gets that one before them.
     """
 
     def take(self, block: Block) -> None: ...

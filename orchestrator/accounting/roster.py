@@ -27,7 +27,6 @@ from orchestrator.eventlog.facts import (
     RunFinished,
     RunResumed,
 )
-from outer.journal.saving import saved
 from outer.protocol.facts import (
     FactsLost,
     Finished,
@@ -48,7 +47,6 @@ EXPIRIES = 1024  # of its newest expired leases
 Over = Literal["", "killed", "drained", "stopped"]  # stopped: its end came after the run's
 
 
-@saved
 @dataclass(eq=False)
 class Fault:
     """An injected fault. `healed`: when the log says that it was."""
@@ -60,7 +58,6 @@ class Fault:
     healed: float | None = None
 
 
-@saved
 @dataclass(eq=False)
 class Incarnation:
     """One incarnation of one learner, as the log tells it."""
@@ -149,7 +146,6 @@ class Incarnation:
         return next((at for at, name in self.phases if name == phase), None)
 
 
-@saved
 class Roster:
     """A fold. `table`: the incarnations that still matter, in order of appearance."""
 

@@ -12,11 +12,9 @@ from orchestrator.accounting.ledger import Ledger
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import EPOCHS_KEPT, CheckState
 from orchestrator.eventlog.block import Block
-from outer.journal.saving import saved
 from outer.protocol.facts import Finished
 
 
-@saved
 @dataclass
 class BooksCheck:
     state: CheckState

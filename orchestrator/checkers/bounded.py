@@ -10,20 +10,17 @@ from dataclasses import dataclass, field
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import EPOCHS_KEPT, CheckState, Said
 from orchestrator.eventlog.block import NONE, Block
-from outer.journal.saving import saved
 from outer.protocol.facts import Finished, LearnerAttached, ReadFailed, StepOpened, StepPassed, StepReopened
 
 STEPS_KEPT = 256  # newest syncer steps whose reads are still counted
 
 
-@saved
 @dataclass
 class _Reads:
     tried: int = 0
     attempts: int = 1
 
 
-@saved
 @dataclass
 class Bounded:
     state: CheckState

@@ -14,7 +14,6 @@ import numpy as np
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import CheckState
 from orchestrator.eventlog.block import Block, Key
-from outer.journal.saving import saved
 from outer.protocol.facts import Refused, SpanGranted
 
 KEPT = 1024  # newest incarnations that were refused, and that merged unattached
@@ -44,7 +43,6 @@ REASONS: dict[str, frozenset[str]] = {  # by message
 FIELD = re.compile(r"\S+: here .+, there .+")  # outer/protocol/manifest.py
 
 
-@saved
 @dataclass
 class Closed:
     state: CheckState

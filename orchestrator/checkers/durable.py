@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import CheckState, Said
 from orchestrator.eventlog.block import Block
-from outer.journal.saving import saved
 from outer.protocol.facts import Finished, StepOpened, SyncerStarted
 
 
-@saved
 @dataclass
 class Durable:
     state: CheckState

@@ -15,14 +15,12 @@ import numpy as np
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import EPOCHS_KEPT, INCARNATIONS_KEPT, NEVER, CheckState, Merged, Said, previous
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
-from outer.journal.saving import saved
 from outer.protocol.facts import LearnerAttached, LearnerFenced, SpanGranted, StepOpened, SyncerStarted
 
 OPENED_KEPT = 1024  # newest syncer steps of which it is remembered where they opened
 UNUSED_KEPT = 4096  # newest spans granted after a fence that may not be used
 
 
-@saved
 @dataclass
 class _Epoch:
     begun: int = NEVER  # where it opened its first step
@@ -31,7 +29,6 @@ class _Epoch:
     opened: dict[int, int] = field(default_factory=dict)  # syncer step -> position
 
 
-@saved
 @dataclass
 class Fencing:
     state: CheckState

@@ -21,7 +21,6 @@ from orchestrator.accounting.roster import Incarnation, Roster
 from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block, Floats, Ints, Key
-from outer.journal.saving import saved
 from outer.protocol.facts import LearnerFenced, LeaseExpired
 
 RATIO, EXTRA_S, STALL_S = 3.0, 0.05, 2.0
@@ -35,7 +34,6 @@ Reads = dict[Key, tuple[Ints, Ints]]  # by incarnation, positions and steps of i
 _NONE = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-@saved
 @dataclass(eq=False)
 class _Newest:
     """One incarnation's newest steps, arrays of [n]: from WINDOW before its newest read on."""
@@ -46,7 +44,6 @@ class _Newest:
     read: int = 0  # the step of its newest read
 
 
-@saved
 @dataclass(eq=False)
 class _Stretch:
     """A survivor's steps before and after a loss."""
@@ -62,14 +59,12 @@ class _Stretch:
     over: bool = False
 
 
-@saved
 @dataclass(eq=False)
 class _Loss:
     name: str
     stretches: list[_Stretch]
 
 
-@saved
 class Isolation:
     """A fold. Needs roster, windows and records to take each block first."""
 

@@ -13,12 +13,10 @@ import numpy as np
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import CheckState
 from orchestrator.eventlog.block import Block
-from outer.journal.saving import saved
 from outer.numeric import formats
 from outer.protocol.facts import LinkAdapted, LinkCarried, StateRebuilt, StepOpened, SyncerStarted
 
 
-@saved
 @dataclass
 class Links:
     state: CheckState

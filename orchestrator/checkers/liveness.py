@@ -31,7 +31,6 @@ from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.checkers.timeline import Gap, Mark, Timeline
 from orchestrator.eventlog.block import NONE, Block, Floats, Ints, Key
-from outer.journal.saving import saved
 from outer.protocol.facts import SyncerStarted
 from outer.protocol.leases import longest_s
 
@@ -42,7 +41,6 @@ RESEND_S = 1.0
 LONG_GAPS = 256  # that are kept
 
 
-@saved
 class Liveness:
     """A fold. Needs roster, windows and records to take each block first."""
 

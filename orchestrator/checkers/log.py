@@ -14,10 +14,7 @@ from orchestrator.eventlog.facts import RunFinished, RunResumed, RunStarted
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE
-from outer.journal.saving import saved
 from outer.protocol.facts import Finished
-
-saved(Numbering)
 
 LONG = 24  # segments: about 1.5 million facts
 READABLE = "the log is there, and every part of it is as it was written"
@@ -33,7 +30,6 @@ UNKNOWN = [
 ]
 
 
-@saved
 class LogCheck:
     """log.sequence and log.ending, as a fold."""
 

@@ -16,7 +16,6 @@ from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import CheckState, Merged
 from orchestrator.eventlog.block import NONE, Block, Ints
 from orchestrator.eventlog.facts import Evaluated
-from outer.journal.saving import saved
 from outer.protocol.facts import Finished, LearnerAttached, StepOpened
 
 TOLERANCE = 1e-9  # of a weight
@@ -32,7 +31,6 @@ def _ints() -> Ints:
     return np.zeros(0, np.int64)
 
 
-@saved
 @dataclass
 class Merges:
     state: CheckState
@@ -281,7 +279,6 @@ class Merges:
         ]
 
 
-@saved
 @dataclass
 class Bases:
     """The newest adoptions of every incarnation and fragment, arrays of [n] by place and after_step."""

@@ -21,7 +21,6 @@ from orchestrator.checkers.state import CheckState, Merged, previous
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
-from outer.journal.saving import saved
 
 GIFTS_KEPT = 4096  # newest states that a donor gave, and that incarnations received
 SAVED_KEPT = 4  # newest states that a learner saved
@@ -31,7 +30,6 @@ def _ints() -> Ints:
     return np.zeros(0, np.int64)
 
 
-@saved
 @dataclass
 class Replayable:
     state: CheckState

@@ -16,7 +16,6 @@ from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import INCARNATIONS_KEPT, SYNCER, CheckState
 from orchestrator.eventlog.block import NONE, Block, Floats, Key
 from orchestrator.eventlog.facts import LearnerLost
-from outer.journal.saving import saved
 from outer.protocol.facts import LearnerFenced, SpanGranted, SpanReturned
 
 UNHEARD_S = 5.0  # of steps, at most, whose facts never came from an incarnation that ended, or have yet to come
@@ -28,7 +27,6 @@ LENT_KEPT = 1024  # newest spans of one incarnation that may still return: the s
 BEGUN_KEPT = 8  # newest spans that an incarnation has begun, which it may still go on with
 
 
-@saved
 class Loan(NamedTuple):
     start: int
     stop: int
@@ -40,7 +38,6 @@ class Loan(NamedTuple):
         return f"samples {self.start} to {self.stop} (span {self.span} of {self.learner} {self.incarnation})"
 
 
-@saved
 @dataclass
 class _Granted:
     """A span lent to one incarnation, and how far it has read it."""
@@ -52,7 +49,6 @@ class _Granted:
     first_step: int = 0  # that read it, as long as the log has not said that it was granted
 
 
-@saved
 @dataclass
 class _Borrower:
     spans: dict[int, _Granted] = field(default_factory=dict)
@@ -63,7 +59,6 @@ class _Borrower:
     left: float = math.inf  # when it ended in order
 
 
-@saved
 @dataclass
 class Spans:
     state: CheckState

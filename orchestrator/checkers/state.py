@@ -15,7 +15,6 @@ from orchestrator.accounting.records import Records
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import NONE, Block, Contributions, Ints, Key
-from outer.journal.saving import saved
 from outer.protocol.facts import LearnerAttached, SyncerStarted
 
 SYNCER = "syncer"
@@ -47,7 +46,6 @@ class Said(NamedTuple):
     commit: int  # index of the commit
 
 
-@saved
 @dataclass
 class Merged:
     """The newest block's contributions with what belongs to each, arrays of [m]."""
@@ -64,7 +62,6 @@ class Merged:
     before: Ints  # the step at which the incarnation was read for this fragment before; NONE
 
 
-@saved
 @dataclass
 class CheckState:
     """A fold. It comes after the accounts, and before the checks that read what it says of the newest block."""

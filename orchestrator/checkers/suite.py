@@ -9,18 +9,7 @@ from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import Fold, as_blocks, drive
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers import (
-    books,
-    bounded,
-    closed,
-    durable,
-    fencing,
-    links,
     log,
-    merges,
-    replayable,
-    spans,
-    state,
-    versions,
 )
 from orchestrator.checkers.books import BooksCheck
 from orchestrator.checkers.bounded import Bounded
@@ -40,7 +29,6 @@ from orchestrator.checkers.versions import Versions
 from orchestrator.eventlog.ahead import Ahead
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
-from outer.journal.saving import saved, saved_all
 
 FOLDS: tuple[Callable[[CheckState], Checker], ...] = (
     Durable,
@@ -70,11 +58,8 @@ FAMILIES = (
     "closed",
     "links",
 )  # of checks, in the order of verdicts
-saved_all(books, bounded, closed, durable, fencing, links, log, merges, replayable, spans, state, versions)
-saved(CheckState, sources=(), commits=[], story=[], merged=None)
 
 
-@saved
 class Suite:
     """All checks that are folds, as one. Shares the accounts, which take each block first."""
 

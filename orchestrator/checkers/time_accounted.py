@@ -18,7 +18,6 @@ from orchestrator.accounting.time.explanations import BLUR_S
 from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block, Floats, Ints, Key
-from outer.journal.saving import saved
 
 UNEXPLAINED_MAX = 0.01  # of the learners' time,
 UNEXPLAINED_S = 0.25  # or so many seconds of each, whichever is more
@@ -28,7 +27,6 @@ NAME = "accounted.time"
 CLAIM = f"the categories of time sum to the whole, and at most {UNEXPLAINED_MAX:.0%} of it is unexplained"
 
 
-@saved
 class TimeAccounted:
     """A fold. Needs roster, windows and records to take each block first."""
 

@@ -12,7 +12,6 @@ from orchestrator.accounting.roster import KILLING
 from orchestrator.eventlog.block import Block, Commits, Key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected
-from outer.journal.saving import saved
 from outer.protocol.facts import (
     Committed,
     DrainStarted,
@@ -42,7 +41,6 @@ TOLD = KILLING | {"slow", "straggle"}  # faults that end the incarnation, and th
 RETRIES_KEPT = 4096
 
 
-@saved
 @dataclass(frozen=True)
 class Mark:
     """A place in the log, and what had happened by then."""
@@ -57,7 +55,6 @@ class Mark:
     faults: int  # injected or healed
 
 
-@saved
 class Gap(NamedTuple):
     """The gap between two commits of a fragment, or between a commit and the end."""
 
@@ -79,7 +76,6 @@ class Gap(NamedTuple):
         return self.seconds if self.dated is None else min(self.seconds, self.dated)
 
 
-@saved
 class Timeline:
     def __init__(self) -> None:
         self.losses, self._troubles, self._faults = 0, 0, 0

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import CheckState, previous
 from orchestrator.eventlog.block import NONE, Block, Ints
-from outer.journal.saving import saved
 from outer.protocol.facts import Finished, StepOpened
 
 OPENED_KEPT = 1024  # newest syncer steps of which the due fragment is remembered
@@ -26,7 +25,6 @@ def _ints() -> Ints:
     return np.zeros(0, np.int64)
 
 
-@saved
 @dataclass
 class Versions:
     state: CheckState

@@ -59,7 +59,6 @@ COMMANDS = (
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
     _entry(WATCH, "report", "Write report.html and report.md from a run's log as it is now"),
-    _entry(WATCH, "metrics", "Print a run's metrics as Prometheus text, under the names without Ray's prefix"),
     _entry(WATCH, "track", "Show a run's curves in TensorBoard, Weights & Biases or MLflow"),
     _entry(PLAN, "plan", "Show what a run needs, sends and survives, and whether it fits"),
     _entry(PLAN, "doctor", "Check this machine: versions, authentication, ports, memory, cores, packages"),

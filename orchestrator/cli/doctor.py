@@ -36,7 +36,6 @@ TESTED = {
     "jax": "0.10.2",
     "optax": "0.2.8",
     "pydantic": "2.14",
-    "prometheus-client": "0.26",
     "numpy": "2.4",
     "numba": "0.68",
     "xxhash": "4.1",

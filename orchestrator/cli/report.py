@@ -24,13 +24,11 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write report.html and report.md from a run's log as it is now."""
-    from orchestrator.runtime.run_accounts import contents_now  # which takes its time to import
-
     with reported(as_json):
         store = _store(run_dir, name)
         _check_out(out)
         try:
-            paths = [str(path) for path in write(store, out, contents_now(store))]
+            paths = [str(path) for path in write(store, out)]
         except ValueError as error:
             fix = "restore the file, or take the damaged line out of a copy of the folder and report on that"
             raise InputError([Problem("RUN_DIR", str(store.root), f"its log is damaged: {error}", fix)]) from error

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import REGISTRY
-from outer.journal.saving import saved
 from outer.protocol.facts import Committed, Participant
 
 T = TypeVar("T")
@@ -108,10 +106,6 @@ class Placed(NamedTuple):
 
     position: int
     event: Event
-
-
-for _kind in (Event, Placed, Participant, *REGISTRY.values()):
-    saved(_kind)  # folds hold them
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from orchestrator.eventlog.block import Block, Ints, Key, Rows
 from orchestrator.eventlog.compactor import add_group, segment_key, segments_folder
 from orchestrator.eventlog.events import Unknown
 from orchestrator.eventlog.log_writer import groups_folder
-from orchestrator.eventlog.segment_codec import Segment, covers, decode
-from outer.journal.chain import Chain, Link, words
+from orchestrator.eventlog.segment_codec import Segment, decode
+from outer.journal.chain import Chain, Link
 from outer.journal.framing import Damaged
 from outer.journal.identity import identity
 from outer.journal.object_store import Objects
@@ -58,17 +58,6 @@ def decoded(store: Objects, log: str, number: int) -> Decoded | None:
         return None
 
 
-class ChainPlace(NamedTuple):
-    """How far one log was read."""
-
-    segments: int
-    seal: str  # of the last of them
-    rows: int
-    run: str  # of the last group, itself or in a segment: the chain's identity, its position and its seal
-    position: int
-    group: str
-
-
 class ChainReader:
     """`poll` gives what is new in one log, as blocks by its own rows. Survives a group that becomes part of a segment
     between two polls.
@@ -83,31 +72,6 @@ class ChainReader:
         self._polls = 0
         self._overtaken = False  # whether groups have become a segment while they were read
         self.segment: Callable[[int], Decoded | None] = partial(decoded, store, log)
-
-    @property
-    def place(self) -> ChainPlace:
-        """Right behind the newest block."""
-        return ChainPlace(self.segments, self.seal, self.rows, self._run, *self._link)
-
-    def go_to(self, place: ChainPlace) -> None:
-        """Begin there. Raises OSError; ValueError where the log is not the one that was read up to this place."""
-        covered, where = -1, f"{self.log} cannot be read on from row {place.rows}: "
-        if place.segments:
-            name = f"segment {place.segments - 1}"
-            try:
-                last = covers(self._store.read(segment_key(self.log, place.segments - 1)))
-            except (FileNotFoundError, Damaged) as error:
-                raise ValueError(f"{where}{name}: {words(error)}") from error
-            if last.seal != place.seal:
-                raise ValueError(f"{where}{name} is not the one that was read")
-            covered = last.last if last.run == place.run else -1
-        if place.position > covered and self._read(place.segments) is None:  # else the group may be in that segment
-            try:
-                Chain(self._store, groups_folder(self.log), place.run).group(place.position, place.group)
-            except (FileNotFoundError, Damaged) as error:
-                raise ValueError(f"{where}group {place.position}: {words(error)}") from error
-        self.segments, self.seal, self.rows, self._run = place[:4]
-        self._link = Link(place.position, place.group)
 
     def poll(self, quick: bool = False) -> Iterator[Block]:
         """Raises OSError; then the next call goes on at the same place.

@@ -11,14 +11,17 @@ from operator import attrgetter
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.compactor import Compactor, segment_key
 from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.eventlog.segment_codec import Segment, encode
 from outer.journal.groups import SYNCER, FactRun
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Objects
 from outer.journal.saving import saved
 from outer.journal.segmenter import SEGMENT_ROWS, Segmented
+from outer.protocol.facts import Participant
 
-saved(Segmented)
+for _kind in (Segmented, Event, Participant, *REGISTRY.values()):
+    saved(_kind)  # a GrowingLog holds them
 
 LOGS = (SYNCER, "orchestrator", "chaos")
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from orchestrator.eventlog.block import Block, Floats, Ints, Placed, block_of
-from orchestrator.eventlog.chain_reader import ChainPlace, ChainReader, Findings
+from orchestrator.eventlog.chain_reader import ChainReader, Findings
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.segment_codec import FORMAT
@@ -80,24 +80,6 @@ def records(blocks: Iterable[Block]) -> Iterator[tuple[int, Record]]:
             yield event.incarnation, event.fact
 
 
-class GuestsPlace(NamedTuple):
-    """How far the orchestrator's or chaos's log was read."""
-
-    chain: ChainPlace
-    facts: int  # behind that place, which were read too
-    latest: float  # the latest time so far, in seconds
-
-
-class Place(NamedTuple):
-    """How far a log was read."""
-
-    syncer: ChainPlace
-    latest: float  # the latest time of the syncer's own facts so far
-    guests: tuple[GuestsPlace, ...]  # as LogReader.others
-    shift: int  # rows that are not the syncer's chain's
-    unreadable: tuple[str, ...]  # as Findings
-
-
 class LogReader:
     """Reads a run's log, once or as it grows."""
 
@@ -107,13 +89,9 @@ class LogReader:
         store: Objects | None = None,
         hold_s: float = 0.0,
         clock: Callable[[], float] = time.time,
-        place: Place | None = None,
     ) -> None:
         """`hold_s`: `poll` leaves out what is newer, because facts of another process may still have to go before it.
         0: it leaves out nothing, and puts what comes later where it comes.
-
-        `place`: of an earlier reader of this log; the blocks are those behind it, and numbers are not checked. Raises
-        ValueError if it is not of this log, and OSError.
         """
         self.findings = Findings()
         self._hold_s, self._clock = hold_s, clock
@@ -124,14 +102,7 @@ class LogReader:
         self._merging: list[tuple[int, Event]] = []  # the guests before rows of the first of them
         self._latest = float("-inf")  # the latest time of the syncer's own facts so far
         self._shift = 0  # rows that are not the syncer's chain's, so far
-        if place is not None:
-            self.syncer.go_to(place.syncer)
-            self._latest, self._shift = place.latest, place.shift
-            self.findings.unreadable += place.unreadable
-        self._guests = [
-            _Guests(reader, place and place.guests[number]) for number, reader in enumerate(self.others.values())
-        ]
-        self._given = (self.syncer.place, self._latest)
+        self._guests = [_Guests(reader) for reader in self.others.values()]
 
     @property
     def bytes_read(self) -> int:
@@ -141,12 +112,6 @@ class LogReader:
     def rows(self) -> int:
         """Rows given so far."""
         return self.syncer.rows + self._shift - sum(each.block.rows for each in self._held)
-
-    @property
-    def place(self) -> Place:
-        """Right behind the newest block, for another reader to begin at; not after an OSError."""
-        guests = tuple(each.place for each in self._guests)
-        return Place(*self._given, guests, self._shift, tuple(self.findings.unreadable))
 
     def poll(self) -> Iterator[Block]:
         """What is new. Raises OSError; then the next call goes on at the same place."""
@@ -188,17 +153,17 @@ class LogReader:
         dates = np.maximum.accumulate(np.concatenate([[self._latest], times[order]]))[1:]
         if len(dates):
             self._latest = float(dates[-1])
-        return _Dated(block, positions[order], dates, self._latest, self.syncer.place)
+        return _Dated(block, positions[order], dates, self._latest)
 
     def _merged(self) -> Block:
         """The first block that is held, with the guests that belong into it. Raises OSError; then call it again."""
-        block, positions, dates, latest, place = self._held[0]
+        block, positions, dates, _ = self._held[0]
         if len(dates):
             for event, at in self._until(float(dates[-1])):
                 self._merging.append((int(positions[np.searchsorted(dates, at, side="right")]), event))
         shifted = shift(block, self._shift, self._merging)
         self._shift += len(self._merging)
-        self._merging, self._given = [], (place, latest)
+        self._merging = []
         self._held.popleft()
         return shifted
 
@@ -241,32 +206,22 @@ class _Counted:
 
 
 class _Dated(NamedTuple):
-    """A block of the syncer's chain, its own facts' positions, the latest time up to each and to the end, its end."""
+    """A block of the syncer's chain, its own facts' positions, the latest time up to each and to the end."""
 
     block: Block
     positions: Ints
     dates: Floats
     latest: float
-    place: ChainPlace
 
 
 class _Guests:
     """The facts of the orchestrator's or chaos's log, each with the latest time up to it."""
 
-    def __init__(self, reader: ChainReader, place: GuestsPlace | None) -> None:
+    def __init__(self, reader: ChainReader) -> None:
         self._reader = reader
-        self._skip, self._latest = 0, float("-inf")
-        if place is not None:
-            reader.go_to(place.chain)
-            self._skip, self._latest = place.facts, place.latest
-        self._before, self._read = reader.place, 0  # facts behind that place, `next` included
+        self._latest = float("-inf")
         self._events: Iterator[Event] = iter(())
         self.next: Event | None = None
-
-    @property
-    def place(self) -> GuestsPlace:
-        """Right before `next`."""
-        return GuestsPlace(self._before, max(self._skip, self._read - (self.next is not None)), self._latest)
 
     def look(self) -> None:
         """See what is new."""
@@ -276,19 +231,10 @@ class _Guests:
     def _advance(self) -> None:
         self.next = next(self._events, None)
         if self.next is None:
-            self._events = self._new()
+            self._events = (event for block in self._reader.poll(quick=True) for event in block.events())
             self.next = next(self._events, None)
         if self.next is not None:
             self._latest = max(self._latest, self.next.at)
-
-    def _new(self) -> Iterator[Event]:
-        for block in self._reader.poll(quick=True):
-            for event in block.events():
-                self._read += 1
-                if self._read > self._skip:
-                    yield event
-            if self._read >= self._skip:
-                self._before, self._read, self._skip = self._reader.place, 0, 0
 
     def date(self) -> float:
         return self._latest

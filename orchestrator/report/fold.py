@@ -26,7 +26,6 @@ from orchestrator.eventlog.facts import (
 from orchestrator.report.learner_traffic import Traffic
 from orchestrator.report.participation import Ages, RoundsFold
 from orchestrator.report.series import Ends, Series, Tally, Thinned
-from outer.journal.saving import saved
 from outer.protocol.facts import ReadFailed, Refused, SyncerStarted
 
 LOSS_BINS, LOSS_STEPS = 240, 8  # at most so many bins, of at least about so many steps
@@ -51,7 +50,6 @@ COMMON = frozenset(
 )  # fmt: skip
 
 
-@saved
 @dataclass(eq=False)
 class ReportFold:
     """Needs the accounts to take each block first. orchestrator/report/data.py makes the data of it."""
@@ -199,7 +197,6 @@ def _fields(fact: dict[str, Any]) -> Iterator[str]:
         yield f"{name.replace('_', ' ')} {words if len(words) <= TEXT_MOST else words[:TEXT_MOST] + '…'}"
 
 
-@saved
 @dataclass(eq=False)
 class Auxiliary:
     """Sums of the auxiliary values that the task's loss returns, over bins of `size` steps."""

@@ -15,7 +15,6 @@ import numpy as np
 from learners.protocol.facts import StateReceived
 from orchestrator.accounting.summary import downloaded
 from orchestrator.eventlog.block import Block, Commits, Contributions
-from outer.journal.saving import saved
 from outer.numeric import formats
 from outer.protocol.facts import SyncerStarted
 
@@ -39,7 +38,6 @@ class Link:
         return None if self.up is None else self.up + self.down + self.joins + self.peers
 
 
-@saved
 @dataclass
 class Sent:
     """What passed one learner's link, in bytes but for `up`, and the steps that it made."""
@@ -52,7 +50,6 @@ class Sent:
     steps: int = 0
 
 
-@saved
 @dataclass(eq=False)
 class Traffic:
     """A fold of every learner's traffic."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from orchestrator.eventlog.block import Block, Commits, Contributions, Floats, Ints
-from outer.journal.saving import saved
 
 COLUMNS = 360  # of rounds; an even number
 AGE_MOST = 1_000  # older ones count as this old
@@ -24,7 +23,6 @@ class Rounds:
     by_learner: dict[str, tuple[int, ...]]
 
 
-@saved
 @dataclass(eq=False)
 class RoundsFold:
     """Round n is the syncer steps (n - 1) H + 1 to n H. Of a long run, neighbouring rounds share a column."""
@@ -72,7 +70,6 @@ def _paired(row: Ints) -> Ints:
     return sums
 
 
-@saved
 @dataclass(eq=False)
 class Ages:
     """How many steps later contributions merged, and how many commits later versions were adopted."""

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from orchestrator.accounting.sketch import Sketch
-from outer.journal.saving import saved
 
 T = TypeVar("T")
 KEPT = 16_384  # rows of a series that are kept as they are; a longer one is kept as bins
@@ -19,7 +18,6 @@ POINTS = 4_096  # of a thinned line
 OTHER = "other"
 
 
-@saved
 @dataclass(eq=False)
 class Bin:
     """Neighbouring rows drawn as one."""
@@ -48,7 +46,6 @@ class Bin:
             sketch.merge(more)
 
 
-@saved
 @dataclass(eq=False)
 class Series:
     """Rows in the order in which they come, to be drawn as at most `most` bins of at least about `least` rows.
@@ -99,7 +96,6 @@ class Series:
         return made
 
 
-@saved
 @dataclass(eq=False)
 class Thinned:
     """Rows of numbers, of which every second is left out whenever there are too many; the last one is always there."""
@@ -131,7 +127,6 @@ class Thinned:
         return np.concatenate([self.rows, self.last[None]]) if missing else self.rows
 
 
-@saved
 @dataclass(eq=False)
 class Ends:
     """The first and the last of many things, and how many there were."""
@@ -159,7 +154,6 @@ class Ends:
         return self.count - len(self.first) - len(self.last)
 
 
-@saved
 @dataclass(eq=False)
 class Tally:
     """How often each of a bounded number of things came; further ones count as `other`, in each of their parts."""

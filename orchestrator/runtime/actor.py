@@ -67,7 +67,7 @@ class OrchestratorActor:
         self._code = code_digest()
         self._objects = objects(recipe.durability.store or self._store.root)
         self._log = FactLog(self._objects, NAME, self._store.grant("incarnation", NAME), self._replaced)
-        self._accounts = RunAccounts(recipe, self._store, self._objects, self._code)
+        self._accounts = RunAccounts(recipe, self._store, self._objects)
         self._learners = LearnerManager(
             recipe, placement, self._store, self._code, self._emit, lambda: self._over, self._objects
         )

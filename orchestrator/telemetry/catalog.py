@@ -14,7 +14,6 @@ from typing import Literal
 
 from orchestrator.accounting.ledger import REASONS
 from orchestrator.eventlog.facts import REGISTRY
-from outer.journal.saving import saved
 
 OTHER = "other"
 LEARNERS_MAX = 1024  # learners with series of their own; further ones share `other`
@@ -296,7 +295,6 @@ CATALOG: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
 assert len(CATALOG) == len(_ALL), "two metrics of one name"
 
 
-@saved
 @dataclass
 class Buckets:
     """What a histogram has observed."""
@@ -314,7 +312,6 @@ class Sample:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@saved
 class Bounds:
     """Keeps label values within what the catalog allows."""
 

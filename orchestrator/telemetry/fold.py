@@ -7,21 +7,19 @@ beginning to its end, the counters equal the books and the summary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.fold import drive
 from orchestrator.accounting.ledger import COMMITTED, FATES, REASONS, Books
 from orchestrator.accounting.summary import downloaded
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event, kind_of
 from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested, ReferenceLosses, RunStarted
 from orchestrator.telemetry.catalog import CATALOG, KINDS, OTHER, Bounds, Buckets, Sample
-from outer.journal.saving import saved
 from outer.numeric.formats import known
 from outer.protocol.facts import LearnerFenced, SyncerStarted
 
@@ -68,7 +66,6 @@ _COMMIT_COLUMNS = {
 }
 
 
-@saved
 class MetricsFold:
     """Needs the accounts to take each block first."""
 
@@ -284,13 +281,3 @@ class MetricsFold:
                 self._add("diloco_recovery_seconds_total", seconds, learner=learner)
                 self._observe("diloco_recovery_duration_seconds", [seconds])
                 self._set("diloco_last_recovery_seconds", seconds, learner=learner)
-
-
-def metrics_of(blocks: Iterable[Block], codec: str, version: str) -> MetricsFold:
-    """The metrics of a log that is read to its end."""
-    accounts = Accounts()
-    fold = MetricsFold(codec, version, accounts)
-    drive([accounts, fold], blocks)
-    if fold.over:
-        fold.finish(accounts.results().books)
-    return fold

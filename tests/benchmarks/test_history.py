@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import dumps
 
 import pytest
 
@@ -11,7 +12,6 @@ from orchestrator.accounting import records
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.checkers.suite import Suite
 from orchestrator.eventlog.reader import LogReader, differs, sealed
-from outer.journal.saving import dump
 
 
 def folded(root: Path, history: History) -> tuple[Accounts, Suite]:
@@ -43,6 +43,6 @@ def test_the_state_of_accounts_and_checks_does_not_grow_with_the_run(
     """Five times as long with as many incarnations of each learner: bytes within a quarter."""
     monkeypatch.setattr(records, "KEPT", 64)
     short, long = (
-        len(dump(folded(tmp_path / str(steps), History(8, steps, 6, steps // 16, 4_000)))) for steps in (2_400, 12_000)
+        len(dumps(folded(tmp_path / str(steps), History(8, steps, 6, steps // 16, 4_000)))) for steps in (2_400, 12_000)
     )
     assert long < 1.25 * short

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orchestrator.eventlog.reader import read_run
 from orchestrator.telemetry.catalog import CATALOG, PREFIX
-from orchestrator.telemetry.exposition import exposition_of
+from orchestrator.telemetry.run_samples import RunSamples
 from tests.tools import needs, path_of
 from tests.waiting import DEADLINE_S, until
 
@@ -157,10 +157,7 @@ def test_what_ray_exports_equals_the_summary_and_the_runs_folder(measured):
     assert total("diloco_exporter_errors_total") == 0
     assert total("diloco_build_info") == 1, "said once, at the start, and still there"
 
-    told = {
-        (sample["name"], tuple(sorted(sample["labels"].items()))): sample["value"]
-        for sample in exposition_of(store, RUN, "fp32").samples()
-    }
+    told = {key(sample.name, **sample.labels): sample.value for sample in RunSamples(store).look()}
     counters = {name for name, metric in CATALOG.items() if metric.kind == "counter"}
     exported = {found: value for found, value in values.items() if found[0] in counters}
     expected = {found: value for found, value in told.items() if found[0] in counters and value}

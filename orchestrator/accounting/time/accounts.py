@@ -35,7 +35,6 @@ from orchestrator.accounting.time.explanations import (
 from orchestrator.accounting.time.painting import Interval, Spans, clip, length, minus, paint
 from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.facts import LearnerRequested, PoolScaled, RunResumed
-from outer.journal.saving import saved
 from outer.protocol.facts import SyncerStarted
 
 PAUSES_KEPT = 64  # newest
@@ -60,7 +59,6 @@ class Goodput:
         return self.stop - self.start - self.paused_s
 
 
-@saved
 class Wanted:
     """A fold: when each learner was wanted, in Unix seconds; learners in order of their first appearance.
 
@@ -107,7 +105,6 @@ class Wanted:
         self._times[learner] = [span for span in self._times[learner] if span[1] > before]
 
 
-@saved
 class TimeAccounts:
     """A fold. Needs its roster, bookkeeper and `wanted` to take each block first."""
 

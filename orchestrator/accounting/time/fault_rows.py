@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.accounting.roster import SYNCER, Fault, Incarnation
-from outer.journal.saving import saved
 
 PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
 
 Row = dict[str, Any]
 
 
-@saved
 @dataclass(eq=False)
 class OpenFault:
     """A fault or a death of a learner's incarnation, and what became of it so far. Times are Unix seconds."""
@@ -70,7 +68,6 @@ class OpenFault:
         )
 
 
-@saved
 @dataclass(eq=False)
 class Outage:
     """The end of one syncer epoch. Times are Unix seconds; None: did not happen."""

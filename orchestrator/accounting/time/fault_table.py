@@ -17,7 +17,6 @@ from orchestrator.accounting.time.fault_rows import OpenFault, Outage, Row, outa
 from orchestrator.eventlog.block import Block, Contributions, Floats
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultInjected, LearnerLost, SyncerLost
-from outer.journal.saving import saved
 from outer.protocol.facts import LearnerFenced, LeaseExpired, Refused, SyncerStarted
 
 ROWS = 1000  # that are kept: the newest
@@ -27,7 +26,6 @@ _KILLED = FATES.index("killed")
 _SIGNS = {"corrupt": "bad_digest", "non_finite": "non_finite"}  # the refusal that shows a fault
 
 
-@saved
 class FaultTable:
     """A fold. Needs the roster and the bookkeeper to take each block first."""
 

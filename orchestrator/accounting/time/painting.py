@@ -13,13 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.eventlog.block import Floats, Ints
-from outer.journal.saving import saved
 
 Interval = tuple[float, float]  # [start, stop), Unix seconds
 WANTED = 0  # the rank of the time that counts
 
 
-@saved
 class Spans(NamedTuple):
     """Intervals of learners' time, each with the rank of its category; arrays of [n]."""
 

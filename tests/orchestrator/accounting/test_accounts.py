@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from pickle import dumps
 from random import Random
 from typing import Any
 
@@ -32,7 +33,6 @@ from orchestrator.eventlog.facts import (
     LearnerRequested,
     LearnerStarted,
 )
-from outer.journal.saving import dump, load
 from outer.protocol.facts import Committed, LearnerFenced
 from tests.orchestrator.histories import BASE, END, Script, history, is_a, script
 from tests.orchestrator.order import canonical
@@ -52,20 +52,13 @@ class Folds:
         self.accounts.take(block)
         self.suite.take(block)
 
-    def again(self) -> Folds:
-        """The same, as loaded from its saved state."""
-        again = Folds()
-        again.accounts, again.suite = load(dump((self.accounts, self.suite)))
-        return again
 
-
-def folded(events: Log, cuts: Iterable[int] = (), saved: bool = False) -> Folds:
-    """The folds of a log in its order, cut into blocks at these places, and saved and loaded at each."""
+def folded(events: Log, cuts: Iterable[int] = ()) -> Folds:
+    """The folds of a log in its order, cut into blocks at these places."""
     folds = Folds()
     edges = sorted({0, len(events), *cuts})
     for start, stop in pairwise(edges):
         folds.take(events[start:stop], start)
-        folds = folds.again() if saved else folds
     return folds
 
 
@@ -93,28 +86,27 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
         assert one == (pytest.approx(other) if isinstance(one, float) else other), where
 
 
-# ------------------------------------------------------------------ blocks and saving
+# ------------------------------------------------------------------ blocks
 
 
 @pytest.mark.parametrize(
     ("profile", "seed"),
     [(profile, seed) for profile in ("calm", "membership", "storage", "joining", "lockstep") for seed in (1, 2)],
 )
-def test_blocks_and_saving_change_no_result_of_a_simulated_run(profile: str, seed: int) -> None:
+def test_blocks_change_no_result_of_a_simulated_run(profile: str, seed: int) -> None:
     events = simulated(seed, profile)
     rng = Random(seed)
     cuts = [rng.randrange(len(events)) for _ in range(20)]
     whole = told(folded(events))
     assert_same(told(folded(events, cuts)), whole)
-    assert_same(told(folded(events, cuts[:3], saved=True)), whole)
 
 
 @settings(max_examples=20)
-@given(st.lists(st.integers(1, 300), max_size=8), st.booleans())
-def test_blocks_and_saving_change_no_result_of_the_small_run(cuts: list[int], saved: bool) -> None:
+@given(st.lists(st.integers(1, 300), max_size=8))
+def test_blocks_change_no_result_of_the_small_run(cuts: list[int]) -> None:
     events = canonical(history())
     cuts = [cut for cut in cuts if cut < len(events)]
-    assert told(folded(events, cuts, saved)) == told(folded(events))
+    assert told(folded(events, cuts)) == told(folded(events))
 
 
 def test_results_midway_are_those_of_the_log_so_far_and_change_nothing() -> None:
@@ -168,7 +160,7 @@ def test_the_state_does_not_grow_with_the_log() -> None:
         timed = folds.suite._timed
         timed._versions, timed._made = timed._versions[:0], timed._made[:0]
         suite = folds.suite
-        sizes.append(len(dump((accounts, suite._liveness, suite._isolation, suite._timed))))
+        sizes.append(len(dumps((accounts, suite._liveness, suite._isolation, suite._timed))))
     assert sizes[1] < 1.1 * sizes[0]
     assert Accounts().roster.remains.maxlen == REMAINS
 

@@ -192,6 +192,56 @@ def test_facts_of_unknown_kinds_are_kept_and_counted(tmp_path: Path) -> None:
     assert joined(read.rest()) == [newer] and read.findings.unknown == 1
 
 
+class Watched(Folder):
+    """A folder that knows what was read of it, and fails now and then if it is told how often."""
+
+    def __init__(self, root: Path, fails: float = 0.0) -> None:
+        super().__init__(root)
+        self.reads: list[str] = []
+        self._fails, self._chance = fails, random.Random(1)
+
+    def read(self, name: str) -> bytes:
+        self.reads.append(name)
+        if self._chance.random() < self._fails:
+            raise OSError("out of reach")
+        return super().read(name)
+
+
+def test_a_store_that_fails_now_and_then_costs_no_row(tmp_path: Path) -> None:
+    write_log(tmp_path, EVENTS, 20, close=False)
+    store, found = Watched(tmp_path, fails=0.3), list[Event]()
+    follower, failures = LogReader(tmp_path, store), 0
+    while len(found) < len(EVENTS):
+        try:
+            for block in follower.rest():
+                assert block.start == len(found)
+                found += block.events()
+        except OSError:
+            failures += 1
+    assert found == EVENTS and failures > 3
+
+
+@pytest.mark.parametrize("hold_s", [0.0, 5.0])
+def test_a_follower_that_begins_late_reads_one_segment_after_the_other(tmp_path: Path, hold_s: float) -> None:
+    write_log(tmp_path, EVENTS, 20, close=False)
+    store = Watched(tmp_path)
+    ahead = [
+        sum(name.startswith("log/syncer/segments") for name in store.reads) - number
+        for number, _ in enumerate(LogReader(tmp_path, store, hold_s).poll())
+    ]
+    assert len(ahead) > 4 and max(ahead) <= 2
+
+
+def test_a_follower_that_stops_at_a_block_loses_none(tmp_path: Path) -> None:
+    write_log(tmp_path, EVENTS, 20, close=False)
+    one, found = LogReader(tmp_path), list[Event]()
+    for _ in range(len(EVENTS)):
+        for block in one.poll():
+            found += block.events()
+            break
+    assert found == EVENTS
+
+
 # ------------------------------------------------------------------ damage
 
 

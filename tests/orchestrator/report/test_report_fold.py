@@ -19,7 +19,6 @@ from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, F
 from orchestrator.report.fold import AUX_BINS, Auxiliary, ReportFold
 from orchestrator.report.participation import COLUMNS
 from orchestrator.report.series import KEPT, Ends, Series, Tally, Thinned
-from outer.journal.saving import dump, load
 from outer.protocol.facts import LearnerFenced, Refused
 from tests.orchestrator.histories import BASE, history, restarted
 from tests.orchestrator.report.test_report_data import blocks, data, folded
@@ -47,16 +46,6 @@ def plain(state: Any) -> Any:
 def test_however_the_log_is_cut_into_blocks_the_result_is_the_same(rows: int) -> None:
     events = restarted(history())
     assert plain(folded(blocks(events, rows))) == plain(folded(blocks(events)))
-
-
-def test_a_saved_fold_goes_on_as_it_was() -> None:
-    accounts = Accounts()
-    folds: list[Any] = [accounts, ReportFold(accounts)]
-    for block in blocks(restarted(history()), 100):
-        drive(folds, [block])
-        folds = load(dump(folds))
-    assert plain(folds[1]) == plain(folded(blocks(restarted(history()))))
-    assert [*folds[1].accounts.roster.table] == [*folds[0].roster.table]
 
 
 def size(state: Any) -> int:

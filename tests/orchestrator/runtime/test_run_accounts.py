@@ -9,18 +9,13 @@ import pytest
 
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.reader import LogReader, intact, read_run
+from orchestrator.eventlog.reader import LogReader, read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import load, template
-from orchestrator.report.data import collect
-from orchestrator.report.markdown import markdown
-from orchestrator.report.render import Contents, contents_of
-from orchestrator.report.sections import sections
 from orchestrator.runtime import run_accounts
-from orchestrator.runtime.run_accounts import STATE_FILE, RunAccounts, contents_now
+from orchestrator.runtime.run_accounts import RunAccounts
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
-from outer.protocol.manifest import code_digest
 from tests.orchestrator.eventlog.logs import journal, of_syncer, write, write_log
 from tests.orchestrator.eventlog.test_reader import EVENTS
 from tests.waiting import until
@@ -42,8 +37,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return load(path, [])
 
 
-def accounts(root: Path, recipe: Recipe, code: str = "code") -> RunAccounts:
-    return RunAccounts(recipe, RunStore(root), Folder(root), code)
+def accounts(root: Path, recipe: Recipe) -> RunAccounts:
+    return RunAccounts(recipe, RunStore(root), Folder(root))
 
 
 def expected(root: Path, recipe: Recipe) -> dict[str, Any]:
@@ -61,45 +56,11 @@ def test_a_log_that_is_followed_as_it_grows_gives_the_summary_of_the_whole(tmp_p
     assert RunStore(tmp_path).read_json("summary.json") == summary
 
 
-@pytest.mark.parametrize("kept", ["whole", "damaged", "of other sources", "of another log"])
-def test_a_run_that_goes_on_continues_from_the_saved_state_or_reads_all_of_it(
-    tmp_path: Path, recipe: Recipe, kept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_orchestrator_reads_the_whole_log_and_gives_its_summary(tmp_path: Path, recipe: Recipe) -> None:
     write_log(tmp_path, EVENTS[:CUT], close=False)
     accounts(tmp_path, recipe).finish()
-    if kept == "of another log":
-        write_log(tmp_path / "other", EVENTS[:CUT], close=False)
-        accounts(tmp_path / "other", recipe).finish()
-        (tmp_path / "other" / STATE_FILE).replace(tmp_path / STATE_FILE)
-    if kept == "damaged":
-        RunStore(tmp_path).write_bytes(STATE_FILE, b"damaged")
     write(journal(Folder(tmp_path), 2), of_syncer(EVENTS[CUT:]))
-    taken: list[int] = []
-    take = run_accounts.Folds.take
-
-    def counted(folds: Any, block: Any) -> None:
-        taken.append(block.start)
-        take(folds, block)
-
-    monkeypatch.setattr(run_accounts.Folds, "take", counted)
-    summary = accounts(tmp_path, recipe, "other" if kept == "of other sources" else "code").finish()
-    assert summary == expected(tmp_path, recipe)
-    assert min(taken) == (CUT if kept == "whole" else 0)
-
-
-def test_the_report_goes_on_from_the_saved_state_and_is_that_of_the_whole_log(tmp_path: Path, recipe: Recipe) -> None:
-    write_log(tmp_path, EVENTS[:CUT], close=False)
-    store = RunStore(tmp_path)
-    assert contents_now(store) is None
-    accounts(tmp_path, recipe, code_digest()).finish()
-    write(journal(Folder(tmp_path), 2), of_syncer(EVENTS[CUT:]))
-    told = contents_now(store)
-    assert told is not None and text(told) == text(contents_of(intact(tmp_path), ""))
-
-
-def text(contents: Contents) -> str:
-    data = collect(contents.fold, {}, contents.summary, contents.verdicts)
-    return markdown(contents.summary, sections(data, ""))
+    assert accounts(tmp_path, recipe).finish() == expected(tmp_path, recipe)
 
 
 def test_a_fold_that_fails_on_the_way_costs_the_run_nothing(

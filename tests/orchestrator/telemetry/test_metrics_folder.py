@@ -6,17 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from orchestrator.accounting.books import settle
 from orchestrator.eventlog.reader import LogReader
 from orchestrator.runtime import metrics_actor
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Buckets, Sample
-from orchestrator.telemetry.exposition import Exposition, exposition_of
-from orchestrator.telemetry.fold import metrics_of
-from orchestrator.telemetry.published import FILE, all_samples, package_version, publish
-from orchestrator.telemetry.run_samples import RunSamples
+from orchestrator.telemetry.run_samples import FILE, RunSamples, all_samples, publish
 from outer.protocol.facts import Refused, StepOpened
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import history, inserted, is_a
@@ -118,37 +114,8 @@ def test_of_very_many_observations_rays_histogram_gets_some(monkeypatch: pytest.
         assert made[name].values["demo",] == told
 
 
-def test_the_text_is_what_prometheus_reads_and_a_second_reader_finds_the_same(tmp_path: Path) -> None:
-    store, events = RunStore(tmp_path), history()
-    write_log(tmp_path, events)
-    store.write_json("status.json", STATUS)
-    texts = [exposition_of(store, "demo", "fp32").text()]
-    log = LogReader(tmp_path)
-    publish(store, metrics_of(log.rest(), "fp32", package_version()), log)
-    texts.append(exposition_of(store, "demo", "fp32").text())
-    families = [{family.name: family for family in text_string_to_metric_families(text)} for text in texts]
-    assert {name.removesuffix("_total") for name in CATALOG} == families[0].keys()
-    for name in families[0].keys() - {"diloco_store_free_bytes"}:
-        assert families[0][name].samples == families[1][name].samples
-    processed = sum(sample.value for sample in families[0]["diloco_tokens_processed"].samples)
-    assert processed == settle(events).processed
-    assert all(sample.labels["run"] == "demo" for family in families[0].values() for sample in family.samples)
-
-
-def test_a_histogram_has_its_buckets() -> None:
-    name = "diloco_step_duration_seconds"
-    counts = Buckets([0] * (len(CATALOG[name].buckets) + 1), 500.32)
-    for bucket in (1, 5, -1):
-        counts.counts[bucket] += 1
-    exposition = Exposition("demo", [Sample(name, counts, {"pool": "p"})])
-    told = {row["labels"]["le"]: row["value"] for row in exposition.samples() if row["name"] == f"{name}_bucket"}
-    assert (told["0.01"], told["0.025"], told["0.5"], told["+Inf"]) == (0, 1, 2, 3)
-    assert f'{name}_sum{{pool="p",run="demo"}} 500.32' in exposition.text()
-
-
 def test_a_label_that_is_no_text_is_shown(tmp_path: Path) -> None:
     refused = Refused("\ud800", 1, "contribution", "late", 6, 1)
     store, events = RunStore(tmp_path), inserted(history(), is_a(StepOpened, syncer_step=6), refused)
     publish(store, folded(events), LogReader(tmp_path))
-    text = Exposition("demo", RunSamples(store).look()).text()
-    assert 'diloco_refusals_total{learner="?",reason="late",run="demo"} 1.0' in text
+    assert totals(RunSamples(store).look())[key("diloco_refusals_total", learner="?", reason="late")] == 1
