@@ -22,7 +22,6 @@ from outer.alarm import Alarm
 from outer.bulk import Bulk, Fetched
 from outer.epoch import Facts
 from outer.first_values import Make
-from outer.journal.object_store import Objects
 from outer.journal.recovery_sources import RecoverySources
 from outer.journal.segmenter import Segmented
 from outer.journal.writer import JournalWriter
@@ -71,7 +70,7 @@ class SyncerActor:
         self._spec = spec
         self._log = LogFeed(spec.epoch)
         self._journal = JournalWriter(
-            spec.journal or spec.store,
+            spec.store,
             spec.epoch,
             spec.sync.fragments,
             lambda sequence: self._drive(events_effects.Durable(sequence)),
@@ -80,7 +79,6 @@ class SyncerActor:
             persistent=spec.persistent,
             recorded=self._log.recorded,
             segmenter=spec.segmenter,
-            volatile=spec.durability == "replica",
             apart=spec.shards > 1,
         )
         port = Bulk if spec.shards == 1 else Shards
@@ -151,10 +149,6 @@ class SyncerActor:
     async def kept(self, identifier: int, deadline_s: float) -> dict[str, Any]:
         """See Snapshots.write."""
         return await self._snapshots.write(identifier, deadline_s)
-
-    async def move(self, journal: Objects) -> None:
-        """Write the journal to another store from now on."""
-        await self._journal.move(journal)
 
     async def stop(self, reason: str) -> None:
         await self._goes_on()

@@ -109,8 +109,7 @@ async def tidy(spec: SyncerSpec, begun: Begun, bulk: Bulk | Shards) -> None:
         if not spec.begun:
             await bulk.save_first_values()
             await loop.run_in_executor(None, first_values.finish, spec.store, spec.epoch, begun.layout)
-        for store in (spec.store, *([] if spec.journal is None else [spec.journal])):
-            await loop.run_in_executor(None, values.sweep, store, spec.epoch, begun.values)
+        await loop.run_in_executor(None, values.sweep, spec.store, spec.epoch, begun.values)
 
 
 def _lacking(spec: SyncerSpec, opened: Opened) -> str:

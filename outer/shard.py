@@ -76,7 +76,7 @@ class ShardActor:
         os.environ["JAX_PLATFORMS"] = "cpu"  # Bulk.begin starts JAX
         self._spec, self._shard = spec, shard
         self._bulk = Bulk(spec, make, shard=shard)
-        self._values = spec.journal or spec.store
+        self._values = spec.store
         self._loaded: dict[int, Value] = {}  # until they are in force
         self._stored: dict[int, list[Stored]] = {}  # by fragment, oldest first: the newest value and the one before
         self._pending: dict[int, _Pending] = {}

@@ -28,7 +28,6 @@ class SyncerSpec:
     code: str  # digest of the sources that the run was started with
     store: Objects  # where journal and checkpoints are
     durability: str = "journal"
-    journal: Objects | None = None  # where the journal is, if not there
     segmenter: Segmenter | None = None  # makes segments of the log from the journal's groups
     region: str = ""  # the syncer's, if the recipe says so; else that of its node
     begun: int = 0  # the epoch that started the run, or resumed it, and saved its first values; 0: this one does

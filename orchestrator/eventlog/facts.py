@@ -63,14 +63,6 @@ class SyncerLost:
 
 
 @dataclass(frozen=True)
-class ReplicaLost:
-    """The process with the second copy of all commits is gone; commits wait until another one has them."""
-
-    replica: int
-    detail: str
-
-
-@dataclass(frozen=True)
 class CheckpointWritten:
     """A checkpoint is complete; a run can resume from it."""
 
@@ -187,7 +179,6 @@ ClusterFact = (
     | LearnerStarted
     | LearnerLost
     | SyncerLost
-    | ReplicaLost
     | CheckpointWritten
     | CheckpointFailed
     | RunResumed

@@ -206,10 +206,10 @@ class ChaosConfig(Section):
 class DurabilityConfig(Section):
     """Where commits and checkpoints are kept, and which losses they survive."""
 
-    mode: Literal["journal", "replica", "checkpoint"] = Field(
+    mode: Literal["journal", "checkpoint"] = Field(
         "journal",
-        description="what an announced commit survives. journal: all that its store survives; replica: the loss of one "
-        "of two nodes, without writing; checkpoint: nothing newer than the last checkpoint",
+        description="what an announced commit survives. journal: all that its store survives; checkpoint: nothing "
+        "newer than the last checkpoint",
     )
     store: str | None = Field(
         None, description="of journal and checkpoints: a folder or URI, e.g. s3://BUCKET/RUN; default: the run's folder"

@@ -113,12 +113,6 @@ def _alpha(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-@_reads("run.shards", "durability")
-def _shards(recipe: Recipe) -> Iterator[Problem]:
-    if (shards := recipe.run.shards) > 1 and recipe.durability.mode == "replica":
-        yield Problem("run.shards", shards, 'cannot be with durability.mode = "replica"', "give 1, or another mode")
-
-
 @_reads("run.hang_s", "run.unreachable_s")
 def _patience(recipe: Recipe) -> Iterator[Problem]:
     given, least = recipe.run.unreachable_s, recipe.run.hang_s

@@ -260,8 +260,6 @@ class OrchestratorActor:
                 faults = "; ".join(f"{name}: {fault}" for name, fault in every.items() if fault) or "none"
                 raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
             self._learners.watch(self._view["learners"] if served else ())
-            if served:
-                await self._syncer.keep_replica()
             if served and self._view["running_s"] is not None:
                 self._checkpoints.start_if_due(object_of(self._store, REQUEST_FILE))
                 fresh = self._store.granted("incarnation", NAME) == 1
@@ -347,7 +345,7 @@ class OrchestratorActor:
         """End every actor of the run except this one, and give their places back."""
         handles = self._learners.handles
         if self._syncer is not None:
-            handles += [self._syncer.handle, self._syncer.replica]
+            handles.append(self._syncer.handle)
         names = {"chaos", self._evaluations.name} | {
             agent_name(node["NodeID"]) for node in ray.nodes() if node["Alive"]
         }
@@ -372,8 +370,7 @@ class OrchestratorActor:
     def _syncer_status(self) -> dict[str, Any]:
         if self._syncer is None:
             return {}
-        replica = {"replica": self._syncer.replica_info}
-        return {**self._syncer.info, **replica, "epoch": self._syncer.epoch, "down_s": self._syncer.down_s}
+        return {**self._syncer.info, "epoch": self._syncer.epoch, "down_s": self._syncer.down_s}
 
     def _write_status(self) -> None:
         learners = self._learners

@@ -304,8 +304,6 @@ def use_auth_settings() -> None:
 def logical_cpus(recipe: Recipe) -> int:
     """The CPUs that the recipe's actors need, with those of chaos, the node agent and the metrics."""
     asked = sum(pool.unit_resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
-    if recipe.durability.mode == "replica":
-        asked += syncer_manager.REPLICA_CPUS
     if recipe.run.shards > 1:
         asked += recipe.run.shards * SHARD_CPUS
     asked += recipe.eval.resources.get("CPU", 0.0)

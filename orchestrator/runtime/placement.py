@@ -178,17 +178,6 @@ def control(labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
     return {"label_selector": dict(labels)} if labels and not anywhere else {}
 
 
-def apart_from(node: str | None, labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
-    """Actor options for another living node, in another region if there is one; else the same as `control`."""
-    others = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] != node]
-    here = next((each["Labels"].get("region") for each in ray.nodes() if each["NodeID"] == node), None)
-    fit = [each for each in others if labels.items() <= each["Labels"].items()]
-    fit.sort(key=lambda each: (each["Labels"].get("region") == here, each["NodeID"]))
-    if anywhere or node is None or not fit:
-        return control(labels, anywhere)
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=fit[0]["NodeID"], soft=True)}
-
-
 def admit(labels: Mapping[str, str]) -> None:
     """Raise InputError if no living node has these labels: the run's own actors would wait for ever."""
     if why := misses(labels, _living()):

@@ -6,7 +6,6 @@ A new epoch opens the journal, which fences the epoch before, whether that one i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,15 +14,14 @@ from typing import Any
 import ray
 
 from learners.training.initial_state import InitialState
-from orchestrator.eventlog.facts import ReplicaLost, SyncerLost
+from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.eventlog.reader import LogReader, records
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.placement import RunPlacement, apart_from, control, named, syncer_name
+from orchestrator.runtime.placement import RunPlacement, control, named, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.store import checkpoints
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
-from outer.journal.actor import Replica, ReplicaActor
 from outer.journal.rebuild import replay_log
 from outer.journal.record_codec import encode_replay
 from outer.journal.recovery_sources import Incomplete, RecoverySources
@@ -33,7 +31,7 @@ from outer.protocol.fragments import Fragment
 from outer.shards import gathered
 from outer.spec import SyncerSpec
 
-SYNCER_CPUS, REPLICA_CPUS = 0.5, 0.2
+SYNCER_CPUS = 0.5
 SYNCER_START_S = 120.0
 START_ATTEMPTS_MAX = 5  # epochs in a row that fail to start before the run fails
 BACKOFF_S, PAUSE_S = 0.5, 0.05
@@ -69,10 +67,6 @@ class SyncerManager:
         self._serving = asyncio.Event()
         self._down_since: float | None = None
         self._starting: asyncio.Task[None] | None = None
-        self.replica_info: Mapping[str, Any] | None = None  # pid and node of the replica
-        self._replica: Any = None
-        self._replicas = 0  # its number
-        self._moving: asyncio.Task[None] | None = None
         self._closed = False
 
     # -------------------------------------------------------------- calls
@@ -155,42 +149,8 @@ class SyncerManager:
         return self._handle
 
     @property
-    def replica(self) -> Any:
-        """The replica's handle, if commits are kept in one."""
-        return self._replica
-
-    @property
     def epoch(self) -> int:
         return self._spec.epoch
-
-    # -------------------------------------------------------------- the replica
-
-    async def keep_replica(self) -> None:
-        """Replace the replica if it has died. The orchestrator calls this at each look."""
-        if self._recipe.durability.mode != "replica" or (self._moving is not None and not self._moving.done()):
-            return
-        if self._moving is not None:
-            moving, self._moving = self._moving, None
-            moving.result()
-        if not self._serving.is_set():
-            return
-        try:
-            self.replica_info = await within(self._recipe.run.syncer_lease_s, self._replica.identify.remote())
-        except (TimeoutError, ray.exceptions.RayError) as error:
-            self._emit(ReplicaLost(self._replicas, gist(error) or type(error).__name__))
-            ray.kill(self._replica)
-            self._replica = self._another_replica()
-            self._moving = asyncio.create_task(self._move_journal())
-
-    async def _move_journal(self) -> None:
-        await self.call("move", Replica(self._replica), patience_s=SYNCER_START_S, call_s=SYNCER_START_S)
-
-    def _another_replica(self) -> Any:
-        """On another node than the syncer's, in another region if there is one."""
-        self._replicas = self._store.grant("incarnation", "replica")
-        options = named(f"replica.{self._replicas}", self._placement.namespace, REPLICA_CPUS)
-        options |= apart_from(self.info.get("node"), self._recipe.run.control, anywhere=self._placement.local)
-        return ray.remote(ReplicaActor).options(**options).remote()
 
     # -------------------------------------------------------------- epochs
 
@@ -205,9 +165,6 @@ class SyncerManager:
             ray.kill(handle)  # it may be frozen, and its shards alive
             return False
         self._handle, self._spec = handle, replace(self._spec, epoch=epoch, begun=self.info["begun"])
-        self._replicas = self._store.granted("incarnation", "replica")
-        with contextlib.suppress(ValueError):
-            self._replica = ray.get_actor(f"replica.{self._replicas}", self._placement.namespace)
         self._serving.set()
         return True
 
@@ -219,10 +176,6 @@ class SyncerManager:
     def _create(self, sources: RecoverySources | None = None) -> Any:
         """The actor of the next epoch. Its constructor opens the journal."""
         epoch = self._store.grant("epoch", "syncer")
-        if self._recipe.durability.mode == "replica":
-            if self._replica is None:
-                self._replica = self._another_replica()
-            self._spec = replace(self._spec, journal=Replica(self._replica))
         recipe = self._recipe
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         options = named(syncer_name(epoch), self._placement.namespace, SYNCER_CPUS)

@@ -119,7 +119,6 @@ def model(
             "mode": recipe.durability.mode,
             "journal": view.get("journal"),
             "checkpoint": about.checkpoint,
-            "replica": syncer.get("replica"),
         },
         "orchestrator": {"pid": about.pid},
         "written_at": about.written_at,

@@ -71,12 +71,10 @@ class StoredJournal:
         fragments: int,
         persistent: bool = True,
         segmenter: Segmenter | None = None,
-        volatile: bool = False,
         apart: bool = False,
     ) -> None:
-        """`persistent`: False for a journal without values; `apart`: for one whose values others read. `volatile`: the
-        store may vanish, and another journal must then take over the facts that `segmenter` has not seen."""
-        self._persistent, self._segmenter, self._volatile, self._apart = persistent, segmenter, volatile, apart
+        """`persistent`: False for a journal without values; `apart`: for one whose values others read."""
+        self._persistent, self._segmenter, self._apart = persistent, segmenter, apart
         self.bytes_written = self.groups_written = 0
         self._store, self._folder, self._epoch = store, folder, epoch
         self._chain = Chain(store, folder, "")
@@ -90,7 +88,6 @@ class StoredJournal:
         self._newest_at: dict[int, tuple[int, str]] = {}
         self._opening = Link()  # this epoch's
         self._removable: set[int] = set()  # existing positions
-        self._held: deque[Group] = deque()  # what `copy_from` takes, if the store is volatile
         self._sizes: deque[tuple[int, int]] = deque()  # (position, bytes) of this epoch's groups that are in no segment
         self._inherited = False  # whether earlier epochs left facts that are in no segment
         self._since_snapshot = 0
@@ -105,8 +102,8 @@ class StoredJournal:
 
     # -------------------------------------------------------------- opening
 
-    def open(self, known: Segmented | None = None) -> Opened:
-        """Read everything that earlier epochs made durable, and fence them. `known`: segments that the log has.
+    def open(self) -> Opened:
+        """Read everything that earlier epochs made durable, and fence them.
 
         Raises StaleEpoch if a newer epoch has opened; Unconditional for a store without conditional creation; OSError.
         """
@@ -121,7 +118,7 @@ class StoredJournal:
             if past.chain:
                 newest = past.chain[0]
                 self._after, self._before, self.rows = newest.position, newest.seal, newest.next_row
-            self._count_segments(past, known or Segmented())
+            self._count_segments(past)
             begins = not any(group.header.get("format") == FORMAT for group in past.chain)
             header = {"kind": OPENING, "nonce": uuid.uuid4().hex, "damage": past.damage, "begins": begins}
             try:
@@ -141,8 +138,9 @@ class StoredJournal:
                 self._store.create(f"{self._folder}/{IDENTITY}", identity_object(uuid.uuid4().hex))
         return identity(self._store, self._folder) or ""  # "": the identity and all groups are damaged
 
-    def _count_segments(self, past: History, known: Segmented) -> None:
+    def _count_segments(self, past: History) -> None:
         """How far segments go. They may hold facts of groups that were damaged since."""
+        known = Segmented()
         if past.chain and (values := past.chain[-1].header.get("segmented")):
             known = Segmented(**values | {"writers": tuple(map(tuple, values["writers"]))})
         self.segmented = known if self._segmenter is None else self._segmenter.newest(known)
@@ -265,17 +263,6 @@ class StoredJournal:
         self._newest_at = dict.fromkeys(kept, (self._after, self._before))
         return copy.deepcopy(replay.found)
 
-    def copy_from(self, other: StoredJournal) -> None:
-        """Start over from everything durable in another journal of the same epoch. Raises as `write` does.
-
-        Its facts that are in no segment come along. Their values do not: `seed` has the newest.
-        """
-        for group in other._held:
-            items = [item | {"arrays": 0} if isinstance(item, dict) else item for item in group.header["items"]]
-            self._put({"kind": FACTS, "items": items, "fields": group.header["fields"], "rows": group.rows}, [])
-        self._recorder = Recorder(other._recorder.state())
-        self.seed(copy.deepcopy(other._replay), other._values)
-
     def cut(self) -> Cut:
         """Everything that is durable now. Call it in the writing thread."""
         return Cut(record_codec.encode_replay(self._replay), dict(self._values))
@@ -344,8 +331,6 @@ class StoredJournal:
         self.segmented = self._segmenter.write(self.run, waiting, known, damage)
         self._inherited = False
         last = self.segmented.link(self.run).position
-        while self._held and self._held[0].position <= last:
-            self._held.popleft()
         while self._sizes and self._sizes[0][0] <= last:
             self._sizes.popleft()
 
@@ -376,13 +361,15 @@ class StoredJournal:
             if removed or (unsure and self._exists(self._next + 1)):  # a later one opened behind an earlier attempt
                 raise FileExistsError(name)
         self._unsure = False
-        group = Group(self._next, {**header, "row": self.rows}, [], seal)
-        if self._volatile and header["kind"] == FACTS:
-            self._held.append(group)
         size = sum(map(len, parts))
         self._removable.add(self._next)
         self._sizes.append((self._next, size))
-        self._after, self._next, self._before, self.rows = self._next, self._next + 1, seal, group.next_row
+        self._after, self._next, self._before, self.rows = (
+            self._next,
+            self._next + 1,
+            seal,
+            self.rows + int(header.get("rows", 0)),
+        )
         self.bytes_written += size
         self.groups_written += 1
 

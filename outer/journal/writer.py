@@ -21,7 +21,7 @@ from outer.protocol.recorder import Numbered, Run
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
 FOLDER = "journal"
-FLUSH_S, FLUSH_REMOTE_S = 0.25, 1.0  # for which facts may wait: on a disk or in a replica; where requests are dear
+FLUSH_S, FLUSH_REMOTE_S = 0.25, 1.0  # for which facts may wait: on a disk; where requests are dear
 WAITING_FACTS_MAX = 2**17  # then `full`: learners keep theirs. Also of the syncer's own; then the epoch ends
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
 
@@ -40,16 +40,14 @@ class JournalWriter:
         persistent: bool = True,
         recorded: Callable[[Sequence[Run]], None] = lambda _: None,
         segmenter: Segmenter | None = None,
-        volatile: bool = False,
         apart: bool = False,
     ) -> None:
         """`recorded(runs)`: these facts are durable. `durable(n)`: all entries up to sequence n are; said after it.
 
         `deposed(reason)`: a newer epoch has opened. `reach(name)` is called at "journaling" and "journaled".
-        `persistent`, `segmenter`, `volatile`, `apart`: as for StoredJournal.
+        `persistent`, `segmenter`, `apart`: as for StoredJournal.
         """
-        self._arguments = (FOLDER, epoch, fragments, persistent, segmenter, volatile, apart)
-        self._journal = StoredJournal(store, *self._arguments)
+        self._journal = StoredJournal(store, FOLDER, epoch, fragments, persistent, segmenter, apart)
         self._durable, self._deposed, self._reach, self._recorded = durable, deposed, reach, recorded
         self._executor = ThreadPoolExecutor(1, "journal")
         self._upkeep_executor = ThreadPoolExecutor(1, "segments")
@@ -89,28 +87,6 @@ class JournalWriter:
     def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
         """As StoredJournal.seed. Call it after `open`."""
         return self._journal.seed(replay, values)
-
-    async def move(self, store: Objects) -> None:
-        """Continue in another store, starting with everything durable so far. Raises as StoredJournal.open."""
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._upkeep_executor, lambda: None)  # what was under way there is over
-        await loop.run_in_executor(self._executor, self._open_in, store)
-
-    def _open_in(self, store: Objects) -> None:
-        journal = StoredJournal(store, *self._arguments)
-        journal.open(self._journal.segmented)
-        journal.copy_from(self._journal)
-        self._journal = journal
-
-    # Looked up at each call: after `move`, waiting items go to the new journal.
-
-    def _put(self, items: Sequence[Item]) -> None:
-        self._journal.write(items)
-
-    def _compact(self) -> list[int]:
-        return self._journal.compact()
 
     def append(self, entry: Entry, arrays: Arrays, number: int, at: float, stored: Stored | None = None) -> None:
         """Make a record durable, as the syncer's fact of this number and time; `durable` reports it."""
@@ -192,7 +168,7 @@ class JournalWriter:
                     self._timer = None
                 await self._write_group(items)
                 if self._journal.needs_compaction:
-                    self._keep_up(await self._persist(self._executor, self._compact))
+                    self._keep_up(await self._persist(self._executor, self._journal.compact))
         except StaleEpoch as error:
             self._deposed(str(error))
         except Exception as error:  # no one awaits this task; `view` has to say why nothing commits
@@ -206,7 +182,7 @@ class JournalWriter:
         if logged:
             self._reach("journaling")
         began = time.monotonic()
-        await self._persist(self._executor, self._put, items)
+        await self._persist(self._executor, self._journal.write, items)
         self._write_s = time.monotonic() - began
         for item in items:
             facts = 1 if isinstance(item, Logged) else len(item.facts)

@@ -21,7 +21,7 @@ class SyncerStarted:
     read_timeout_s: float = 0.0  # 0 here and below: an older log without this field
     lease_s: float = 0.0  # the shortest lease of a stepping learner
     ahead_s: float = 0.0  # seconds of stepping for which learners hold samples ahead
-    durability: str = ""  # journal | replica | checkpoint
+    durability: str = ""  # journal | checkpoint
     base_window: int = 0  # rounds that a contribution's base may be behind
     weights: str = "paper"  # as in the recipe: sync.weights
     codec: str = field(default="", repr=False)  # sync.codec

@@ -190,7 +190,7 @@ def test_the_readmes_recipe_is_a_whole_recipe() -> None:
 
 LISTS = [
     (test_the_table_of_checks_names_every_check_and_no_other, "docs/run-folder.md", "`log.seal`", "`log.sealed`"),
-    (test_the_table_of_facts_names_every_kind_and_no_other, "docs/run-folder.md", "`ReplicaLost`, ", ""),
+    (test_the_table_of_facts_names_every_kind_and_no_other, "docs/run-folder.md", "`SyncerLost`, ", ""),
     (test_the_table_of_faults_names_every_kind_and_no_other, "docs/run-folder.md", "|`link`|", "|`cable`|"),
     (test_the_simulator_page_names_every_fault_every_profile_and_every_check, "docs/simulation.md", "`zombie`", "it"),
     (test_the_simulator_page_names_every_fault_every_profile_and_every_check, "docs/simulation.md", "`calm`", "it"),

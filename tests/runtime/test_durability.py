@@ -14,7 +14,6 @@ from orchestrator.eventlog.facts import (
     FaultInjected,
     LearnerRequested,
     OrchestratorFollowed,
-    ReplicaLost,
     SyncerLost,
 )
 from orchestrator.recipe.config import SYNCER
@@ -116,25 +115,3 @@ def test_without_its_journal_the_syncer_is_rebuilt_from_what_the_learners_hold_a
     assert max(last.fact.versions) >= 40 and last.fact.tokens_committed == 0, "what was in no segment went with it"
     assert {fact.writer for fact in result.facts(FactsLost)} >= {f"learner-t-{number}" for number in range(3)}
     assert [e for e in result.of(Committed) if e.at > last.at and e.fact.epoch == last.fact.epoch]
-
-
-def test_commits_outlive_the_syncer_in_a_replica_and_the_replica_in_the_syncer(run):
-    struck = []
-
-    def strike(status):
-        step, replica = status["run"]["syncer_step"], status["durability"]["replica"]
-        if step >= 30 and not struck:
-            struck.append(status["syncer"]["pid"])
-        elif step >= 80 and len(struck) == 1 and replica:
-            struck.append(replica["pid"])
-        elif step >= 130 and len(struck) == 2:
-            struck.append(status["syncer"]["pid"])
-        else:
-            return
-        kill(struck[-1])
-
-    result = run("replica", strike, budget={"syncer_steps": 200}, durability={"mode": "replica"})
-    assert_kept(result)
-    assert len(struck) == 3 and len(result.facts(SyncerLost)) == 2 and len(result.facts(ReplicaLost)) == 1
-    assert result.facts(StateRebuilt) == []
-    assert not (result.folder / "journal").exists()

@@ -149,7 +149,6 @@ def _syncer(recipe: Recipe, shared_store: bool, failover_s: float) -> Iterator[F
     lease, durability = recipe.run.syncer_lease_s, recipe.durability
     kept = {
         "journal": "from the journal, so no commit is lost",
-        "replica": "from the replica's memory, so no commit is lost",
         "checkpoint": "from the newest checkpoint and the newer fragments that learners hold; the outer momentum since "
         "then is lost",
     }[durability.mode]

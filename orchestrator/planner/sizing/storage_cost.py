@@ -23,7 +23,7 @@ class Mode:
     mode: str
     commit_bytes: float  # of a commit on average, before it is announced
     per_second_bytes: float | None
-    held_bytes: int  # at most, in the store or the replica's memory
+    held_bytes: int  # at most, in the store
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ def storage_cost(
         mode=config.mode,
         modes=(
             Mode("journal", mean, second, held),
-            Mode("replica", mean, second, held),
             Mode("checkpoint", 0.0, None if step_s is None else 0.0, 0),
         ),
         fragment_bytes_max=max(sizes),

@@ -239,7 +239,7 @@ def test_what_the_syncer_takes_with_it_follows_from_durability_and_store() -> No
     rare = planned(recipe(durability={"mode": "checkpoint", "every_s": 90}))
     assert "up to 90 s of commits" in row(rare, "everything").words
     assert row(rare, "the store").commits_go_on
-    assert "all is lost" in row(planned(recipe(durability={"mode": "replica", "every_s": 0})), "everything").words
+    assert "all is lost" in row(planned(recipe(durability={"mode": "checkpoint", "every_s": 0})), "everything").words
 
 
 # ------------------------------------------------------------------ the recommendation

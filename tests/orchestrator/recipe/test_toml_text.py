@@ -220,12 +220,10 @@ def test_contradictions_hidden_behind_wrong_fields_are_found_too() -> None:
     }
 
 
-def test_shards_need_fragments_to_hold_and_a_store_that_stays() -> None:
+def test_shards_need_fragments_to_hold() -> None:
     assert list(problems("run.shards=13")) == ["run.shards"], "12 fragments"
     assert list(problems("run.shards=13", "sync.P=")) == ["run.shards"], "P has its default"
-    assert list(problems("run.shards=2", "durability.mode=replica")) == ["run.shards"]
     assert load(LOCAL, ["run.shards=12"]).run.shards == 12
-    assert load(LOCAL, ["run.shards=1", "durability.mode=replica"]).run.shards == 1
 
 
 def test_a_default_in_place_of_a_refused_value_is_never_complained_of() -> None:

@@ -226,25 +226,6 @@ def test_a_journal_without_values_keeps_records_and_facts(tmp_path: Path) -> Non
     assert all(path.stat().st_size < 4096 for path in (tmp_path / "journal").glob("0*"))
 
 
-def test_a_journal_moves_with_the_facts_that_are_in_no_segment(tmp_path: Path) -> None:
-    segments = Segments()
-    one = journal(tmp_path / "one", 1, segments, volatile=True)
-    one.open()
-    for number in range(25):
-        one.write([run("a", 1, number, opened(number)), committed(number, number)])
-        keep_up(one)
-    assert 0 < one.segmented.rows < one.rows
-    other = journal(tmp_path / "other", 1, segments, volatile=True)
-    other.open(one.segmented)
-    other.copy_from(one)
-    other.write([run("a", 1, 25, opened(25))])
-    other.finish()
-    told = [item[2] if isinstance(item, list) else item["number"] for item in segments.rows]
-    assert told == [number for pair in zip(range(25), range(25), strict=True) for number in pair] + [25]
-    later = journal(tmp_path / "other", 2, segments).open()
-    assert later.values[0].version == 25 and later.writers == [["a", 1, 25], ["syncer", 1, 24]]
-
-
 def test_a_record_is_in_the_log_where_it_was_appended_among_the_facts(tmp_path: Path) -> None:
     segments = Segments()
     made = journal(tmp_path, 1, segments)
