@@ -14,8 +14,6 @@ import psutil
 import typer
 from rich.console import Console
 
-from orchestrator.cli import advised_plan
-from orchestrator.cli import calibrate as calibration
 from orchestrator.cli.errors import UNFIT, apart, reported
 from orchestrator.cli.options import AsJson, NewName, Overrides, RunDir
 from orchestrator.cli.recipes import prepare, store_of
@@ -25,7 +23,6 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RunStore
 
-TRIALS = 40
 STEP_S_MOST = 86_400.0
 # File systems that several hosts can mount; FUSE's are named fuse.WHAT.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse.")
@@ -33,9 +30,7 @@ NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "g
 
 def plan(
     context: typer.Context,
-    recipe: Annotated[
-        Path | None, typer.Argument(help="A TOML file, as for diloco run [with --calibrate: that run's own].")
-    ] = None,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
     name: NewName = None,
     run_dir: RunDir = None,
     address: Annotated[
@@ -56,22 +51,10 @@ def plan(
         float | None,
         typer.Option("--step-seconds", help="Length of a learner's step [fleet.step_s]: traffic in bit/s too."),
     ] = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option("--calibrate", metavar="RUN_DIR", help="Take durations from a finished run, or a saved file."),
-    ] = None,
-    save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Save what --calibrate measures.")] = None,
-    trials: Annotated[
-        int,
-        typer.Option("--trials", min=0, max=10_000, help="Random trials of the forecast; 0: no forecast."),
-    ] = TRIALS,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run needs, sends and survives, and whether it fits; exit code 6 if not."""
-    if recipe is None and calibrate is None:
-        raise typer.BadParameter("Missing argument 'RECIPE': give one, or --calibrate RUN_DIR", ctx=context)
     with reported(as_json):
-        recipe = recipe or calibration.needed(calibrate)
         named = [] if name is None else [f"name={json.dumps(name)}"]
         with apart(as_json):
             resolved = prepare(recipe, [*(overrides or []), *named])
@@ -83,41 +66,17 @@ def plan(
             raise InputError([Problem("--step-seconds", step_seconds, words, "leave it out if unknown")])
         from orchestrator.planner import plan as planner
 
-        told = calibration.of(calibrate, save, resolved, shapes)
-        step_given = step_seconds
-        step_seconds = step_seconds or (calibration.step_seconds(told, resolved) if told else None)
-        resolved = calibration.timed(resolved, told) if told else resolved
-        plan_context, busy = _plan_context(resolved, store, declared, address, step_seconds, syncer_region, trials)
+        plan_context, busy = _plan_context(resolved, store, declared, address, step_seconds, syncer_region)
         made = planner.make(resolved, shapes, plan_context, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
-        once: dict[str, Any] = {
-            "--name": name,
-            "--run-dir": run_dir,
-            "--address": address,
-            "--nodes": nodes,
-            "--syncer-region": syncer_region,
-            "--step-seconds": step_given,
-            "--calibrate": calibrate,
-        }
-        again = advised_plan.words(once, {"--node": node or []})
-
-        def plan_with(changed: list[str]) -> Any:
-            with apart(as_json):
-                other = prepare(recipe, [*(overrides or []), *named, *changed])
-                other = calibration.timed(other, told) if told else other
-                return planner.make(other, _shapes(other), plan_context)
-
-        tried = advised_plan.advised_plan(made, ["diloco", "plan", *given, *again], plan_with if trials else None)
         if as_json:
-            more = advised_plan.as_json(tried) | calibration.as_json(told)
-            typer.echo(json.dumps(planner.as_json(made, commands) | more, allow_nan=False))
+            typer.echo(json.dumps(planner.as_json(made, commands), allow_nan=False))
         else:
             from orchestrator.cli.planview import show
 
-            typer.echo("".join(f"{line}\n" for line in calibration.lines(told)), nl=False)
             width = None if sys.stdout.isatty() else 160
-            show(made, commands, tried, Console(soft_wrap=not sys.stdout.isatty(), width=width))
+            show(made, commands, Console(soft_wrap=not sys.stdout.isatty(), width=width))
         if not made.ok:
             raise typer.Exit(UNFIT)
 
@@ -156,7 +115,6 @@ def _plan_context(
     address: str | None,
     step_s: float | None,
     syncer_region: str | None,
-    trials: int,
 ) -> tuple[Any, list[Problem]]:
     """The context, with the declared nodes, or else the cluster's, or else this machine; and warnings about them."""
     from orchestrator.planner.plan import PlanContext
@@ -176,7 +134,6 @@ def _plan_context(
         shared_store=on_network(store.root),
         step_s=step_s,
         syncer_region=syncer_region,
-        trials=trials,
     )
     return plan_context, busy
 

@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.advised_plan import AdvisedPlan
-from orchestrator.planner.forecast import Forecast
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.sizing.rates import rates
 from orchestrator.planner.sizing.traffic import Flow
@@ -24,8 +22,8 @@ NODES_SHOWN = 24
 STEPS_SHOWN = 3  # syncer steps at which a fragment is due
 
 
-def show(plan: Plan, commands: Sequence[str], tried: AdvisedPlan | None, console: Console) -> None:
-    """Print the whole plan. `tried`: what comes of what is recommended."""
+def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
+    """Print the whole plan."""
     say = _printer(console)
     for heading, lines in (
         (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
@@ -38,9 +36,8 @@ def show(plan: Plan, commands: Sequence[str], tried: AdvisedPlan | None, console
         ("links between regions", _links(plan)),
         ("rates, and where they come from", list(_rates(plan))),
         ("faults and what follows", _survived(plan)),
-        ("forecast", _foreseen(plan)),
+        ("forecast", list(_foreseen(plan))),
         ("what it costs", list(_cost(plan))),
-        ("recommendation", _recommended(plan, tried)),
         (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
         (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
         ("the resolved recipe", dump(plan.recipe).rstrip().splitlines()),
@@ -234,7 +231,7 @@ def _problems(problems: Sequence[Problem]) -> Iterator[str]:
         yield from str(problem).splitlines()
 
 
-# ------------------------------------------------------------------ regions, losses, cost, recommendation
+# ------------------------------------------------------------------ regions, losses, cost
 
 
 def _links(plan: Plan) -> list[Any]:
@@ -277,38 +274,28 @@ def _expected(plan: Plan) -> Iterator[str]:
     )
 
 
-def _foreseen(plan: Plan) -> list[Any]:
-    """Shares over many trials of the run, and the cost of one death."""
+def _foreseen(plan: Plan) -> Iterator[str]:
     told = plan.forecast
     if told is None:
-        return []
-    table = Table("", "mean", "95 % of the runs", box=None, pad_edge=False, header_style="dim")
-    for name, share in (
-        ("goodput: time stepping", told.goodput),
-        ("uptime: at least one learner steps", told.uptime),
-        (f"the quorum is there, K = {plan.recipe.quorum}", told.quorum),
-        ("participation in commits", told.participation),
-        ("tokens committed, of what all could process", told.committed),
-    ):
-        table.add_row(name, percent(share.mean), f"{percent(share.low)} to {percent(share.high)}")
-    return [table, *_failure_costs(told)]
-
-
-def _failure_costs(told: Forecast) -> Iterator[str]:
-    step = f"steps of {told.step_s:g} s" + (" assumed; give --step-seconds" if told.step_is_assumed else "")
-    yield f"from {told.trials} random trials of {seconds(told.run_s)} with {told.deaths:.3g} failures each; {step}"
-    for pool, cost in told.failure_costs.items():
-        yield (
-            f"one failure in {pool} costs {seconds(cost.stepping_s)} of its steps, {seconds(cost.contributing_s)} of "
-            f"its contributions and {seconds(cost.tokens_s)} of its tokens, besides the wait for hardware"
-        )
+        return
+    rate = f"steps of {told.step_s:g} s" + (" assumed; give --step-seconds" if told.step_is_assumed else "")
+    part = "the whole run" if told.whole else f"its first {seconds(told.run_s)}"
+    yield f"one simulation of {part}, with {told.losses} losses of learners, in {rate}"
+    yield (
+        f"goodput {percent(told.goodput)} of learners' time stepping; uptime {percent(told.uptime)} with at least one "
+        "that steps"
+    )
+    yield (
+        f"participation {percent(told.participation)} in commits; {percent(told.committed)} of the tokens committed "
+        "that all could process"
+    )
 
 
 def _cost(plan: Plan) -> Iterator[str]:
     """Lines for what is known; none without prices and the length of a step."""
     told = plan.cost
     if told.tokens_per_hour is not None:
-        how = "as forecast" if told.goodput_is_given else "without failures"
+        how = "as forecast" if told.goodput_is_given else "by the mean times of [fleet]"
         yield f"{number(told.tokens_per_hour)} committed tokens an hour: {percent(told.goodput)}, {how}"
     if told.run_hours is not None:
         yield f"the budget takes {number(told.run_hours, 1)} h"
@@ -318,30 +305,6 @@ def _cost(plan: Plan) -> Iterator[str]:
         yield f"{told.per_billion_tokens:,.2f} for a billion committed tokens; {told.run_cost:,.2f} for the whole run"
     if told.unpriced and len(told.unpriced) < len(plan.recipe.pools):
         yield f"no cost: fleet.pools gives no price_per_hour of {', '.join(told.unpriced)}"
-
-
-def _recommended(plan: Plan, tried: AdvisedPlan | None) -> list[Any]:
-    """The advice for each letter with its reason, and the plan that follows it."""
-    table = Table("", "recipe", "advised", "because", box=None, pad_edge=False, header_style="dim")
-    for one in plan.recommendations:
-        table.add_row(
-            one.letter, str(one.now), Text(str(one.advised), style="bold" if one.changes else ""), Text(one.reason)
-        )
-    return [table, *(_outcome_of_trial(plan, tried) if tried is not None else [])]
-
-
-def _outcome_of_trial(plan: Plan, tried: AdvisedPlan) -> Iterator[str]:
-    what = f"all but {', '.join(tried.untried)}" if tried.untried else "all of it"
-    if tried.refusal:
-        yield f"with {what} the recipe cannot run: {tried.refusal}"
-    elif tried.plan is not None and plan.forecast is not None and tried.plan.forecast is not None:
-        pairs = [
-            (name, getattr(plan.forecast, field).mean, getattr(tried.plan.forecast, field).mean)
-            for name, field in (("participation", "participation"), ("tokens committed", "committed"))
-        ]
-        shares = "; ".join(f"{name} {percent(there)}, not {percent(here)}" for name, here, there in pairs)
-        yield f"with {what}: {shares}; limits broken {len(tried.plan.limits)}, not {len(plan.limits)}"
-    yield f"to plan it so: {tried.command}"
 
 
 # ------------------------------------------------------------------ sizes, rates, tables

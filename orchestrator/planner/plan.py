@@ -11,8 +11,6 @@ from statistics import median
 from typing import Any, Literal
 
 from orchestrator.planner.forecast import Forecast, forecast
-from orchestrator.planner.forecast import as_json as forecast_json
-from orchestrator.planner.recommendation import Recommendation, recommend
 from orchestrator.planner.sizing import fit, link_load, memory
 from orchestrator.planner.sizing.cost import Cost, cost
 from orchestrator.planner.sizing.draft import Draft
@@ -42,7 +40,7 @@ class PlanContext:
     shared_store: bool  # it is on a network file system
     step_s: float | None = None  # of one inner step, without a pool's slowdown; None: as in `fleet`
     syncer_region: str | None = None  # likewise
-    trials: int = 0  # that a forecast draws; 0: none is made
+    forecast: bool = True  # or none is made
 
     @property
     def local(self) -> bool:
@@ -80,7 +78,6 @@ class Plan:
     fault_outcomes: tuple[FaultOutcome, ...]
     forecast: Forecast | None  # None: it was not asked for, or is of no use in lock-step
     cost: Cost
-    recommendations: tuple[Recommendation, ...]
     limits: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
 
@@ -116,8 +113,8 @@ def make(
         pace.step_s,
     )
     hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or link_load.home(recipe)
-    whole = DOWN_BYTES * max(row.elements for row in rows)
-    loads = link_load.of_regions(recipe, moved, hub, pace.step_s, whole)
+    largest = DOWN_BYTES * max(row.elements for row in rows)
+    loads = link_load.of_regions(recipe, moved, hub, pace.step_s, largest)
     kept = memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools])
     draft = Draft(
         recipe=recipe,
@@ -142,10 +139,13 @@ def make(
     values = [4 * row.elements + state for row, state in zip(rows, shapes.outer_state_bytes, strict=True)]
     own = [kept[who].host_bytes for who in ("syncer", "orchestrator")]
     aged = upkeep(recipe, values, pace.syncer_steps, pace.step_s, context.step_s, own)
-    foreseen = forecast(recipe, shapes, context.step_s, pace.run_s, hub, context.trials) if context.trials else None
-    committed = None if foreseen is None else foreseen.committed.mean
-    quorum = 1.0 if foreseen is None else foreseen.quorum.mean
-    run_s = pace.run_s / quorum if pace.run_s and quorum and recipe.budget.syncer_steps is not None else None
+    losses = expected(recipe)
+    foreseen = forecast(recipe, shapes, context.step_s, hub) if context.forecast else None
+    committed = foreseen.committed if foreseen is not None and foreseen.whole else None
+    with_quorum = 1.0 - losses.below_quorum
+    run_s = pace.run_s / with_quorum if pace.run_s and with_quorum and recipe.budget.syncer_steps is not None else None
+    if foreseen is not None and foreseen.whole and not foreseen.step_is_assumed:
+        run_s = foreseen.run_s
     run_tokens = recipe.budget.tokens or pace.syncer_steps * pace.step_tokens
     return Plan(
         recipe=recipe,
@@ -160,11 +160,10 @@ def make(
         upkeep=aged,
         memory=kept,
         loads=loads,
-        expected=expected(recipe),
+        expected=losses,
         forecast=foreseen,
         fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s, aged.failover_s),
         cost=cost(recipe, shapes.step_tokens, context.step_s, run_tokens, committed, run_s),
-        recommendations=recommend(recipe, shapes, loads, pace.syncer_steps, pace.step_s),
         limits=broken,
         warnings=doubtful,
     )
@@ -256,9 +255,8 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "links": [asdict(load) | {"share": load.share} for load in plan.loads],
         "expected": asdict(plan.expected),
         "survives": [asdict(one) for one in plan.fault_outcomes],
-        "forecast": forecast_json(plan.forecast),
+        "forecast": plan.forecast and asdict(plan.forecast),
         "cost": asdict(plan.cost),
-        "recommendation": [asdict(one) | {"changes": one.changes} for one in plan.recommendations],
         "limits": [_problem(problem) for problem in plan.limits],
         "warnings": [_problem(problem) for problem in plan.warnings],
         "commands": list(commands),

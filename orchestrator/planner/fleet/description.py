@@ -68,16 +68,13 @@ NOTHING = constant(0.0)
 class Timing:
     """What takes how long, beside steps and links."""
 
-    process_s: Draw = NOTHING  # from asking for an incarnation to its process
     import_s: Draw = NOTHING
     compile_s: Draw = NOTHING
-    first_s: Draw = NOTHING  # by which an incarnation's first step is longer
     detect_s: Draw = NOTHING  # from a death to its being noticed
     replace_s: Draw = NOTHING  # from there until hardware is there again
     pack_s: float = 0.0  # a donor's state
     merge_s: Callable[[int, int], float] = lambda elements, learners: 0.0
     append_s: Callable[[int], float] = lambda elements: 0.0  # of a commit to the journal; elements: of its fragment
-    abreast: float = math.inf  # so many processes, imports and compilations at once go on at full speed
     outage_s: Draw = NOTHING  # from a syncer's death until its successor serves
     backoff_s: float = 1.0
     hang_s: float = 20.0

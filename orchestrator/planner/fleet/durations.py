@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from orchestrator.planner.fleet.description import Fleet
-from orchestrator.planner.fleet.shared_host import SharedHost
 from orchestrator.simulation.learner_loop import LearnerLoop
 from orchestrator.simulation.timeline import Timeline
 
@@ -36,7 +35,6 @@ class FleetDurations:
         self._members = {member.name: member for member in fleet.members}
         self._shards = len(fleet.shards or (fleet.syncer_region,))
         self._ready_at: dict[str, float] = {}  # by learner: its hardware stands still until then
-        self._shared_host = SharedHost(time, timing.abreast)
 
     def is_warm(self, name: str, incarnation: int) -> bool:
         """Whether an incarnation is compiled and holds the first versions when it is asked for."""
@@ -48,15 +46,14 @@ class FleetDurations:
         return self._timing.import_s(), self._timing.compile_s()
 
     def work(self, seconds: float, learner: LearnerLoop, happen: Callable[..., Any], *args: Any) -> None:
-        self._shared_host.work(seconds, learner, happen, *args)
+        self._time.reach(seconds, learner, happen, *args)
 
     def step(self, learner: LearnerLoop, number: int) -> tuple[float, int]:
         name = learner.name
         member, begins = self._members[name], max(self._time.now, self._ready_at.get(name, 0.0))
         sample = member.step_model.sample(begins)
-        first_s = self._timing.first_s() if number == 1 else 0.0
         delay_s = learner.effects.delay_s() if learner.effects is not None else 0.0
-        done = begins + sample.seconds + first_s + delay_s
+        done = begins + sample.seconds + delay_s
         if sample.stall_s:
             self._ready_at[name] = done + sample.stall_s
         tokens = member.tokens if sample.share == 1.0 else round(sample.share * member.tokens)
@@ -64,8 +61,7 @@ class FleetDurations:
         return done, tokens
 
     def died(self, learner: LearnerLoop) -> None:
-        """The others that start have more of the host. A step under way is lost."""
-        self._shared_host.leave(learner)
+        """A step under way is lost."""
         steps = self.steps.get(learner.name)
         if steps and steps[-1].ended > self._time.now:
             steps.pop()
@@ -82,9 +78,8 @@ class FleetDurations:
         return self._fleet.fragments[fragment].size // self._shards
 
     def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
-        process_s = 0.0 if self.is_warm(name, incarnation) else self._timing.process_s()
         replace_s = self._timing.replace_s() if incarnation > 1 else 0.0
-        self._time.after(replace_s, self._shared_host.work, process_s, None, happen, *args)
+        self._time.after(replace_s, happen, *args)
 
     def retry_s(self) -> float:
         return 0.0

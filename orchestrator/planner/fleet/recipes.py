@@ -31,15 +31,13 @@ def fleet(
     step_s: float,
     seed: int,
     *,
-    budget: Budget | None = None,
     faults: tuple[Fault, ...] = (),
     failing: bool = False,
-    replace_s: float | None = None,
     syncer_region: str | None = None,
     recorded: bool = False,
 ) -> Fleet:
-    """`step_s`: of a learner with slowdown 1. `failing`: units die at random, as [fleet] has it. `replace_s`: exactly
-    so long until there is hardware again; None: exponential, with the mean of [fleet].
+    """`step_s`: of a learner with slowdown 1. `failing`: units die at random, as [fleet] has it, and
+    wait for hardware for an exponential time.
     """
     told, hub = recipe.fleet, syncer_region or home(recipe) or ""
     mtbf_s = {pool.name: HOUR_S * unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
@@ -61,8 +59,8 @@ def fleet(
             )
             for name, pool in recipe.learners.items()
         ),
-        budget=budget or Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
-        timing=_timing(recipe, constant(replace_s) if replace_s is not None else _exponential(rng, told.replace_s)),
+        budget=Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
+        timing=_timing(recipe, _exponential(rng, told.replace_s)),
         links=_links(told),
         syncer_region=hub,
         state_bytes=shapes.parameter_bytes + shapes.inner_state_bytes,

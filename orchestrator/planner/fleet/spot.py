@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
 
 from orchestrator.planner.fleet.description import Fault
+from orchestrator.recipe.config import Recipe
 
 DAY_S = 86_400.0
 
 Interval = tuple[float, float]  # begin, end
+
+
+def spot_hours(recipe: Recipe, seed: int, until_s: float) -> tuple[Fault, ...]:
+    """The faults by which spot pools come and go, each as a whole, from an hour of the day that the seed draws."""
+    share = {pool.name: pool.spot for pool in recipe.fleet.pools}
+    night = {name: Random(f"{seed} {name}").random() * DAY_S for name in share}
+    learners = {name: pool.name for name, pool in recipe.learners.items() if pool.name in share}
+    return comings({name: absences(share[pool], night[pool], until_s) for name, pool in learners.items()})
 
 
 def absences(share: float, night_s: float, until_s: float) -> list[Interval]:

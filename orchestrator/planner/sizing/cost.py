@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.planner.sizing.fault_tolerance import HOUR_S
+from orchestrator.planner.sizing.fault_tolerance import HOUR_S, availability
 from orchestrator.planner.sizing.step_times import unit_step_s
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.fleet_config import FleetPoolConfig
@@ -23,7 +23,7 @@ class Cost:
     per_hour: float | None  # of all learners, by the share of the day in which they can be had
     tokens_per_hour: float | None  # that are committed
     goodput: float  # committed tokens, of those that all configured learners could process, as taken here
-    goodput_is_given: bool  # by a prediction; else nothing is taken to be lost but the hours without spot capacity
+    goodput_is_given: bool  # by a forecast; else it is the share of the time in which learners are there
     per_billion_tokens: float | None
     run_hours: float | None  # until the budget is committed
     run_cost: float | None
@@ -42,7 +42,7 @@ def cost(
 
     `run_tokens`: the budget. `run_s`: of a run whose budget is in syncer steps, with the time that has no quorum.
 
-    `goodput`: predicted, 0 to 1, the hours without spot capacity counted as lost; None: nothing else is lost.
+    `goodput`: forecast for the whole run, 0 to 1; None: the share of the time in which learners are there.
     """
     said = {pool.name: pool for pool in recipe.fleet.pools}
     learners = list(recipe.learners.values())
@@ -56,7 +56,7 @@ def cost(
         step_tokens[pool.name] / (pool.slowdown if seconds is None else seconds)
         for pool, seconds in zip(learners, takes_s, strict=True)
     ]
-    had = [rate * said.get(pool.name, _SILENT).spot for rate, pool in zip(rates, learners, strict=True)]
+    had = [rate * availability(recipe, pool) for rate, pool in zip(rates, learners, strict=True)]
     share = sum(had) / sum(rates) if goodput is None else goodput
     if not unpriced:
         per_hour = sum((said[pool.name].price_per_hour or 0.0) * said[pool.name].spot for pool in learners)

@@ -40,11 +40,7 @@ class Expected:
 def expected(recipe: Recipe) -> Expected:
     """From mean times and independence: a learner is alive for mtbf of every mtbf + outage of its pool's spot hours."""
     mtbf = {pool.name: unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
-    spots = {pool.name: pool.spot for pool in recipe.fleet.pools}
-    outage = recipe.fleet.outage_s / HOUR_S
-    alive = [
-        spots.get(pool.name, 1.0) * mtbf[pool.name] / (mtbf[pool.name] + outage) for pool in recipe.learners.values()
-    ]
+    alive = [availability(recipe, pool) for pool in recipe.learners.values()]
     return Expected(
         unit_mtbf_hours=mtbf,
         losses_per_day=sum(24.0 / mtbf[pool.name] for pool in recipe.learners.values()),
@@ -53,6 +49,13 @@ def expected(recipe: Recipe) -> Expected:
         below_quorum=sum(_counts(alive)[: recipe.quorum]),
         step_loss_most=recipe.sync.round_steps + recipe.sync.overlap_steps,
     )
+
+
+def availability(recipe: Recipe, pool: PoolConfig) -> float:
+    """The share of the time in which one learner is there: of its spot hours, all but what its failures take."""
+    mtbf, outage = unit_mtbf_hours(recipe, pool), recipe.fleet.outage_s / HOUR_S
+    spot = next((told.spot for told in recipe.fleet.pools if told.name == pool.name), 1.0)
+    return spot * mtbf / (mtbf + outage)
 
 
 def unit_mtbf_hours(recipe: Recipe, pool: PoolConfig) -> float:

@@ -188,8 +188,7 @@ def test_an_unreachable_cluster_is_exit_code_3(invoke: Invoke, monkeypatch: pyte
     assert invoke(LOCAL, "--address", "10.0.0.1:1").exit_code == 3
 
 
-@pytest.mark.full
-def test_a_fleet_is_printed_and_what_is_recommended_can_be_planned(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_fleet_is_printed(invoke: Invoke, tmp_path: Path) -> None:
     fleet = """
 [fleet]
 step_s = 0.1
@@ -209,32 +208,7 @@ region = "east"
         "10 Mbit/s, 20 ms",
         "pool far, 50% of the day, with 2 of 6 learners",
         "for a billion committed tokens",
-        "at most 2, so that pool local, 4 of 6 learners, may be lost;",
         "fleet.links east - west",
     ):
         assert part in result.stdout, part
     assert result.exit_code == 6
-    trial = shlex.split(json.loads(invoke(*given, *nodes, "--json").stdout)["trial"])
-    better = invoke(*trial[2:], "--json")
-    told = json.loads(better.stdout)
-    assert (better.exit_code, told["ok"], told["trial"]) == (0, True, None)
-
-
-def test_what_is_recommended_and_cannot_be_is_said_and_the_plan_is_there_all_the_same(
-    invoke: Invoke, tmp_path: Path
-) -> None:
-    """So narrow a link that a round would be longer than the run."""
-    fleet = """
-[fleet]
-links = [{between = ["west", "east"], gbit_s = 1e-6}]
-[[pools]]
-name = "far"
-region = "east"
-"""
-    (tmp_path / "far.toml").write_text(Path(LOCAL).read_text() + fleet)
-    given = ["far.toml", "--set", 'pools.0.region="west"', "--set", "budget.tokens=", "--set", "budget.syncer_steps=50"]
-    result = invoke(*given, "--step-seconds", "0.5", "--trials", "2")
-    assert result.exit_code == 6 and "limits broken" in result.stdout
-    assert "the recipe cannot run: budget.syncer_steps" in result.stdout
-    trial = result.stdout.partition("to plan it so: ")[2].splitlines()[0]
-    assert "--step-seconds 0.5" in trial and "--set sync.H=" in trial

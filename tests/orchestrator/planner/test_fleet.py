@@ -28,8 +28,7 @@ from tests.orchestrator.order import canonical
 
 CHIPS = 400_000  # of each learner: a failing one each 79 s of stepping
 TIMING = Timing(
-    process_s=constant(1.0),
-    import_s=constant(2.0),
+    import_s=constant(3.0),
     compile_s=constant(3.0),
     detect_s=constant(0.3),
     outage_s=constant(3.0),
@@ -132,7 +131,7 @@ def test_through_deaths_freezes_and_a_syncers_end_every_promise_of_a_log_is_kept
 
 
 def test_what_a_unit_loses_by_dying_is_its_detection_and_restart():
-    """Paced deaths: each costs what is left of a step, 0.3 s, a process, imports, compiling and joining."""
+    """Paced deaths: each costs what is left of a step, 0.3 s, imports, compiling and joining."""
     faults = tuple(Fault("kill", "learner-t-0", 100.5 + 200.0 * i) for i in range(4))
     outcome, world = simulate(fleet([Steady(1.0)] * 2, faults=faults, timing=TIMING), 900.0)
     steps = world.steps["learner-t-0"]

@@ -36,7 +36,7 @@ def test_the_keys_of_the_json_are_these() -> None:
             "upkeep",
             "memory",
         ),
-        *("fleet", "rates", "links", "expected", "survives", "forecast", "cost", "recommendation"),
+        *("fleet", "rates", "links", "expected", "survives", "forecast", "cost"),
         *("limits", "warnings", "commands"),
     }
     assert set(told["placement"]) == {"source", "nodes", "learners", "services", "unplaced", "at_max"}

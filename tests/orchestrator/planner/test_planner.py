@@ -57,7 +57,9 @@ def shapes(*sizes: int, parameter_bytes: int = 4 * 350, step_tokens: int = 768) 
 def planned(
     wanted: Recipe | None = None, of: Shapes | None = None, nodes: list[str] | None = None, **setting: Any
 ) -> Plan:
-    base = PlanContext(from_text(nodes or SPACIOUS), "declared", cores=2, store="/shared/run", shared_store=True)
+    base = PlanContext(
+        from_text(nodes or SPACIOUS), "declared", cores=2, store="/shared/run", shared_store=True, forecast=False
+    )
     return make(wanted or recipe(), of or shapes(), replace(base, **setting))
 
 

@@ -22,7 +22,9 @@ def large(gbit_s: float, **sync: Any) -> Any:
     """Of fragments of 256 MiB, over a link of so many Gbit/s; by default two learners are there."""
     of = replace(shapes(), fragments=LARGE, outer_state_bytes=(4 * 64 * MILLION,) * len(LARGE))
     wanted = recipe(fleet=FLEET | {"links": [LINK | {"gbit_s": gbit_s}]}, sync=sync)
-    return make(wanted, of, PlanContext(from_text(NODES), "declared", cores=2, store="/shared/run", shared_store=True))
+    return make(
+        wanted, of, PlanContext(from_text(NODES), "declared", cores=2, store="/s", shared_store=True, forecast=False)
+    )
 
 
 def deadlines(plan: Any) -> list[tuple[str, str]]:
@@ -33,7 +35,6 @@ def test_a_fragment_has_the_time_that_the_runtime_gives_it() -> None:
     """256 MiB in float32 take 10.7 s at 0.2 Gbit/s, and with a read's floor of 2 s have 66."""
     assert longest_s(2.0, 256 * MILLION) == pytest.approx(65.75)
     assert deadlines(large(0.2)) == []
-    assert {one.letter for one in large(0.2).recommendations}.isdisjoint({"reads", "transfers"})
 
 
 def test_what_is_late_all_the_same_is_a_limit_and_its_fix_is_in_time() -> None:
