@@ -18,9 +18,9 @@ from typing import Any
 import ray
 
 from learners.fault_effects import FaultEffects
+from learners.fetcher import Version
 from learners.island import RayOthers, check_code, free_address, granted_gpus, identity
 from learners.protocol.fact_buffer import FactBuffer
-from learners.received import Version
 from learners.shell import LearnerShell
 from learners.spec import LearnerSpec
 from outer.numeric import codec as codecs

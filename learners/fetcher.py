@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from learners import checkpoint_writer
 from learners.checkpoint_writer import SavedPart
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
-from learners.received import Received, Version
 from learners.training.devices import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
@@ -29,6 +31,39 @@ if TYPE_CHECKING:
 
 
 NOTHING = -1
+
+
+class Version(NamedTuple):
+    """A fragment's published value."""
+
+    version: int
+    digest: str  # as outer.numeric.codec.digest
+    theta: NDArray[np.float32]  # [n], read-only
+    snapshot: int  # the newest that the syncer had begun when it sent this
+
+
+class ReceivedVersions:
+    """The newest version of each fragment, from one epoch of the syncer. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, Version] = {}
+        self._lock = threading.Lock()
+
+    def put(self, fragment: int, version: Version) -> None:
+        """Keep it, if it is newer than what is here."""
+        with self._lock:
+            held = self._newest.get(fragment)
+            if held is None or version.version > held.version:
+                self._newest[fragment] = version
+
+    def newest(self, fragment: int) -> Version | None:
+        """What is here of a fragment."""
+        return self._newest.get(fragment)
+
+    def clear(self) -> None:
+        """Another epoch serves, which may have lost versions that are here."""
+        with self._lock:
+            self._newest = {}
 
 
 class Link(Protocol):
@@ -84,7 +119,7 @@ class Fetcher:
     ) -> None:
         self.fragment_io: FragmentIO | None = None  # as soon as there is a model
         self.chain: Chain | None = None  # from then on, if the run has one
-        self.received = Received()
+        self.received = ReceivedVersions()
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved
         self._threads = ThreadPoolExecutor(2, "fetch", initializer=cores.leave)

@@ -6,6 +6,8 @@ Every shell with a trainer performs the machine's Stage, Answer, Apply, Donate, 
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,6 @@ from numpy.typing import NDArray
 
 from learners.protocol.adoption import OWN
 from learners.protocol.events_effects import Apply
-from learners.snapshot_slot import Captured, SnapshotSlot
 from learners.training import state_arrays
 from outer.numeric import codec as codecs
 from outer.numeric.formats import below, named
@@ -45,6 +46,70 @@ class OnDevices:
                 self.value, self._to_host = self._to_host(self.value), None
             held: Flat = self.value
             return held
+
+
+class Captured:
+    """The leaves of parameters and inner state as of one step boundary, for any thread to pack.
+
+    They leave the slot with `pack`, or when nothing refers to this object any more.
+    """
+
+    def __init__(
+        self,
+        leaves: list[Any],
+        packed: Callable[[list[Any]], state_arrays.Arrays],
+        released: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._leaves, self._packed = leaves, packed
+        self._released = weakref.finalize(self, released)  # runs once, whichever comes first
+
+    def pack(self) -> state_arrays.Arrays:
+        """The leaves on the host, as state_arrays.pack has them. Call it once: they are needed no more."""
+        try:
+            return self._packed(self._leaves)
+        finally:
+            self._leaves = []
+            self._released()
+
+
+class SnapshotSlot:
+    """The one slot for a copy of a learner's whole state, which checkpoints and joiners share.
+
+    A copy in the slot stays on the devices until it is packed. `take` belongs to the training loop: it waits up to
+    `wait_s` for an earlier copy to leave, then has the state copied to the host while the loop stands still.
+    """
+
+    def __init__(self, trainer: Trainer, wait_s: float) -> None:
+        self._trainer, self._wait_s = trainer, wait_s
+        self._freed = threading.Condition(threading.RLock())  # a finalizer may run in any thread, at any time
+        self._holders = 0  # of the copy in the slot
+        self._leaves: list[Any] = []
+        self._generation = -1  # of the trainer's state, that the copy has
+
+    def take(self) -> Captured:
+        """The state as of now: a copy on the devices if there is room and the slot is free, else on the host."""
+        generation = self._trainer.generation
+        with self._freed:
+            if self._holders and self._generation != generation:
+                self._wait()
+            if self._holders and self._generation != generation:
+                return Captured(self._trainer.captured_on_host(), self._trainer.packed)
+            if not self._holders:
+                self._leaves, self._generation = self._trainer.capture(), generation
+            self._holders += 1
+            return Captured(self._leaves, self._trainer.packed, self._release)
+
+    def _wait(self) -> None:
+        give_up_at = time.monotonic() + self._wait_s
+        while self._holders and (left_s := give_up_at - time.monotonic()) > 0.0:
+            self._freed.wait(left_s)
+
+    def _release(self) -> None:
+        with self._freed:
+            self._holders -= 1
+            if not self._holders:
+                self._leaves = []
+                self._freed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -118,7 +183,6 @@ class FragmentIO:
         self._residuals: dict[int, Flat] = {}  # StagedCopy.residual, where error feedback has one
         self._left_out: dict[tuple[int, int], Flat] = {}  # (fragment, step) -> what rounding left out of that answer
         self._lock = threading.Lock()  # other threads encode answers
-        self.bytes_to_host = 0  # of staged copies that were asked for
 
     def stage(self, fragments: Iterable[int]) -> dict[int, StagedCopy]:
         """Copy fragments as of now, on the devices. Does not wait."""
@@ -127,18 +191,12 @@ class FragmentIO:
             base = self._bases[fragment]
             assert base is not None, "only a fragment from the syncer can be contributed"
             copies[fragment] = StagedCopy(
-                OnDevices(self._trainer.copy(fragment), self._to_host),
+                OnDevices(self._trainer.copy(fragment), self._trainer.host),
                 base,
                 self._adopted.get(fragment),
                 self._residuals.get(fragment),
             )
         return copies
-
-    def _to_host(self, on_device: Any) -> Flat:
-        theta = self._trainer.host(on_device)
-        with self._lock:
-            self.bytes_to_host += theta.nbytes
-        return theta
 
     def snapshot(self) -> StateSnapshot:
         """All state as of now, for a checkpoint."""
@@ -158,9 +216,9 @@ class FragmentIO:
         self._bases = [next(rest) if there else None for there in header["bases"]]
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
-        self._adopted = {fragment: OnDevices(next(rest), lambda held: held) for fragment in header.get("adopted", ())}
-        self._residuals = {fragment: next(rest) for fragment in header.get("residuals", ())}
-        self._left_out = {(fragment, step): next(rest) for fragment, step in header.get("left_out", ())}
+        self._adopted = {fragment: OnDevices(next(rest), lambda held: held) for fragment in header["adopted"]}
+        self._residuals = {fragment: next(rest) for fragment in header["residuals"]}
+        self._left_out = {(fragment, step): next(rest) for fragment, step in header["left_out"]}
 
     def capture(self) -> Captured:
         """Parameters and inner state as of now. Any thread may `pack` them later."""
@@ -178,7 +236,7 @@ class FragmentIO:
         """The defect of a peer's state: bad_digest, wrong_shape or non_finite; empty for none."""
         if defect := state_arrays.defect(state.payload, self._trainer.state_leaves()):
             return defect
-        return "" if state_arrays.digest(state.payload, like=state.digest) == state.digest else "bad_digest"
+        return "" if state_arrays.digest(state.payload) == state.digest else "bad_digest"
 
     def inherit(self, state: State) -> None:
         """Take over a peer's parameters and inner state. No fragment has a base yet."""

@@ -27,8 +27,6 @@ from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer, read_clocks
 from learners.protocol.facts import LoopFailed
 from learners.protocol.learner import Learner
-from learners.report_sender import ReportSender
-from learners.snapshot_slot import Captured
 from learners.spec import LearnerSpec
 from learners.step_runner import StepRunner
 from learners.training.devices import cores
@@ -43,12 +41,12 @@ from outer.protocol.messages import (
     Contribution,
     Drain,
     ReadRequest,
+    Report,
     State,
     StateRequest,
 )
 
 if TYPE_CHECKING:
-    from learners.fragment_io import FragmentIO
     from learners.training.island import Others
 
 BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts first
@@ -58,11 +56,58 @@ LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way an
 LOOP_EVENTS = (events_effects.Resume, events_effects.Boundary, events_effects.StepDone, events_effects.Staged)
 
 T = TypeVar("T")
-Donation = tuple[events_effects.Donate, Captured]
 
 
 class Refused(Exception):
     """The syncer refuses this learner."""
+
+
+class ReportSender:
+    """Sends reports, and the facts that wait, in a thread of its own: the training loop goes on at once.
+
+    Of several that wait only the newest goes out: it says all that those before it said. The thread makes no report
+    itself, so a report stays a sign of life of the loop. `send` sends one; `begin` is called first in the thread.
+    """
+
+    def __init__(self, send: Callable[[Report], None], begin: Callable[[], None]) -> None:
+        self._send, self._begin = send, begin
+        self._changed = threading.Condition()
+        self._newest: Report | None = None
+        self._sending = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def put(self, report: Report) -> None:
+        """Have this report sent. Raises what sending an earlier one raised."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            self._newest = report
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+                self._thread.start()
+
+    def finish(self, timeout_s: float) -> bool:
+        """Wait until the last report is sent. False if it is not within `timeout_s` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._newest is None and not self._sending, timeout_s)
+
+    def _run(self) -> None:
+        self._begin()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._newest is not None)
+                report, self._newest, self._sending = self._newest, None, True
+            assert report is not None
+            try:
+                self._send(report)
+            except BaseException as error:  # the loop raises it
+                self._error = error
+            finally:
+                with self._changed:
+                    self._sending = False
+                    self._changed.notify_all()
 
 
 class LearnerShell:
@@ -78,13 +123,11 @@ class LearnerShell:
         self._facts = FactBuffer(time.time)
         self._lock = threading.Lock()
         self._changed = threading.Event()
-        self._answers: dict[tuple[int, int, int], Future[Contribution]] = {}  # by epoch, syncer step and attempt
-        self._donations: dict[tuple[str, int], Future[Donation | str]] = {}  # by joiner
+        self._waiting: dict[tuple[Any, ...], Future[Any]] = {}  # peers' calls, by what they asked for
         self.fetcher = Fetcher(link, self._drive, spec.sync.transfer_s, spec.store, spec.saved)
         self._writer: CheckpointWriter | None = None
         self._reports = ReportSender(lambda report: link.report(report, self._facts), cores.leave)
         self._steps: StepRunner | None = None
-        self._fragment_io: FragmentIO | None = None
         self._next: queue.SimpleQueue[events_effects.RunStep | events_effects.Hold | events_effects.Exit] = (
             queue.SimpleQueue()
         )
@@ -156,17 +199,11 @@ class LearnerShell:
 
         A string says why not: no_boundary came in time, or behind: more facts wait than a message carries.
         """
-        came_at, key = time.monotonic(), (request.epoch, request.syncer_step, request.attempt)
-        answer = self._answers[key] = Future()
-        try:
-            self._drive(request)
-            contribution = answer.result(timeout=request.deadline_s)
-        except FutureTimeout:
+        came_at = time.monotonic()
+        contribution = self._asked(request, _read_key(request), request.deadline_s)
+        if contribution is None:
             return "no_boundary"
-        finally:
-            _forget(self._answers, key, answer)
-        assert self._fragment_io is not None
-        contribution = self._fragment_io.encode(contribution)  # here, for it waits for the device
+        contribution = self._prepared.fragment_io.encode(contribution)  # here, for it waits for the device
         if self._faults.corrupts():
             contribution = replace(contribution, payload=flipped(contribution.payload))
         if (facts := self._every_fact()) is None:
@@ -182,22 +219,30 @@ class LearnerShell:
 
     def donate(self, request: StateRequest) -> tuple[State, list[Any], int] | str:
         """The state as of one completed step, and facts as `read`; a string says why it cannot be had."""
-        key = (request.joiner, request.joiner_incarnation)
-        donation = self._donations[key] = Future()
+        given = self._asked(request, _donation_key(request), request.deadline_s)
+        if given is None or isinstance(given, str):
+            return given or "timeout"
+        effect, held = given
+        state = self._prepared.fragment_io.pack(held, request, effect.step, effect.syncer_step, effect.versions)
+        self._drive(events_effects.StateSent(request, effect.step, state.digest, state.size, effect.versions))
+        return BEHIND if (facts := self._every_fact()) is None else (state, *facts)
+
+    def _asked(self, request: ReadRequest | StateRequest, key: tuple[Any, ...], deadline_s: float) -> Any:
+        """Hand a peer's question to the machine, and wait for `_answer`; None if none comes in time."""
+        answer = self._waiting[key] = Future()
         try:
             self._drive(request)
-            given = donation.result(timeout=request.deadline_s)
-            if isinstance(given, str):
-                return given
-            effect, held = given
-            assert self._fragment_io is not None
-            state = self._fragment_io.pack(held, request, effect.step, effect.syncer_step, effect.versions)
-            self._drive(events_effects.StateSent(request, effect.step, state.digest, state.size, effect.versions))
-            return BEHIND if (facts := self._every_fact()) is None else (state, *facts)
+            return answer.result(timeout=deadline_s)
         except FutureTimeout:
-            return "timeout"
+            return None
         finally:
-            _forget(self._donations, key, donation)
+            if self._waiting.get(key) is answer:  # else the same question came again, and waits
+                del self._waiting[key]
+
+    def _answer(self, key: tuple[Any, ...], given: Any) -> None:
+        answer = self._waiting.get(key)
+        if answer is not None and not answer.done():
+            answer.set_result(given)
 
     def saved(self, snapshot: int, deadline_s: float) -> dict[str, Any] | None:
         """This learner's part of a checkpoint, for the manifest; None when it is not written in time.
@@ -213,12 +258,12 @@ class LearnerShell:
     @property
     def held_versions(self) -> list[int]:
         """The version of each fragment that the syncer sent last; 0 where it sent none."""
-        return [] if self._fragment_io is None or self._machine is None else self._machine.held_versions
+        return [] if self._machine is None else self._machine.held_versions
 
     def held(self, fragment: int) -> tuple[int, Any]:
         """(version, float32[n]) of what the syncer sent last of a fragment, as it came."""
-        assert self._fragment_io is not None and self._machine is not None
-        return self._machine.held_versions[fragment], self._fragment_io.base(fragment)
+        assert self._machine is not None
+        return self._machine.held_versions[fragment], self._prepared.fragment_io.base(fragment)
 
     def leave(self) -> None:
         """The host tells this process to end."""
@@ -262,13 +307,13 @@ class LearnerShell:
             self._facts = FactBuffer(time.time, first=part.facts)
         self._drive(events_effects.Enter(IMPORTING))
         prepared.load()
-        self._fragment_io = self.fetcher.fragment_io = prepared.fragment_io
+        self.fetcher.fragment_io = prepared.fragment_io
         self.fetcher.chain = Chain.of(spec.sync.downlink, prepared.fragments)
         self._facts.add(prepared.device)
         self._drive(events_effects.Enter(COMPILING))
         prepared.compile()
         if part is not None:
-            self._fragment_io.restore(part.header, part.arrays)
+            self._prepared.fragment_io.restore(part.header, part.arrays)
         self._drive(events_effects.Compiled(prepared.manifest))
 
     # -------------------------------------------------------------- the training loop
@@ -324,31 +369,24 @@ class LearnerShell:
                     else:
                         self._reports.put(message)
                 case events_effects.Answer(contribution):
-                    answer = self._answers.get((contribution.epoch, contribution.syncer_step, contribution.attempt))
-                    if answer is not None and not answer.done():
-                        answer.set_result(contribution)
+                    self._answer(_read_key(contribution), contribution)
                 case events_effects.Fetch():
                     self.fetcher.fetch(effect)
                 case events_effects.Recover():
                     self.fetcher.recover(effect)
                 case events_effects.Save():
-                    assert self._fragment_io is not None
                     if self._writer is not None:
-                        self._writer.save(effect, self._paused(self._fragment_io.snapshot))
+                        self._writer.save(effect, self._paused(self._prepared.fragment_io.snapshot))
                 case events_effects.Donate(request):
-                    assert self._fragment_io is not None
-                    self._give(request, (effect, self._paused(self._fragment_io.capture)))
+                    self._answer(_donation_key(request), (effect, self._paused(self._prepared.fragment_io.capture)))
                 case events_effects.Decline(request, reason):
-                    self._give(request, reason)
+                    self._answer(_donation_key(request), reason)
                 case events_effects.Inherit(state):
-                    assert self._fragment_io is not None
-                    self._fragment_io.inherit(state)
+                    self._prepared.fragment_io.inherit(state)
                 case events_effects.Stage(fragments):
-                    assert self._fragment_io is not None
-                    self._drive(events_effects.Staged(self._fragment_io.stage(fragments)))
+                    self._drive(events_effects.Staged(self._prepared.fragment_io.stage(fragments)))
                 case events_effects.Apply():
-                    assert self._fragment_io is not None
-                    self._fragment_io.apply(effect)
+                    self._prepared.fragment_io.apply(effect)
                 case events_effects.RunStep() | events_effects.Hold() | events_effects.Exit():
                     self._next.put(effect)
         if not isinstance(event, LOOP_EVENTS):
@@ -375,13 +413,10 @@ class LearnerShell:
         self._reports.finish(SEND_S)
         self._link.flush(self._spec.name, self._spec.incarnation, self._facts)
 
-    def _give(self, request: StateRequest, given: Donation | str) -> None:
-        donation = self._donations.get((request.joiner, request.joiner_incarnation))
-        if donation is not None and not donation.done():
-            donation.set_result(given)
+
+def _read_key(asked: ReadRequest | Contribution) -> tuple[Any, ...]:
+    return "read", asked.epoch, asked.syncer_step, asked.attempt
 
 
-def _forget(waiting: dict[Any, Future[Any]], key: Any, future: Future[Any]) -> None:
-    """Forget who waits, unless the same question came again meanwhile: then another waits for its answer."""
-    if waiting.get(key) is future:
-        del waiting[key]
+def _donation_key(asked: StateRequest) -> tuple[Any, ...]:
+    return "donation", asked.joiner, asked.joiner_incarnation

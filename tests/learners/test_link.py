@@ -17,8 +17,8 @@ import ray
 from learners import actor, shell
 from learners.actor import RayLink
 from learners.fault_effects import FaultEffects
+from learners.fetcher import ReceivedVersions, Version
 from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer
-from learners.received import Received, Version
 from learners.shell import LearnerShell
 from outer.numeric import codec as codecs
 from outer.protocol.messages import STEPPING, Drain, Report
@@ -232,7 +232,7 @@ def test_a_chain_of_learners_that_fail_ends_as_a_failed_fetch(syncer: FakeSyncer
 
 
 def test_the_newest_version_is_kept_until_another_epoch_serves() -> None:
-    received = Received()
+    received = ReceivedVersions()
     for number in (4, 5, 3):
         received.put(0, version(number))
     held = received.newest(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from learners.report_sender import ReportSender
+from learners.shell import ReportSender
 from learners.training.devices import cores
 from outer.protocol.messages import STEPPING, Report
 from tests.waiting import DEADLINE_S

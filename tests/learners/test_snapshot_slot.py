@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, cast
 
-from learners.snapshot_slot import SnapshotSlot
+from learners.fragment_io import SnapshotSlot
 from learners.training.trainer import Trainer
 from tests.waiting import DEADLINE_S
 

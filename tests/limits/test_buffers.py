@@ -183,9 +183,10 @@ def test_a_strangers_facts_are_not_taken_and_its_name_is_not_kept() -> None:
 def test_a_question_that_comes_again_does_not_take_the_answer_of_another() -> None:
     """An epoch's read of the same step and attempt as its predecessor's, which nobody waits for any more."""
     shell = object.__new__(LearnerShell)
-    shell._answers, shell._faults = {}, FaultEffects(lambda: 0.0)
+    shell._waiting, shell._faults = {}, FaultEffects(lambda: 0.0)
     shell._every_fact = lambda: ([], 0)  # type: ignore[method-assign]
-    shell._fragment_io = SimpleNamespace(encode=lambda contribution: contribution)  # type: ignore[assignment]
+    encoder = SimpleNamespace(encode=lambda contribution: contribution)
+    shell._prepared = SimpleNamespace(fragment_io=encoder)  # type: ignore[assignment]
     asked: list[ReadRequest] = []
     shell._drive = asked.append  # type: ignore[assignment, method-assign]
     with ThreadPoolExecutor(3) as pool:
@@ -194,12 +195,12 @@ def test_a_question_that_comes_again_does_not_take_the_answer_of_another() -> No
         new = pool.submit(shell.read, ReadRequest(2, 1, 7, 0, 1, 0.0, DEADLINE_S))
         until(lambda: len(asked) == 2, "the new epoch's read")
         assert old.result(DEADLINE_S) == "no_boundary"
-        assert set(shell._answers) == {(2, 7, 1)}, "the new one still waits"
+        assert set(shell._waiting) == {("read", 2, 7, 1)}, "the new one still waits"
         answer = Contribution("a", 1, 2, 7, 0, 1, 1, 8, FragmentCounters(0, 0, 1, 8), None, "digest")
-        shell._answers[2, 7, 1].set_result(answer)
+        shell._waiting["read", 2, 7, 1].set_result(answer)
         found = new.result(DEADLINE_S)
         assert not isinstance(found, str) and replace(found[0], held_s=answer.held_s) == answer
-    assert shell._answers == {}
+    assert shell._waiting == {}
 
 
 def test_reports_that_are_not_answered_and_those_held_back_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
