@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from learners.protocol.facts import Adopted, Donated, DonorFailed, PhaseEntered, StateReceived, StepFinished
+from learners.protocol.facts import DonorFailed, PhaseEntered, StateReceived, StepFinished
 from outer.config import SyncConfig
 from outer.protocol.facts import Committed, DonorNamed, DrainStarted, LearnerFenced
 from outer.protocol.messages import DRAINING, STEPPING, Drain
@@ -63,37 +63,6 @@ def test_within_the_first_round_nobody_is_asked_for_a_state() -> None:
     started = world()
     assert facts(started, DonorNamed) == []
     assert {fact.source for fact in facts(started, StateReceived)} == {"syncer"}
-
-
-def test_a_joiner_starts_from_a_peers_state_that_has_seen_the_clock() -> None:
-    one = world()
-    restart(one, "a")
-    clock = max(one.syncer.versions)
-    one.run(8.0)
-    [named] = facts(one, DonorNamed)
-    [received] = facts(one, StateReceived, "a", 2)
-    [donated] = facts(one, Donated)
-    assert (named.donor, named.donor_incarnation, named.syncer_step) == ("b", 1, clock)
-    assert (received.source, received.donor, received.donor_step) == ("peer", "b", donated.step)
-    assert donated.joiner == "a" and donated.joiner_incarnation == 2
-    finished = [s.fact.step for s in one.said if isinstance(s.fact, StepFinished) and s.writer == "b"]
-    assert donated.step in finished, "of one completed step"
-
-
-def test_a_joiner_contributes_a_fragment_only_once_it_came_from_the_syncer() -> None:
-    """What it copied holds steps of the donor that are the donor's to contribute."""
-    one = world()
-    restart(one, "a")
-    one.run(8.0)
-    took_part = merged(one, "a", 2)
-    assert took_part
-    adopted = {fact.fragment: fact for fact in reversed(facts(one, Adopted, "a", 2))}
-    assert {fact.mode for fact in adopted.values()} == {"bootstrap"}
-    for commit in took_part:
-        [part] = [each for each in commit.participants if each.learner == "a"]
-        assert part.base_step >= adopted[commit.fragment].after_step
-    for value in one.values:
-        assert set(value.values()) == {1}, "no step is in the global value twice"
 
 
 def test_a_donor_that_dies_half_way_is_replaced_by_another() -> None:

@@ -33,7 +33,7 @@ from outer.protocol.messages import Attach, Contribution, FragmentCounters, Read
 from outer.protocol.recorder import INCARNATIONS_KEPT, Recorder, runs_of
 from outer.protocol.recovery import Entry
 from tests.golden.bench import MANIFEST, Bench
-from tests.limits.driver import deep_size
+from tests.limits.sizes import deep_size
 from tests.waiting import DEADLINE_S, until
 
 LIMIT = 1000

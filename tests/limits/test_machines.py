@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import pytest
 
+from chaos.simulation.cluster import Cluster
+from chaos.simulation.profile import Fault, draw
 from learners.protocol.joining import TRANSFERS_MAX, PendingTransfers
 from learners.protocol.staged_reads import WAITING_MAX, StagedReads
+from orchestrator.lifecycle.controller import Controller
+from outer.protocol import coverage, members, sample_spans
 from outer.protocol.coverage import INTERVALS_MAX, Coverage, Mark
 from outer.protocol.events_effects import Fence
 from outer.protocol.facts import Refused
@@ -18,54 +23,85 @@ from outer.protocol.messages import ReadRequest, Report, StateRequest
 from outer.protocol.sample_spans import LENT_MAX, SpanPool
 from outer.protocol.sessions import RECORDS_WAITING_MAX
 from tests.golden.bench import Bench, bench, merged
-from tests.limits.driver import Driver, deep_size
+from tests.limits.sizes import deep_size
 
 ROOM, SLACK = 1.25, 64  # a factor and elements, between the largest sizes early and late in a run
-LOOKS = 40  # in each part
+LOOKS = 40  # in a run
+TROUBLES = ("crash", "crash_joining", "cut_two_way", "loss", "freeze", "scale_out", "drain", "leave", "garbled", "echo")
+EPOCHS = ("syncer_crash",)  # what one epoch hands to the next must not grow either
 
 
-def largest(driver: Driver, begin: int, end: int) -> dict[str, int]:
-    """Of each part of the state, its largest size between two syncer steps."""
-    driver.run(begin)
-    found: dict[str, int] = {}
+@pytest.fixture
+def low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is bounded is full early in a run."""
+    for module, name, most in (
+        (coverage, "INTERVALS_MAX", 8),
+        (members, "REFUSED_MAX", 8),
+        (sample_spans, "RETURNED_MAX", 16),
+        (sample_spans, "LENT_MAX", 8),
+    ):
+        monkeypatch.setattr(module, name, most)
+
+
+def sizes(virtual_s: float, kinds: tuple[str, ...], **sync: Any) -> list[dict[str, int]]:
+    """Simulate a run with these faults all the time; return the sizes of its machines at each of LOOKS moments."""
+    chance = Random(0)
+    options = draw(1, "calm", syncer_steps=10**6, P=3, H=4, tau=1, grace=0.0, **sync)
+    faults = tuple(
+        Fault(at + 2.0 * number, kind, chance.choice("abcd"), 3.0, 0.6)
+        for at in range(20, int(virtual_s), 40)
+        for number, kind in enumerate(kinds)
+    )
+    step_s = dict.fromkeys(options.step_s, 0.5)
+    cluster = Cluster(replace(options, faults=faults, storm_s=virtual_s, quorum=1, step_s=step_s))
+    supervisor, found = cluster.supervisor, []
+    supervisor.start()
     for look in range(1, LOOKS + 1):
-        driver.run(begin + (end - begin) * look // LOOKS)
-        found = {part: max(size, found.get(part, 0)) for part, size in driver.sizes().items()}
+        cluster.context.time.run(virtual_s * look / LOOKS)
+        machines = [learner.machine for learner in supervisor.learners.values()]
+        found.append(
+            {
+                "syncer": deep_size(supervisor.syncer.machine) if supervisor.syncer else 0,
+                "controller": deep_size(supervisor.controller),
+                "learners": max(map(deep_size, machines), default=0),
+            }
+        )
+    assert set(kinds) <= cluster.context.fault_counts.keys()
     return found
 
 
-def assert_flat(driver: Driver, early: tuple[int, int], late: tuple[int, int]) -> None:
-    before, after = largest(driver, *early), largest(driver, *late)
-    assert set(driver.troubles) == set(driver.causes)
-    grown = {part: (size, after[part]) for part, size in before.items() if after[part] > ROOM * size + SLACK}
-    assert not grown, f"{grown} (before, after)"
+def assert_flat(found: list[dict[str, int]]) -> None:
+    """The largest in the last third of a run is about the largest in the second."""
+    third = len(found) // 3
+    for part in found[0]:
+        before = max(look[part] for look in found[third : 2 * third])
+        after = max(look[part] for look in found[-third:])
+        assert after <= ROOM * before + SLACK, f"{part} has grown from {before} to {after}"
 
 
-@pytest.mark.parametrize("adopt", ["overwrite", "rebase"])
-def test_in_twenty_thousand_syncer_steps_of_one_epoch_with_deaths_joins_cuts_and_refusals_nothing_grows(
-    adopt: str,
-) -> None:
-    assert_flat(Driver(adopt=adopt, epochs=False), (5_000, 10_000), (15_000, 20_000))
-
-
-def test_nor_does_anything_that_one_epoch_hands_to_the_next() -> None:
-    assert_flat(Driver(adopt="overwrite"), (2_000, 5_000), (7_000, 10_000))
+@pytest.mark.usefixtures("low_bounds")
+@pytest.mark.parametrize(("adopt", "kinds"), [("overwrite", TROUBLES), ("rebase", TROUBLES + EPOCHS)])
+def test_in_a_run_with_deaths_joins_cuts_refusals_and_epochs_nothing_grows(adopt: str, kinds: tuple[str, ...]) -> None:
+    assert_flat(sizes(600.0, kinds, adopt=adopt))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("epochs", "steps"), [(False, 1_000_000), (True, 100_000)])
-def test_nor_in_a_million_of_one_epoch_or_a_hundred_thousand_of_many(epochs: bool, steps: int) -> None:
-    assert_flat(Driver(adopt="overwrite", epochs=epochs), (10_000, 20_000), (steps - 10_000, steps))
+@pytest.mark.usefixtures("low_bounds")
+@pytest.mark.parametrize("kinds", [TROUBLES, TROUBLES + EPOCHS])
+def test_nor_in_a_run_ten_times_as_long(kinds: tuple[str, ...]) -> None:
+    assert_flat(sizes(6000.0, kinds, adopt="overwrite"))
 
 
-def test_what_grows_is_found() -> None:
-    driver = Driver()
-    keeps: list[int] = []
-    driver.controller.kept = keeps  # type: ignore[attr-defined]
-    run = driver.run
-    driver.run = lambda until: (run(until), keeps.extend(range(until)))[0]  # type: ignore[method-assign, func-returns-value]
-    with pytest.raises(AssertionError, match="controller"):
-        assert_flat(driver, (500, 1000), (1500, 2000))
+def test_what_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = Controller.advance
+
+    def keep(controller: Controller, now: float) -> Any:
+        controller.__dict__.setdefault("kept", []).extend([now] * 10)
+        return advance(controller, now)
+
+    monkeypatch.setattr(Controller, "advance", keep)
+    with pytest.raises(AssertionError, match="controller has grown"):
+        assert_flat(sizes(300.0, ("crash",)))
 
 
 @dataclass

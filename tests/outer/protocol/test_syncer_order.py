@@ -216,6 +216,39 @@ def test_a_lease_that_runs_out_is_not_waited_for_and_a_report_renews_it() -> Non
     assert made.asked(2) == ["a", "b", "c"]
 
 
+def test_a_learner_that_reported_and_whose_lease_lapsed_has_reported_still() -> None:
+    """Its next sign of life need not be another step."""
+    made = bench("a", "b", sync=ALL | {"participants": "reported"}, peers={"lease_s": 1.0})
+    made.now = 0.5
+    made.step("a")
+    for made.now in (1.0, 1.5):
+        made.do(Tick())
+    assert {fact.learner for fact in made.facts(LeaseExpired)} == {"a", "b"}
+    made.now = 2.0
+    made.do(made.peers["a"].report())
+    made.step("b")
+    assert made.asked(1) == ["a", "b"]
+
+
+def test_when_the_only_one_with_a_pace_dies_the_others_open_steps_at_the_pace_it_had() -> None:
+    """a and b have finished no step so far."""
+    made = Bench(quorum=1, sync={"P": 1, "H": 3, "tau": 2})
+    made.join("a", "b", step_s=0.0, lease_s=1e9)
+    made.join("c", lease_s=1e9)
+    made.now = 0.125
+    made.step("c")
+    made.now = 0.25
+    made.do(Fence("c", 1, "killed"))
+    opened = []
+    while made.now < 2.5:
+        wake_at = made.syncer.wake_at
+        assert wake_at is not None
+        made.now, before = max(wake_at, made.now), made.syncer.syncer_step
+        made.do(Tick())
+        opened += [made.now] if made.syncer.syncer_step > before else []
+    assert [after - before for before, after in pairwise(opened)] == [1.0] * (len(opened) - 1) and len(opened) > 1
+
+
 def test_a_newer_incarnation_fences_the_older_and_its_answer_is_refused() -> None:
     made = reading("a", "b", "c", sync=ALL)
     old = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])

@@ -13,6 +13,7 @@ from learners.protocol.learner import Learner
 from orchestrator.lifecycle import controller
 from orchestrator.lifecycle.controller import Controller, Start
 from outer.config import SyncConfig
+from outer.protocol import events_effects as outer
 from outer.protocol import open_step
 from outer.protocol.events_effects import StopRequested
 from outer.protocol.open_step import OpenStep
@@ -58,10 +59,25 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moves]:
     assert made <= written(learner.TRANSITIONS)
 
 
-def storm(seed: int, **sync: Any) -> World:
+class Impatient(World):
+    """Ticks once between any two events, before the syncer wants one: nothing may come of it."""
+
+    checked_at, probes = 0.0, 0
+
+    def _drive_outer(self, event: outer.Event) -> None:
+        between, wake_at = (self.checked_at + self.now) / 2, self.syncer.wake_at
+        if self.checked_at < between < self.now and (wake_at is None or between < wake_at):
+            effects = self.syncer.handle(between, outer.Tick())
+            assert effects == [], f"at {between} something was due, but wake_at was {wake_at}"
+            self.probes += 1
+        self.checked_at = self.now
+        super()._drive_outer(event)
+
+
+def storm(seed: int, kind: type[World] = World, **sync: Any) -> World:
     """A run with deaths, freezes, drains and a bad network, stopped at a random time."""
     config = {"P": 2, "H": 4, "tau": 2, "read_timeout_s": 0.4, "lease_s": 0.8, "grace": 0.3}
-    world = World(
+    world = kind(
         sync=SyncConfig.model_validate(config | sync),
         learners={"a": 0.1, "b": 0.13, "c": 0.21},
         quorum=2,
@@ -98,6 +114,13 @@ def test_open_steps_and_learners_make_every_move_of_their_tables(steps: Moves, p
         rare()
     assert written(open_step.TRANSITIONS) - steps == set()
     assert written(learner.TRANSITIONS) - phases == set()
+
+
+@pytest.mark.parametrize("pacing", ["clock", "quorum"])
+def test_nothing_falls_due_before_the_syncer_asks_to_be_woken(pacing: str) -> None:
+    for seed in range(4):
+        world = storm(seed, Impatient, pacing=pacing)
+        assert isinstance(world, Impatient) and world.probes > 100
 
 
 def not_finite() -> None:
