@@ -69,17 +69,11 @@ def begin(
     if why and sources is None:
         raise Incomplete(why)
     layout = bulk.begin(opened.found.versions, bool(why))
-    digests = {
-        fragment: apart[fragment][0] if fragment in apart else codecs.digest(value.arrays[0])
-        for fragment, value in opened.values.items()
-    }
     found, rebuilt = opened.found, None
     if sources is not None and why:
-        found, rebuilt = _rebuilt(spec, journal, bulk, layout, opened, digests, sources, ask, why)
+        found, rebuilt = _rebuilt(spec, journal, bulk, layout, opened, apart, sources, ask, why)
     else:
         bulk.restore(opened.values)
-        for fragment, digest in digests.items():
-            found.digests[fragment] = digest  # an older version's may be of another kind
     machine = Syncer(
         epoch=spec.epoch,
         config=spec.sync,
@@ -133,13 +127,17 @@ def _rebuilt(
     bulk: Bulk | Shards,
     layout: Layout,
     opened: Opened,
-    digests: Mapping[int, str],
+    apart: Mapping[int, tuple[str, str]],
     sources: RecoverySources,
     ask: Callable[..., Any],
     why: str,
 ) -> tuple[Recovered, StateRebuilt]:
     """Values from elsewhere pass through this process, even where shards hold them afterwards."""
     log = record_codec.decode_replay(dict(sources.log))
+    digests = {
+        fragment: apart[fragment][0] if fragment in apart else codecs.digest(value.arrays[0])
+        for fragment, value in opened.values.items()
+    }
     ours = {fragment: RecoverySource(JOURNAL, value, digests[fragment]) for fragment, value in opened.values.items()}
     largest = max(4 * fragment.size for fragment in layout.fragments)
     learners = sources.held_by_learners(log.found.versions, ours, partial(ask, largest))

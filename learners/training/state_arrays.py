@@ -6,7 +6,6 @@ travel as their bits. `defect` checks arrays from a peer before `unpack` uses th
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from learners.training.devices.placement import own
-from outer.numeric.codec import SHA256_DIGITS
 
 Arrays = list[NDArray[Any]]
 PLAIN = "biuf"  # the dtype kinds of NumPy itself
@@ -61,9 +59,9 @@ def unpack(arrays: Arrays, like: Sequence[Any]) -> list[Any]:
     return [_restored(array, leaf) for array, leaf in zip(arrays, like, strict=True)]
 
 
-def digest(arrays: Arrays, like: str = "") -> str:
-    """XXH3, 128 bits, of shapes, dtypes and bytes, hexadecimal; `like`: as in codec.digest."""
-    running = hashlib.sha256() if len(like) == SHA256_DIGITS else xxhash.xxh3_128()
+def digest(arrays: Arrays) -> str:
+    """XXH3, 128 bits, of shapes, dtypes and bytes, hexadecimal."""
+    running = xxhash.xxh3_128()
     for array in arrays:
         running.update(f"{array.dtype.str}{array.shape}".encode())
         running.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

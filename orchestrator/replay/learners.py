@@ -159,7 +159,7 @@ class Learners:
                 unit.trainer.load(fragment, np.full(self.fragments[fragment].size, np.nan, np.float32))
             case Inherit(_, digest):
                 arrays = self._states.pop(key)
-                found = state_arrays.digest(arrays, like=digest)
+                found = state_arrays.digest(arrays)
                 if self._tally.compare("state", digest, found, order, syncer_step, key):
                     self._tell()
                 unit.trainer.inherit(state_arrays.unpack(arrays, unit.trainer.state_leaves()))

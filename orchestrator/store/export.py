@@ -98,7 +98,7 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
     if lacking := [each.index for each in fragments if each.index not in thetas] or not fragments:
         raise Damaged(f"{checkpoint_parts.SYNCER}: it has no values of fragments {lacking}")
     for index, digest in enumerate(header["kept"]["digests"]):
-        if digest and codecs.digest(thetas[index], like=digest) != digest:
+        if digest and codecs.digest(thetas[index]) != digest:
             raise Damaged(f"{checkpoint_parts.SYNCER}: fragment {index} has not the digest of its commit")
     values = [thetas[each.index] for each in fragments]
     tokens, left_out = manifest.tokens_committed, header.get("left_out", {})

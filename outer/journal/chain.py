@@ -107,9 +107,6 @@ class Chain:
         while waiting:
             heard: list[str] = []
             group = self._readable(waiting[0], heard)
-            if group is not None and "format" not in group.header:  # of format 1, whose facts were in files
-                after, waiting = Link(group.position, group.seal), waiting[1:]
-                continue
             if group is not None and after.position < (before := int(group.header["after"])) < waiting[0]:
                 waiting.insert(0, before)  # a listing may have overlooked it; if it is missing, say so
                 continue

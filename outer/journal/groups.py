@@ -135,8 +135,6 @@ class Group:
 
     def entries(self) -> list[Entry]:
         """The records. Raises ValueError, KeyError or TypeError for anything else."""
-        if "entries" in self.header:  # format 1
-            return [record_codec.decode_entry(each) for each in self.header["entries"]]
         named = self.header.get("fields", {})
         return [_entry(item, named) for item in self.header.get("items", ()) if isinstance(item, dict)]
 
@@ -147,7 +145,7 @@ class Group:
     def values(self) -> list[tuple[int, Value]]:
         """(fragment, value) of the commits in the group, newest first; for a snapshot, of all its values."""
         arrays, values = iter(self.arrays), []
-        written = [each for each in self.header.get("entries") or self.header.get("items", ()) if "arrays" in each]
+        written = [each for each in self.header.get("items", ()) if "arrays" in each]
         for entry, item in zip(self.entries(), written, strict=True):
             value, stored = [next(arrays) for _ in range(item["arrays"])], _stored(item.get("stored"))
             if (value or stored) and isinstance(entry.record, Committed):

@@ -119,8 +119,7 @@ class StoredJournal:
                 newest = past.chain[0]
                 self._after, self._before, self.rows = newest.position, newest.seal, newest.next_row
             self._count_segments(past)
-            begins = not any(group.header.get("format") == FORMAT for group in past.chain)
-            header = {"kind": OPENING, "nonce": uuid.uuid4().hex, "damage": past.damage, "begins": begins}
+            header = {"kind": OPENING, "nonce": uuid.uuid4().hex, "damage": past.damage, "begins": not past.chain}
             try:
                 self._put(header, [])
             except FileExistsError:

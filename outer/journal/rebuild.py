@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from outer.journal import record_codec
 from outer.journal.groups import Cut, Value
-from outer.numeric import codec as codecs
 from outer.protocol.facts import Record, StateRebuilt
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
@@ -124,20 +123,13 @@ def _rolled_back(checkpoint: Cut, announced: Sequence[int]) -> Rebuilt:
     return rebuilt
 
 
-def _digest(source: RecoverySource, announced: str) -> str:
-    """Of the value, of the same kind as the announced one."""
-    return (
-        source.digest if len(source.digest) == len(announced) else codecs.digest(source.value.arrays[0], like=announced)
-    )
-
-
 def _best(offered: Sequence[RecoverySource], announced: int, digest: str, exact: bool = True) -> RecoverySource | None:
     """The newest value up to the announced version, preferably with outer state; `exact`: of that version only."""
     sound = [
         each
         for each in offered
         if 0 < each.value.version <= announced
-        and not (each.value.version == announced and each.digest and digest and _digest(each, digest) != digest)
+        and not (each.value.version == announced and each.digest and digest and each.digest != digest)
         and (each.value.version == announced or not exact)
     ]
     return max(sound, key=lambda each: (each.value.version, each.source != LEARNER), default=None)

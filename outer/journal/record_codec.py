@@ -5,7 +5,7 @@ The encoded state is a snapshot: with it the journal can remove old groups.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -19,12 +19,6 @@ KINDS: dict[str, type[Record]] = {
     kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, LinkCarried, Finished)
 }
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
-
-
-def encode_entry(entry: Entry) -> dict[str, Any]:
-    record = asdict(entry.record)
-    kind = type(entry.record).__name__
-    return {"epoch": entry.epoch, "sequence": entry.sequence, "kind": kind, "record": record}
 
 
 def decode_entry(plain: dict[str, Any]) -> Entry:
@@ -60,7 +54,7 @@ class SavedState:
     next_span: int
     returned: list[tuple[int, int]]
     borrowed: list[Borrowed]
-    carried: dict[str, dict[int, int]] = field(default_factory=dict)  # an older version's state has none
+    carried: dict[str, dict[int, int]]
 
 
 _STATE = TypeAdapter(SavedState)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from outer.numeric.formats import named
 from outer.protocol.messages import Contribution
 
-SHA256_DIGITS = 64
 DIFFERENCE = "fp32_delta"  # what holds the outer gradient of any other format
 
 
@@ -65,12 +63,9 @@ def inspect(codec: str, payload: Any, size: int) -> str:
     return named(codec).inspect(payload, size)
 
 
-def digest(*payloads: NDArray[Any], like: str = "") -> str:
-    """XXH3, 128 bits, of the arrays' concatenated bytes, hexadecimal: bits flip, and nobody here forges them.
-
-    `like`: a recorded digest to compare with; one of an older version may be SHA-256, and then this is too.
-    """
-    running = hashlib.sha256() if len(like) == SHA256_DIGITS else xxhash.xxh3_128()
+def digest(*payloads: NDArray[Any]) -> str:
+    """XXH3, 128 bits, of the arrays' concatenated bytes, hexadecimal: bits flip, and nobody here forges them."""
+    running = xxhash.xxh3_128()
     for payload in payloads:
         running.update(np.ascontiguousarray(payload).data)
     return running.hexdigest()
