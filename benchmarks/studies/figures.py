@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from benchmarks.studies import scavenging, upsize
 from benchmarks.studies.bandwidth_paper import PAPER, PAPER_PARAMETERS, Method
 from benchmarks.studies.bandwidth_table import Exchange, cells
-from orchestrator.planner.fleet.islands.figures import SHADES, WIDTH, Point, chips_axis, standalone
-from orchestrator.report.canvas import bare, light, sheet, to_svg
+from benchmarks.studies.islands import FleetCell, Mode
+from orchestrator.report.canvas import bare, light, sheet, to_svg, variables
 
-NARROW, HEIGHT = 640, 340  # pixels
+NARROW, WIDTH, HEIGHT = 640, 860, 340  # pixels
+ALONE_COLOURS: dict[Mode, str] = {"data_parallel": "dead", "elastic": "held"}
+SHADES = ("train", "compiling", "joining", "frozen", "wasted", "pending", "fault", "draining")  # by number of learners
+Point = tuple[int, float]  # chips, goodput as a share
 LINES: tuple[tuple[Method, int, str, str], ...] = (
     ("data_parallel", 16, "dead", "data-parallel, bf16"),
     ("decoupled", 16, "train", "Decoupled, bf16"),
@@ -121,3 +125,61 @@ def cost_figure(by_chips: Mapping[int, Sequence[Point]], by_learners: Mapping[in
         return standalone(
             to_svg(figure, "cost", "Seconds of computing for one cell against chips and against learners")
         )
+
+
+def goodput_figure(
+    cells: Sequence[FleetCell], published: Mapping[tuple[Mode, int], Sequence[Point]] | None = None
+) -> str:
+    """Goodput against chips, a line for each mode and number of learners, with its interval; open dots: published."""
+    with sheet(WIDTH, 430) as figure:
+        axes = bare(figure.subplots())
+        several = sorted({cell.learners for cell in cells if cell.learners > 1})
+        colours = {count: SHADES[index % len(SHADES)] for index, count in enumerate(several)}
+        for mode, count in dict.fromkeys((cell.mode, cell.learners) for cell in cells):
+            row = sorted((cell for cell in cells if (cell.mode, cell.learners) == (mode, count)), key=lambda c: c.chips)
+            colour = light(ALONE_COLOURS.get(mode) or colours[count])
+            chips = [cell.chips for cell in row]
+            axes.plot(
+                chips, [cell.goodput for cell in row],
+                color=colour, marker=".", markersize=4, label=name(mode, count),
+            )  # fmt: skip
+            low, high = zip(*(cell.goodput_interval for cell in row), strict=True)
+            axes.fill_between(chips, low, high, color=colour, alpha=0.2, linewidth=0)
+            dots = published.get((mode, count), ())
+            if dots:
+                axes.plot(*zip(*dots, strict=True), "o", color=colour, markersize=7, fillstyle="none", clip_on=False)
+        chips_axis(axes, sorted({cell.chips for cell in cells}))
+        axes.set_ylim(0.0, 1.0)
+        axes.set_ylabel("goodput")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        figure.legend(loc="outside right center", borderpad=0.2)
+        return standalone(to_svg(figure, "goodput", "Goodput of fleets against their size in chips, by row of Table 1"))
+
+
+def name(mode: Mode, learners: int) -> str:
+    """What a row is called."""
+    words = {"data_parallel": "data-parallel", "elastic": "elastic data-parallel"}
+    return words.get(mode) or f"{mode} M = {learners}"
+
+
+def chips_axis(axes: Axes, sizes: Sequence[int]) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [short(size) for size in sizes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("chips, N")
+    axes.grid(axis="y")
+
+
+def short(chips: int) -> str:
+    """150k, 1.2m."""
+    return f"{chips / 1e6:g}m" if chips >= 1_000_000 else f"{chips / 1e3:g}k" if chips >= 1000 else str(chips)
+
+
+def standalone(svg: str) -> str:
+    """A figure of the report with the colours and the font that its page would give it."""
+    style = (
+        f"svg {{ {variables(dark=False)} background: var(--paper); font-family: system-ui, sans-serif; }}"
+        f" @media (prefers-color-scheme: dark) {{ svg {{ {variables(dark=True)} }} }}"
+    )
+    opening, rest = svg.split(">", 1)
+    return f"{opening}><style>{style}</style>{rest}\n"

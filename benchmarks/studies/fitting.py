@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from orchestrator.planner.fleet.islands.failures import Failures
-from orchestrator.planner.fleet.islands.goodput import Cell, Effort, Mode, Waiting, once
+from benchmarks.studies.islands import ChipFailures, Effort, FleetCell, Mode, Waiting, once
 
 ROWS: tuple[tuple[Mode, int], ...] = (
     ("data_parallel", 1), ("elastic", 1), ("decoupled", 2), ("decoupled", 4), ("decoupled", 8), ("decoupled", 16),
@@ -43,13 +42,13 @@ class Errors(NamedTuple):
     largest: float
 
 
-def model_of(logarithms: Sequence[float]) -> Failures:
+def model_of(logarithms: Sequence[float]) -> ChipFailures:
     """The failure model for logarithms of step, rebuild and outage in seconds."""
     step_s, rebuild_s, outage_s = (float(value) for value in np.exp(logarithms))
-    return Failures(step_s=step_s, down_s=rebuild_s, up_s=rebuild_s, outage_s=outage_s)
+    return ChipFailures(step_s=step_s, down_s=rebuild_s, up_s=rebuild_s, outage_s=outage_s)
 
 
-def fit(sizes: Sequence[int], seed: int = 1) -> Failures:
+def fit(sizes: Sequence[int], seed: int = 1) -> ChipFailures:
     """The failure model whose table comes closest to the published one at these sizes."""
     wanted = np.array([PUBLISHED[size] for size in sizes], np.float64)
 
@@ -62,7 +61,7 @@ def fit(sizes: Sequence[int], seed: int = 1) -> Failures:
     return model_of(found.x)
 
 
-def table(failures: Failures, sizes: Sequence[int], seed: int) -> Any:
+def table(failures: ChipFailures, sizes: Sequence[int], seed: int) -> Any:
     """float64[sizes, rows, 2]: goodput and uptime in percent, from one learner of each size that occurs."""
 
     @cache
@@ -77,13 +76,13 @@ def table(failures: Failures, sizes: Sequence[int], seed: int) -> Any:
     return np.array([[cell(*row, size) for row in ROWS] for size in sizes])
 
 
-def errors(cells: Sequence[Cell]) -> Errors:
+def errors(cells: Sequence[FleetCell]) -> Errors:
     """Of simulated cells against the published ones."""
     apart = np.abs([difference for cell in cells for difference in differences(cell)])
     return Errors(float(apart.mean()), float(apart.max()))
 
 
-def differences(cell: Cell) -> tuple[float, float]:
+def differences(cell: FleetCell) -> tuple[float, float]:
     """Goodput and uptime, simulated less published, in points."""
     goodput, uptime = PUBLISHED[cell.chips][ROWS.index((cell.mode, cell.learners))]
     return 100.0 * cell.goodput - goodput, 100.0 * cell.uptime - uptime

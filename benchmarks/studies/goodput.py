@@ -1,6 +1,9 @@
 """The goodput of fleets: the fit to the paper's Table 1, how every number depends on what is not published, the speed.
 
+    python benchmarks/studies/goodput.py --json [--learners 1,2,8] [--chips 600e3,2.4e6] [--seed 0]
     python benchmarks/studies/goodput.py [--write]
+
+The first prints a list of cells, by default those of Table 1. The second does all the rest:
 
 Fits on two of the three published fleet sizes and predicts the third, for each of them; simulates the table, its
 sensitivity, the baselines, and the grid of 6 rows x 5 sizes, with the time it takes on one core. `--write` renews the
@@ -10,11 +13,13 @@ tables of docs/studies.md and the figures in docs/figures/. A few minutes. The e
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,17 +27,26 @@ sys.path.insert(0, str(ROOT))
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ[f"{library}_NUM_THREADS"] = "1"  # one core is what is measured
 
+from benchmarks.studies import figures  # noqa: E402
 from benchmarks.studies.figures import cost_figure  # noqa: E402
 from benchmarks.studies.fitting import PUBLISHED, ROWS, Errors, differences, errors, fit  # noqa: E402
-from orchestrator.planner.fleet.islands import figures  # noqa: E402
-from orchestrator.planner.fleet.islands.failures import Draws, Failures  # noqa: E402
-from orchestrator.planner.fleet.islands.goodput import Cell, Effort, Mode, fleets, simulate  # noqa: E402
-from orchestrator.planner.fleet.islands.island import Island  # noqa: E402
+from benchmarks.studies.islands import (  # noqa: E402
+    ChipFailures,
+    Draws,
+    Effort,
+    FleetCell,
+    Island,
+    Mode,
+    fleets,
+    simulate,
+)
+from benchmarks.studies.script import numbers  # noqa: E402
 
 PAGE, FIGURES = ROOT / "docs" / "studies.md", ROOT / "docs" / "figures"
 BY = "written by python benchmarks/studies/goodput.py --write"
 SIZES = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 LEARNERS = (1, 2, 4, 8, 16)
+LEARNING: tuple[Mode, ...] = ("data_parallel", "elastic", "decoupled")  # the rows of Table 1
 MEAN_MOST, LARGEST_MOST, GRID_S_MOST = 2.0, 5.0, 60.0
 SENSITIVE: tuple[tuple[Mode, int, int], ...] = (
     ("data_parallel", 1, 1_200_000), ("elastic", 1, 1_200_000), ("decoupled", 2, 1_200_000),
@@ -53,7 +67,7 @@ def row(*parts: object) -> str:
 # ------------------------------------------------------------------ the fit
 
 
-def fits() -> Iterator[tuple[int | None, Failures, Errors, Errors | None]]:
+def fits() -> Iterator[tuple[int | None, ChipFailures, Errors, Errors | None]]:
     """The size held out, the fit to the others, its errors on them and on that one; at last none held out."""
     for held in (*PUBLISHED, None):
         sizes = [size for size in PUBLISHED if size != held]
@@ -63,7 +77,7 @@ def fits() -> Iterator[tuple[int | None, Failures, Errors, Errors | None]]:
         yield held, failures, told, None if held is None else errors(cells[held])
 
 
-def fit_table(found: Sequence[tuple[int | None, Failures, Errors, Errors | None]]) -> str:
+def fit_table(found: Sequence[tuple[int | None, ChipFailures, Errors, Errors | None]]) -> str:
     lines = head(
         "held out", "step s", "down = up s", "outage s", "fit: mean error", "largest", "prediction: mean", "largest"
     )
@@ -83,17 +97,17 @@ def fit_table(found: Sequence[tuple[int | None, Failures, Errors, Errors | None]
 # ------------------------------------------------------------------ the table
 
 
-def grid() -> tuple[list[Cell], dict[tuple[Mode, int, int], float]]:
+def grid() -> tuple[list[FleetCell], dict[tuple[Mode, int, int], float]]:
     """All rows and sizes, with the seconds that each cell took."""
     cells, took = [], {}
-    for each in fleets(LEARNERS, SIZES, ("data_parallel", "elastic", "decoupled")):
+    for each in fleets(LEARNERS, SIZES, LEARNING):
         begin = time.process_time()
-        cells.append(simulate(*each, Failures()))
+        cells.append(simulate(*each, ChipFailures()))
         took[each] = time.process_time() - begin
     return cells, took
 
 
-def grid_table(cells: Sequence[Cell]) -> str:
+def grid_table(cells: Sequence[FleetCell]) -> str:
     """Simulated, and in brackets how far that is from the published cell."""
     lines = head("row", *(f"{figures.short(size)} chips" for size in SIZES))
     for mode, count in ROWS:
@@ -102,14 +116,14 @@ def grid_table(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-def _against(cell: Cell) -> str:
+def _against(cell: FleetCell) -> str:
     text = f"{100 * cell.goodput:.1f}/{100 * cell.uptime:.1f}±{100 * cell.half_width:.1f}"
     if cell.chips not in PUBLISHED:
         return text
     return f"{text} ({'/'.join(f'{difference:+.1f}' for difference in differences(cell))})"
 
 
-def headline(cells: Sequence[Cell]) -> str:
+def headline(cells: Sequence[FleetCell]) -> str:
     at = {(cell.mode, cell.learners): cell for cell in cells if cell.chips == 1_200_000}
     lines = head("at 1.2m chips", "paper", "simulated", "95 % interval", "seeds")
     for key, published in ((("data_parallel", 1), 27), (("elastic", 1), 58), (("decoupled", 8), 88)):
@@ -124,7 +138,7 @@ def waiting_table() -> str:
     lines = head("goodput at", *(f"M = {count}" for count in LEARNERS[1:]))
     for size in (150_000, 1_200_000):
         for mode in ("decoupled", "streaming", "sync"):
-            found = [simulate(mode, count, size, Failures()) for count in LEARNERS[1:]]  # type: ignore[arg-type]
+            found = [simulate(mode, count, size, ChipFailures()) for count in LEARNERS[1:]]  # type: ignore[arg-type]
             lines.append(row(f"{figures.short(size)} chips, {mode}", *(f"{100 * cell.goodput:.1f}" for cell in found)))
     return "\n".join(lines)
 
@@ -133,16 +147,14 @@ def waiting_table() -> str:
 
 
 def sensitivity() -> str:
-    base = Failures()
+    base = ChipFailures()
     lines = head(
         "parameter", *(f"{figures.name(mode, count)}, {figures.short(size)}" for mode, count, size in SENSITIVE)
     )
     lines.append(row("all as by default", *(f"{100 * _goodput(base, each):.1f}" for each in SENSITIVE)))
     for name in VARIED:
         value = getattr(base, name)
-        halved, doubled = (
-            base.model_copy(update={name: type(value)(value * factor)}) for factor in (0.5, 2)
-        )  # the model has no upper bounds that these could break
+        halved, doubled = (replace(base, **{name: type(value)(value * factor)}) for factor in (0.5, 2))
         moves = [
             " ".join(f"{100 * (_goodput(model, each) - _goodput(base, each)):+.1f}" for model in (halved, doubled))
             for each in SENSITIVE
@@ -151,7 +163,7 @@ def sensitivity() -> str:
     return "\n".join(lines)
 
 
-def _goodput(failures: Failures, cell: tuple[Mode, int, int]) -> float:
+def _goodput(failures: ChipFailures, cell: tuple[Mode, int, int]) -> float:
     return simulate(*cell, failures, Effort(half_width=0.0025)).goodput
 
 
@@ -174,7 +186,7 @@ def speed(took: dict[tuple[Mode, int, int], float]) -> str:
 
 
 def _beats_s(chips: int) -> float:
-    island, now = Island(Failures(), chips, Draws(0)), 0.0
+    island, now = Island(ChipFailures(), chips, Draws(0)), 0.0
     begin = time.process_time()
     for _ in range(STEPS):
         sample = island.sample(now)
@@ -183,7 +195,7 @@ def _beats_s(chips: int) -> float:
 
 
 def _leaps_s(chips: int) -> float:
-    island, now, left = Island(Failures(), chips, Draws(0)), 0.0, STEPS
+    island, now, left = Island(ChipFailures(), chips, Draws(0)), 0.0, STEPS
     begin = time.process_time()
     while left:
         leap = island.leap(now, left)
@@ -192,7 +204,7 @@ def _leaps_s(chips: int) -> float:
     return time.process_time() - begin
 
 
-def draw(cells: Sequence[Cell], took: dict[tuple[Mode, int, int], float]) -> None:
+def draw(cells: Sequence[FleetCell], took: dict[tuple[Mode, int, int], float]) -> None:
     FIGURES.mkdir(exist_ok=True)
     published = {
         each: [(size, rows[index][0] / 100) for size, rows in PUBLISHED.items()] for index, each in enumerate(ROWS)
@@ -219,7 +231,15 @@ def write(blocks: dict[str, str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="renew docs/studies.md and its figures")
+    parser.add_argument("--json", action="store_true", help="print cells alone, as a list")
+    parser.add_argument("--learners", type=numbers, default=LEARNERS, help="with --json")
+    parser.add_argument("--chips", type=numbers, default=(150_000, 1_200_000), help="with --json: sizes of the fleet")
+    parser.add_argument("--seed", type=int, default=0, help="with --json")
     options = parser.parse_args()
+    if options.json:
+        wanted = fleets([int(each) for each in options.learners], [int(each) for each in options.chips], LEARNING)
+        print(json.dumps([asdict(simulate(*each, ChipFailures(), seed=options.seed)) for each in wanted]))
+        return
     found = list(fits())
     cells, took = grid()
     blocks = {

@@ -40,12 +40,6 @@ def _entry(panel: str, name: str, summary: str, attribute: str = "", module: str
     return CommandEntry(panel, name, summary, partial(_import, module or word, attribute or word))
 
 
-def _simulate() -> typer.Typer:
-    group = typer.Typer(help="Simulate fleets of any size.")
-    group.command("goodput")(_import("simulate_goodput", "goodput"))
-    return group
-
-
 COMMANDS = (
     _entry(RUN, "init", "Write a commented recipe with good defaults"),
     _entry(RUN, "run", "Train by a recipe, or resume a run that was stopped or died"),
@@ -63,7 +57,6 @@ COMMANDS = (
     _entry(PLAN, "plan", "Show what a run needs, sends and survives, and whether it fits"),
     _entry(PLAN, "doctor", "Check this machine: versions, authentication, ports, memory, cores, packages"),
     _entry(PLAN, "check-task", "Check that a task does what learners and syncer rely on"),
-    CommandEntry(PLAN, "simulate", "Simulate fleets of any size", _simulate),
     _entry(PROVE, "check", "Make every check on a run's log"),
     _entry(PROVE, "replay", "Compute a recorded run again and compare it to the bit"),
     _entry(PROVE, "tape", "Simulate a recipe's run and write the log that it would have"),

@@ -111,8 +111,8 @@ def _of_options(
         if value is not None and not value <= STEP_S_MOST:
             words = f"must be at most {STEP_S_MOST:,.12g}"
             yield Problem(option, value, words, f"write {option} {STEP_S_MOST:.12g} or less")
-    if profile is not None and chips is not None:
-        yield Problem("--chips", chips, "belongs to the fleet, not to --profile", "leave out one of the two")
+    if chips is not None:
+        yield Problem("--chips", chips, "islands of chips are simulated by benchmarks/studies alone", "leave it out")
     if profile is None and startup_s is not None:
         yield Problem("--startup-seconds", startup_s, "belongs to --profile", "set fleet.start_s instead")
 
@@ -136,7 +136,7 @@ def _of_fleet(recipe: Recipe, seed: int, step_s: float, chips: int | None, as_js
         typer.echo("warning: faults of [chaos] are not in this tape; --profile calm has them, and no [fleet]", err=True)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("simulating", total=1.0)
-        made = record(recipe, shapes, step_s, seed, chips, lambda share: bar.update(task, completed=share))
+        made = record(recipe, shapes, step_s, seed, lambda share: bar.update(task, completed=share))
     if failed := [f"{each.name}: {each.reason}" for each in made.verdicts if each.status == "violated"]:
         raise TapeUnsound("; ".join(failed))
     outcome = made.outcome

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.planner.fleet.islands.goodput import half_width
+from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 ROWS = "seed-*/study.json"
 
@@ -50,3 +51,8 @@ def spread(losses: Sequence[float]) -> tuple[float | None, float | None]:
     """The mean and half of Student's 95 % interval, as far as so many losses have them."""
     mean = statistics.fmean(losses) if losses else None
     return mean, half_width(losses) if len(losses) > 1 else None
+
+
+def half_width(samples: Sequence[float]) -> float:
+    """Half of Student's 95 % interval for the mean of two or more independent samples."""
+    return float(stdtrit(len(samples) - 1, 0.975)) * statistics.stdev(samples) / math.sqrt(len(samples))

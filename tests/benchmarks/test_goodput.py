@@ -1,18 +1,347 @@
-"""Table 1 of the paper: how close the defaults come, and what the fit computes."""
+"""Goodput of fleets: the paper's Table 1, islands and their fast path, and islands under the protocol machines."""
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
+from itertools import pairwise
+
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from benchmarks.studies import fitting
-from orchestrator.planner.fleet.islands.failures import Failures
-from orchestrator.planner.fleet.islands.goodput import Cell, Effort, simulate
+from benchmarks.studies.goodput import main
+from benchmarks.studies.islands import (
+    ALONE,
+    YEAR_S,
+    ChipFailures,
+    Draws,
+    Effort,
+    FleetCell,
+    IdleTimes,
+    Island,
+    Leap,
+    Waiting,
+    all_idle_s,
+    alone,
+    fleets,
+    interval,
+    measured,
+    once,
+    simulate,
+    streaming,
+    synchronous,
+)
+from benchmarks.studies.models import even
+from orchestrator.planner.fleet import run
+from orchestrator.planner.fleet.description import Fleet, Member, StepSample, Timing
+from outer.config import SyncConfig
+from outer.protocol.schedule import Budget
+from tests.property_settings import examples
+
+NEVER = ChipFailures(mtbi_s=1e15)
+SHORT = Effort(half_width=0.5, failing=400)
+
+seconds = st.floats(0.5, 60.0)
+models = st.builds(
+    ChipFailures,
+    mtbi_s=st.floats(1e4, YEAR_S),
+    step_s=seconds,
+    slice_chips=st.sampled_from([1, 16, 256]),
+    down_s=st.floats(0.0, 60.0),
+    up_s=st.floats(0.0, 60.0),
+    outage_s=seconds,
+    repair_a=st.floats(0.5, 3.0),
+    repair_c=st.floats(0.5, 2.0),
+    repair_scale_s=st.floats(1.0, 2000.0),
+)
+Stall = tuple[float, float]
+
+
+def stepped(island: Island, steps: int) -> tuple[list[Stall], float, float]:
+    """Step by step: the stalls, the end of the last step, and what all of them are worth."""
+    now, worth, stalls, end = 0.0, 0.0, [], 0.0
+    for _ in range(steps):
+        sample = island.sample(now)
+        end = now + sample.seconds
+        now, worth = end + sample.stall_s, worth + sample.share
+        if sample.stall_s:
+            stalls.append((end, now))
+    return stalls, end, worth
+
+
+def leapt(island: Island, steps: int) -> tuple[list[Stall], float, float]:
+    """The same by the fast path."""
+    now, worth, stalls, end = 0.0, 0.0, [], 0.0
+    while steps:
+        leap = island.leap(now, steps)
+        steps -= leap.steps
+        end = now + leap.seconds
+        now, worth = end + leap.stall_s, worth + leap.worth
+        if leap.stall_s:
+            stalls.append((end, now))
+    return stalls, end, worth
+
+
+@examples(60)
+@given(models, st.integers(1, 20_000), st.integers(0, 2**32), st.booleans(), st.integers(1, 600))
+@example(ChipFailures(mtbi_s=1e4, repair_scale_s=2000.0), 300, 1, True, 600)  # one slice: each failure takes all of it
+def test_the_fast_path_gives_the_stalls_step_ends_and_worth_of_single_steps(
+    failures: ChipFailures, chips: int, seed: int, elastic: bool, steps: int
+) -> None:
+    slow = stepped(Island(failures, chips, Draws(seed), elastic), steps)
+    fast = leapt(Island(failures, chips, Draws(seed), elastic), steps)
+    assert len(slow[0]) == len(fast[0])
+    for one, other in zip(slow[0], fast[0], strict=True):
+        assert one == pytest.approx(other, rel=1e-9)
+    assert slow[1:] == pytest.approx(fast[1:], rel=1e-9)
+
+
+@examples(30)
+@given(models, st.integers(1, 20_000), st.integers(0, 2**32))
+@example(ChipFailures(mtbi_s=1e4, repair_scale_s=2000.0), 300, 1)  # one slice: each failure takes all of it
+def test_a_step_never_counts_more_than_whole_and_the_learner_never_steps_with_nothing(
+    failures: ChipFailures, chips: int, seed: int
+) -> None:
+    island, now = Island(failures, chips, Draws(seed)), 0.0
+    for _ in range(200):
+        assert len(island._away) < island.slices
+        sample = island.sample(now)
+        assert 0.0 <= sample.share <= 1.0 and sample.stall_s >= 0.0 and sample.seconds == failures.step_s
+        now += sample.seconds + sample.stall_s
+
+
+def test_failing_steps_are_as_many_as_a_poisson_process_makes_of_the_chips_that_step() -> None:
+    failures = ChipFailures(mtbi_s=1e6, step_s=10.0, outage_s=30.0)
+    island, steps = Island(failures, 10_000, Draws(3), elastic=False), 20_000
+    failing = len(stepped(island, steps)[0])
+    chance = 1.0 - math.exp(-10_000 * 10.0 / 1e6)
+    assert abs(failing - steps * chance) < 4 * math.sqrt(steps * chance * (1 - chance))
+
+
+def test_chips_that_are_away_do_not_fail() -> None:
+    """With repairs that last, ever fewer slices are left, and the next failure takes ever longer."""
+    failures = ChipFailures(mtbi_s=1e6, slice_chips=100, repair_a=100.0, repair_scale_s=1e7)
+    island = Island(failures, 1000, Draws(0))
+    stalls, *_ = leapt(island, 2000)
+    times = [begin for begin, _ in stalls]
+    assert len(times) < 10 * 2000 * failures.step_s * 100 / 1e6 and len(island._away) == len(times)
+
+
+def test_slices_return_after_an_exponentiated_weibull_delay() -> None:
+    failures = ChipFailures(repair_a=2.0, repair_c=0.8, repair_scale_s=600.0)
+    draws = Draws(5).repairs_s(failures)
+    found = sorted(next(draws) for _ in range(4000))
+    for quantile in (0.1, 0.5, 0.9):
+        assert found[int(4000 * quantile)] == pytest.approx(failures.repair_s(quantile), rel=0.1)
+        t = failures.repair_s(quantile) / 600.0
+        assert (1.0 - math.exp(-(t**0.8))) ** 2.0 == pytest.approx(quantile)
+
+
+def test_chips_of_one_slice_that_fail_in_the_same_step_take_it_out_once() -> None:
+    """Of 4 slices, each lost with chance p in a step: a learner steps again with the 4 (1 - p) that are left."""
+    failures = ChipFailures(mtbi_s=10.0, step_s=10.0, slice_chips=1, repair_a=100.0, repair_scale_s=1e6)
+    left = [Island(failures, 4, Draws(seed)).sample(0.0).share for seed in range(2000)]
+    chance = 1.0 - math.exp(-1.0)
+    assert statistics.fmean(left) == pytest.approx(1.0 - chance, abs=4 * math.sqrt(chance * (1 - chance) / 8000))
+
+
+def test_slices_lost_and_returned_at_one_boundary_make_one_rebuild_as_long_as_the_longer() -> None:
+    failures = ChipFailures(mtbi_s=2e4, step_s=10.0, slice_chips=1, down_s=5.0, up_s=7.0, repair_scale_s=100.0)
+    stalls, *_ = stepped(Island(failures, 1000, Draws(0)), 2000)
+    assert {round(until - begin, 6) for begin, until in stalls} == {5.0, 7.0}
+
+
+def test_a_learner_with_every_slice_away_waits_for_the_first_to_return() -> None:
+    failures = ChipFailures(mtbi_s=1.0, step_s=10.0, slice_chips=256, down_s=5.0, up_s=7.0)  # fails in every step
+    island = Island(failures, 256, Draws(0))
+    sample = island.sample(100.0)
+    back = next(Draws(0).repairs_s(failures))
+    assert sample == (10.0, pytest.approx(max(5.0, back) + 7.0), 0.0)
+    assert island.sample(200.0 + back).share == 0.0  # it stepped, whole, and failed again
+
+
+def test_without_failures_every_fleet_has_all_its_goodput() -> None:
+    def islands() -> list[Island]:
+        return [Island(NEVER, 1024, Draws(0, 0, index)) for index in range(2)]
+
+    assert measured([alone(island, 100.0, 5000.0) for island in islands()], 100.0, 5000.0) == (1.0, 1.0)
+    assert synchronous(islands(), 100.0, 5000.0, 24) == (1.0, 1.0)
+    assert streaming(islands(), 100.0, 5000.0, 2) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("stall", ["down_s", "up_s", "outage_s"])
+def test_a_measured_stretch_holds_many_of_the_longest_stalls(stall: str) -> None:
+    failures = ChipFailures(mtbi_s=1e7, **{stall: 1e6})
+    for mode in ALONE:
+        found = once(mode, 1, 10_000, failures, Effort(failing=10), (0, 0), Waiting())
+        assert 0.0 < found.goodput <= 1.0 and 0.0 < found.uptime <= 1.0
+
+
+# ------------------------------------------------------------------ accounts
+
+
+def test_nobody_steps_where_the_stalls_of_all_learners_meet() -> None:
+    one, other = IdleTimes(), IdleTimes()
+    one.idle(10, 20), one.idle(30, 40), one.idle(95, 120)
+    other.idle(0, 12), other.idle(18, 33), other.idle(90, 200)
+    assert all_idle_s([one, other], 0, 100) == pytest.approx(2 + 2 + 3 + 5)
+    assert all_idle_s([one], 15, 35) == pytest.approx(5 + 5)
+    assert all_idle_s([one, IdleTimes()], 0, 100) == 0.0
+
+
+def test_goodput_is_the_mean_over_learners_each_over_its_own_stretch() -> None:
+    records = [IdleTimes(begin=0, end=100, useful_s=50), IdleTimes(begin=10, end=210, useful_s=200)]
+    assert measured(records, 0, 100).goodput == pytest.approx(0.75)
+
+
+def test_uptime_of_a_fleet_is_that_of_independent_learners() -> None:
+    """What the fit relies on in place of simulating fleets."""
+    failures, effort = ChipFailures(), Effort(half_width=1.0, failing=2000)
+    fleet = simulate("decoupled", 2, 1_200_000, failures, effort)
+    one = simulate("elastic", 1, 600_000, failures, effort, seed=1)
+    assert fleet.goodput == pytest.approx(one.goodput, abs=0.015)
+    assert fleet.uptime == pytest.approx(1 - (1 - one.uptime) ** 2, abs=0.015)
+
+
+def test_the_interval_is_students() -> None:
+    samples = [0.50, 0.52, 0.48, 0.51, 0.49]
+    half = 2.776445 * statistics.stdev(samples) / math.sqrt(5)
+    assert interval(samples) == pytest.approx((0.5 - half, 0.5 + half))
+    assert interval([0.0, 1.0])[0] == 0.0 and interval([1.0] * 5) == (1.0, 1.0)
+
+
+def test_seeds_are_added_until_the_interval_is_narrow_enough() -> None:
+    wide = simulate("elastic", 1, 600_000, ChipFailures(), Effort(half_width=0.5, failing=200))
+    effort = Effort(half_width=0.004, failing=200)
+    narrow = simulate("elastic", 1, 600_000, ChipFailures(), effort)
+    assert wide.seeds == 5 < narrow.seeds and narrow.half_width <= 0.004 < wide.half_width
+
+
+def test_the_same_seed_gives_the_same_cell_and_another_gives_another() -> None:
+    cells = [simulate("decoupled", 2, 150_000, ChipFailures(), SHORT, seed) for seed in (0, 0, 1)]
+    assert cells[0] == cells[1] != cells[2]
+
+
+def test_one_learner_is_data_parallel_and_several_are_the_rest() -> None:
+    assert list(fleets([1, 2], [100], ["data_parallel", "decoupled"])) == [
+        ("data_parallel", 1, 100),
+        ("decoupled", 2, 100),
+    ]
+
+
+# ------------------------------------------------------------------ fleets that wait
+
+
+class Scripted:
+    """An island with given stalls after its steps."""
+
+    def __init__(self, stalls: dict[int, float]) -> None:
+        self.failures, self.stalls, self.begun = ChipFailures(step_s=1.0), stalls, list[float]()
+
+    def sample(self, now: float) -> StepSample:
+        self.begun.append(now)
+        return StepSample(1.0, self.stalls.get(len(self.begun), 0.0), 1.0)
+
+    def leap(self, now: float, most: int) -> Leap:
+        sample = self.sample(now)
+        return Leap(1, sample.seconds, sample.stall_s, sample.share)
+
+
+def test_in_streaming_nobody_is_more_than_tau_steps_ahead_of_the_slowest() -> None:
+    slow, fast = Scripted({5: 10.0}), Scripted({})
+    streaming([slow, fast], 0.0, 30.0, overlap_steps=2)  # type: ignore[list-item]
+    ended = [begin + 1.0 for begin in slow.begun]
+    for step, begin in enumerate(fast.begun):
+        assert step < 3 or begin >= ended[step - 3]
+    assert fast.begun[7] == 7.0 < fast.begun[8] == ended[5]
+
+
+def test_in_sync_all_wait_for_the_slowest_after_every_round() -> None:
+    slow, fast = Scripted({2: 10.0, 4: 5.0}), Scripted({})
+    found = synchronous([slow, fast], 0.0, 18.0, round_steps=4)  # type: ignore[list-item]
+    assert slow.begun == [0, 1, 12, 13, 19, 20, 21, 22] and fast.begun == [0, 1, 2, 3, 14, 15, 16, 17]
+    assert found.goodput == pytest.approx(8 / 23) and found.uptime == pytest.approx(1 - 9 / 23)
+
+
+def test_who_waits_for_others_loses_goodput_to_them() -> None:
+    effort = Effort(half_width=1.0, failing=600)
+    free, stream, sync = (
+        simulate(mode, 8, 1_200_000, ChipFailures(), effort).goodput for mode in ("decoupled", "streaming", "sync")
+    )
+    assert free > stream > sync
+
+
+# ------------------------------------------------------------------ the same islands under the machines
+
+CHIPS = 400_000  # of each learner: a failing one each 79 s of stepping
+
+
+def islands(learners: int, seed: int, stall_s: float = 14.8) -> list[Island]:
+    model = ChipFailures(down_s=stall_s, up_s=stall_s)
+    return [Island(model, CHIPS, Draws(seed, 0, index)) for index in range(learners)]
+
+
+def fleet(rhythms, **changed) -> Fleet:
+    sync = changed.pop("sync", SyncConfig())
+    given = {
+        "sync": sync,
+        "quorum": 1,
+        "fragments": even(24_000, sync.round_steps),
+        "members": tuple(Member(f"learner-t-{i}", 8, 800, rhythm) for i, rhythm in enumerate(rhythms)),
+        "budget": Budget(None, 10**9),
+        "warm": True,
+    }
+    return Fleet(**given | changed)
+
+
+@pytest.mark.parametrize(("learners", "seed", "stall_s"), [(2, 1, 14.8), (4, 2, 14.8), (2, 3, 60.0)])
+def test_under_the_machines_learners_step_as_they_do_alone_event_by_event(learners, seed, stall_s):
+    """What the fast path leaves out, the protocol, takes nothing from anybody's steps in free overlap."""
+    until = 4000.0
+    made = fleet(islands(learners, seed, stall_s), timing=Timing(hang_s=math.inf))  # standing still is no hang
+    outcome, world = run.simulate(made, until)
+    records = [alone(island, 0.0, until) for island in islands(learners, seed, stall_s)]
+    for record, steps in zip(records, world.steps.values(), strict=True):
+        paused = [(a.ended, b.began) for a, b in pairwise(steps) if b.began > a.ended]
+        quick = [pair for pair in zip(record.idle_from, record.idle_until, strict=True) if pair[1] <= steps[-1].began]
+        assert len(quick) > 10
+        assert np.array(paused) == pytest.approx(np.array(quick), abs=1e-6)
+    assert outcome.goodput == pytest.approx(sum(r.useful_s / (r.end - r.begin) for r in records) / learners, abs=0.005)
+    assert outcome.uptime == pytest.approx(1.0 - all_idle_s(records, 0.0, until) / until, abs=1e-6)
+    assert outcome.participation > (0.9 if stall_s < 20.0 else 0.5), "who stands still gives what it did before"
+
+
+def test_hardware_that_stands_still_goes_on_doing_so_under_a_new_incarnation():
+    """Held for hanging after 20 s, it is restarted, and cannot step before its slices are taken in."""
+    _, world = run.simulate(fleet(islands(2, 3, 60.0)), 2000.0)
+    starts = {name: [step.began for step in steps] for name, steps in world.steps.items()}
+    assert max(unit.incarnation for unit in world.learners.values()) > 1
+    for island, began in zip(islands(2, 3, 60.0), starts.values(), strict=True):
+        stalled = [until for until in alone(island, 0.0, 600.0).idle_until if until < 600.0]
+        assert stalled[0] <= next(at for at in began if at > stalled[0] - 60.0 + 1e-6) + 1e-6
+
+
+def test_in_strict_overlap_the_machines_wait_as_the_streaming_baseline_does():
+    rule = SyncConfig(overlap="strict", quorum="all", grace="infinite")
+    until = 3000.0
+    outcome, _ = run.simulate(fleet(islands(4, 3), sync=rule, quorum=4), until, 600.0)
+    quick = streaming(islands(4, 3), 600.0, until, rule.overlap_steps)
+    free, _ = run.simulate(fleet(islands(4, 3)), until, 600.0)
+    assert outcome.goodput == pytest.approx(quick.goodput, abs=0.01)
+    assert outcome.goodput < free.goodput - 0.04, "waiting costs"
+
+
+# ------------------------------------------------------------------ the paper's table
 
 
 def test_the_defaults_come_out_close_to_the_papers_table() -> None:
     """Whole fleets at 1.2m chips, the largest published size; the rest is in docs/studies.md."""
     effort = Effort(half_width=1.0, failing=1000)
-    cells = [simulate(*row, 1_200_000, Failures(), effort) for row in fitting.ROWS]
+    cells = [simulate(*row, 1_200_000, ChipFailures(), effort) for row in fitting.ROWS]
     found = fitting.errors(cells)
     assert found.mean <= 2.0 and found.largest <= 5.0
     headline = [cell.goodput for cell in cells if cell.learners in (1, 8)]
@@ -21,14 +350,31 @@ def test_the_defaults_come_out_close_to_the_papers_table() -> None:
 
 def test_the_fits_table_is_that_of_whole_fleets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "FAILING", 1000)
-    short = fitting.table(Failures(), [600_000], seed=1)[0]
+    short = fitting.table(ChipFailures(), [600_000], seed=1)[0]
     for (mode, learners), (goodput, uptime) in zip(fitting.ROWS, short, strict=True):
-        cell = simulate(mode, learners, 600_000, Failures(), Effort(half_width=1.0, failing=1000))
+        cell = simulate(mode, learners, 600_000, ChipFailures(), Effort(half_width=1.0, failing=1000))
         assert goodput == pytest.approx(100 * cell.goodput, abs=2.5), (mode, learners)
         assert uptime == pytest.approx(100 * cell.uptime, abs=2.5), (mode, learners)
 
 
 def test_differences_are_simulated_less_published_in_points() -> None:
-    cell = Cell("elastic", 1, 1_200_000, 0.60, (0.6, 0.6), 0.58, (0.58, 0.58), 5)
+    cell = FleetCell("elastic", 1, 1_200_000, 0.60, (0.6, 0.6), 0.58, (0.58, 0.58), 5)
     assert fitting.differences(cell) == pytest.approx((2.0, -1.0))
     assert fitting.errors([cell]) == pytest.approx((1.5, 2.0))
+
+
+def test_the_script_prints_the_cells_that_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cells(*given: str) -> list[dict[str, object]]:
+        monkeypatch.setattr("sys.argv", ["goodput.py", "--json", "--learners", "1,8", "--chips", "1.2e6", *given])
+        main()
+        return json.loads(capsys.readouterr().out)
+
+    first, again, other = cells(), cells(), cells("--seed", "1")
+    assert first == again != other
+    assert [(cell["mode"], round(100 * cell["goodput"])) for cell in first] == [
+        ("data_parallel", 26),
+        ("elastic", 58),
+        ("decoupled", 88),
+    ]

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from learners.protocol.facts import StateReceived, StepFinished
+from learners.protocol.facts import StateReceived
 from learners.training.tree import deal
 from orchestrator.checkers.suite import check_run
 from orchestrator.cli.app import build
 from orchestrator.eventlog.facts import LearnerLost
 from orchestrator.eventlog.reader import read_run
-from orchestrator.planner.fleet.islands.failures import Failures
 from orchestrator.planner.fleet.spot import absences, comings
 from orchestrator.planner.fleet.tape import record
 from orchestrator.planner.sizing.model_sizes import Shapes
@@ -53,17 +52,6 @@ def test_real_training_follows_units_that_die_and_come_back_from_a_peer():
     for _ in replayer.play():
         pass
     assert replayer.finish() and replayer.tally.computed["state"] >= 1
-
-
-def test_islands_of_many_chips_stand_still_and_their_steps_are_whole():
-    made = failing()
-    simulated = record(made, shapes(made), 10.0, seed=2, chips=2_000_000)
-    still = Failures().down_s
-    steps = [event.fact for event in simulated.events if isinstance(event.fact, StepFinished)]
-    assert sum(step.seconds > 10.0 + still - 0.1 for step in steps) >= 3
-    assert len({step.tokens for step in steps}) <= len(made.pools), "batches are the recipe's"
-    assert 0.4 < simulated.outcome.goodput < 0.95
-    tape_of(simulated.events)
 
 
 def test_spot_capacity_goes_by_draining_and_comes_back():

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
-import numpy as np
 import pytest
 
 from benchmarks.studies import bandwidth_model
 from benchmarks.studies.models import even
 from orchestrator.checkers.suite import check
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.islands.baselines import streaming
-from orchestrator.planner.fleet.islands.failures import Draws, Failures
-from orchestrator.planner.fleet.islands.goodput import alone
-from orchestrator.planner.fleet.islands.idle import all_idle_s
-from orchestrator.planner.fleet.islands.island import Island
 from orchestrator.planner.fleet.network import Network
 from orchestrator.planner.fleet.run import covered_s, simulate
 from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
@@ -26,7 +19,6 @@ from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
 from tests.orchestrator.order import canonical
 
-CHIPS = 400_000  # of each learner: a failing one each 79 s of stepping
 TIMING = Timing(
     import_s=constant(3.0),
     compile_s=constant(3.0),
@@ -35,11 +27,6 @@ TIMING = Timing(
     merge_s=lambda elements, learners: 0.01,
     append_s=lambda elements: 0.02,
 )
-
-
-def islands(learners: int, seed: int, stall_s: float = 14.8) -> list[Island]:
-    model = Failures(down_s=stall_s, up_s=stall_s)
-    return [Island(model, CHIPS, Draws(seed, 0, index)) for index in range(learners)]
 
 
 def fleet(rhythms, **changed) -> Fleet:
@@ -53,43 +40,6 @@ def fleet(rhythms, **changed) -> Fleet:
         "warm": True,
     }
     return Fleet(**given | changed)
-
-
-@pytest.mark.parametrize(("learners", "seed", "stall_s"), [(2, 1, 14.8), (4, 2, 14.8), (2, 3, 60.0)])
-def test_under_the_machines_learners_step_as_they_do_alone_event_by_event(learners, seed, stall_s):
-    """What the fast path leaves out, the protocol, takes nothing from anybody's steps in free overlap."""
-    until = 4000.0
-    made = fleet(islands(learners, seed, stall_s), timing=Timing(hang_s=math.inf))  # standing still is no hang
-    outcome, world = simulate(made, until)
-    records = [alone(island, 0.0, until) for island in islands(learners, seed, stall_s)]
-    for record, steps in zip(records, world.steps.values(), strict=True):
-        paused = [(a.ended, b.began) for a, b in pairwise(steps) if b.began > a.ended]
-        quick = [pair for pair in zip(record.idle_from, record.idle_until, strict=True) if pair[1] <= steps[-1].began]
-        assert len(quick) > 10
-        assert np.array(paused) == pytest.approx(np.array(quick), abs=1e-6)
-    assert outcome.goodput == pytest.approx(sum(r.useful_s / (r.end - r.begin) for r in records) / learners, abs=0.005)
-    assert outcome.uptime == pytest.approx(1.0 - all_idle_s(records, 0.0, until) / until, abs=1e-6)
-    assert outcome.participation > (0.9 if stall_s < 20.0 else 0.5), "who stands still gives what it did before"
-
-
-def test_hardware_that_stands_still_goes_on_doing_so_under_a_new_incarnation():
-    """Held for hanging after 20 s, it is restarted, and cannot step before its slices are taken in."""
-    _, world = simulate(fleet(islands(2, 3, 60.0)), 2000.0)
-    starts = {name: [step.began for step in steps] for name, steps in world.steps.items()}
-    assert max(unit.incarnation for unit in world.learners.values()) > 1
-    for island, began in zip(islands(2, 3, 60.0), starts.values(), strict=True):
-        stalled = [until for until in alone(island, 0.0, 600.0).idle_until if until < 600.0]
-        assert stalled[0] <= next(at for at in began if at > stalled[0] - 60.0 + 1e-6) + 1e-6
-
-
-def test_in_strict_overlap_the_machines_wait_as_the_streaming_baseline_does():
-    rule = SyncConfig(overlap="strict", quorum="all", grace="infinite")
-    until = 3000.0
-    outcome, _ = simulate(fleet(islands(4, 3), sync=rule, quorum=4), until, 600.0)
-    quick = streaming(islands(4, 3), 600.0, until, rule.overlap_steps)
-    free, _ = simulate(fleet(islands(4, 3)), until, 600.0)
-    assert outcome.goodput == pytest.approx(quick.goodput, abs=0.01)
-    assert outcome.goodput < free.goodput - 0.04, "waiting costs"
 
 
 def test_a_fleet_is_the_same_course_every_time():
