@@ -42,8 +42,7 @@ from orchestrator.runtime import launch  # noqa: E402
 from orchestrator.runtime.placement import syncer_name  # noqa: E402
 from orchestrator.runtime.specs import syncer_spec  # noqa: E402
 from orchestrator.store.run_store import RunStore  # noqa: E402
-from outer import shards as control_side  # noqa: E402
-from outer.bulk import Answer  # noqa: E402
+from outer import bulk as control_side  # noqa: E402
 from outer.config import SyncConfig  # noqa: E402
 from outer.first_values import FirstValues  # noqa: E402
 from outer.journal.object_store import Folder  # noqa: E402
@@ -54,7 +53,7 @@ from outer.protocol.facts import Committed, SyncerStarted  # noqa: E402
 from outer.protocol.fragments import Fragment, Tensor  # noqa: E402
 from outer.protocol.manifest import code_digest  # noqa: E402
 from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest  # noqa: E402
-from outer.shard import ShardActor  # noqa: E402
+from outer.shard import Answer, ShardActor  # noqa: E402
 
 MB = 2**20
 FRAGMENTS, AT_A_TIME = 4, 2
@@ -107,7 +106,7 @@ def merged_gb_s(count: int, size_mb: int, learners: int, rounds: int) -> dict[st
             names = [f"learner-{number}" for number in range(learners)]
             actor = ray.remote(Giver).options(num_cpus=0)
             givers = {name: actor.remote(name, elements, sync.codec) for name in names}
-            shards = control_side.Shards(spec, make, lambda: None)
+            shards = control_side.Bulk(spec, make, lambda: None)
             shards.begin([0] * FRAGMENTS, lacking=True)
             return asyncio.run(_merge_all(shards, givers, rounds))
 
@@ -124,7 +123,8 @@ async def _merge_all(shards: Any, givers: dict[str, Any], rounds: int) -> dict[s
             answers = await asyncio.gather(*(shards.read(name, giver, request) for name, giver in givers.items()))
             assert all(isinstance(each, Answer) and not each.contribution.defect for each in answers), answers
             tokens = [each.contribution.payload for each in answers]
-            shards.install(await shards.merge(Merge(step, fragment, tuple(tokens), tuple(weights))), step)
+            await shards.merge(Merge(step, fragment, tuple(tokens), tuple(weights)))
+            shards.install(fragment, step)
             moved += len(answers)
 
     await asyncio.gather(*(one(step) for step in range(1, FRAGMENTS + 1)))  # everything is compiled and in the caches

@@ -23,6 +23,7 @@ from learners.island import RayOthers, check_code, free_address, granted_gpus, i
 from learners.protocol.fact_buffer import FactBuffer
 from learners.shell import LearnerShell
 from learners.spec import LearnerSpec
+from outer.bulk import AtShard
 from outer.numeric import codec as codecs
 from outer.protocol.messages import (
     STOPPED,
@@ -41,7 +42,6 @@ from outer.protocol.messages import (
     Welcome,
 )
 from outer.relays import Elsewhere
-from outer.shards import AtShard
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
 REPORT_FACTS_MAX = 256  # that one report takes along: the training loop sends it

@@ -1,7 +1,7 @@
 """The syncer as a detached Ray actor: a thin shell around the machine, which takes every protocol decision.
 
-One event loop runs the machine. The bytes of fragments are behind outer/bulk.py, or in shards behind outer/shards.py,
-and the journal is written in a thread beside the loop. Bulk data leaves only as return values, which their caller owns.
+One event loop runs the machine. The bytes of fragments are behind outer/bulk.py, and the journal is
+written in a thread beside the loop. Bulk data leaves only as return values, which their caller owns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import ray
 
-from outer import epoch, heap
+from outer import epoch
 from outer.alarm import Alarm
-from outer.bulk import Bulk, Fetched
+from outer.bulk import AtShard, Bulk
 from outer.epoch import Facts
 from outer.first_values import Make
 from outer.journal.recovery_sources import RecoverySources
@@ -31,10 +31,8 @@ from outer.outbox import Outbox
 from outer.protocol import events_effects, messages
 from outer.protocol.fragments import Fragment
 from outer.protocol.leases import longest_s
-from outer.protocol.manifest import code_digest
 from outer.relays import Elsewhere, Relays
-from outer.shard import LATE_S
-from outer.shards import AtShard, Shards
+from outer.shard import LATE_S, Fetched, prepare_process
 from outer.snapshots import Snapshots
 from outer.spec import SyncerSpec
 from outer.weights import BadWeight
@@ -60,12 +58,9 @@ class SyncerActor:
     _ended = ""  # why another epoch must follow
 
     def __init__(self, spec: SyncerSpec, initial: Make, sources: RecoverySources | None = None) -> None:
-        if (code := code_digest()) != spec.code:
-            raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+        prepare_process(spec)
         self._points = KillPoints()  # for chaos
         self._reach = self._points.reach
-        heap.keep_small()
-        os.environ["JAX_PLATFORMS"] = "cpu"  # epoch.begin starts JAX
         assert spec.sync.fragments is not None
         self._spec = spec
         self._log = LogFeed(spec.epoch)
@@ -81,8 +76,7 @@ class SyncerActor:
             segmenter=spec.segmenter,
             apart=spec.shards > 1,
         )
-        port = Bulk if spec.shards == 1 else Shards
-        self._bulk: Bulk | Shards = port(spec, initial, lambda: self._reach(RECEIVED))
+        self._bulk = Bulk(spec, initial, lambda: self._reach(RECEIVED))
         self._begun = epoch.begin(spec, self._journal, self._bulk, sources, _ask)
         self._log.begin(self._journal, self._begun.writers)
         (self._fragments, _, self._task), self._machine = self._begun.layout, self._begun.machine
@@ -196,11 +190,11 @@ class SyncerActor:
 
     async def die(self, point: str, times: int) -> None:
         """For chaos: kill this process when it passes this point for the nth time."""
-        armed = self._bulk if point == MERGING and isinstance(self._bulk, Shards) else self._points
+        armed = self._bulk if point == MERGING else self._points
         armed.arm(point, times)
 
     async def snapshot(self) -> tuple[int, list[Any], tuple[Fragment, ...]]:
-        """(newest committed syncer step, what shards.gathered takes, the fragments)."""
+        """(newest committed syncer step, what bulk.gathered takes, the fragments)."""
         return self._machine.committed_step, self._bulk.current(), self._fragments
 
     # -------------------------------------------------------------- called by learners
@@ -297,7 +291,6 @@ class SyncerActor:
                     self._send(learner, incarnation, message)
                 case events_effects.Merge(syncer_step):
                     self._spawn(self._merge(syncer_step, self._bulk.merge(effect)))
-                    self._reach(MERGING)
                 case events_effects.Append(sequence, record, None):
                     self._log.append(sequence, record, [])
                 case events_effects.Append(sequence, record, proposal):
@@ -305,7 +298,7 @@ class SyncerActor:
                 case events_effects.Cut(identifier):
                     self._snapshots.cut(identifier, self._bulk)
                 case events_effects.Publish(_, version, proposal):
-                    self._bulk.install(proposal, version)
+                    self._bulk.install(proposal.fragment, version)
                     self._reach(APPLIED)
                     asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, ANNOUNCED)
 

@@ -1,264 +1,262 @@
-"""Everything of the syncer that moves or computes on fragments' bytes, behind one port.
+"""Control's side of the fragments' bytes: one code over the shards that hold them, in this process or in Ray actors.
 
-Control, the syncer actor, hands in read requests and gets contributions whose payload is a token; the bytes stay here
-until control merges them or closes the read. Nothing here takes a protocol decision. With several shards each holds
-some of the fragments in a process of its own, and control has outer/shards.py in place of this.
+The syncer actor hands in read requests and gets contributions whose payload is a token. With one shard that is here;
+with several, bytes go between learners and shards and between shards and the store, and control sends tickets and gets
+counters, digests and tokens. The shards belong to one epoch: when one dies or falls silent the epoch is over, and the
+others end with it. What was merged and not recorded is no commit; the next epoch reads the journal.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from outer import first_values
 from outer.first_values import Layout, Make
 from outer.journal.groups import Value
-from outer.numeric import codec as codecs
 from outer.protocol.events_effects import Merge
-from outer.protocol.messages import Contribution, ReadRequest
-from outer.protocol.recorder import Numbered
+from outer.protocol.messages import ReadRequest
+from outer.shard import Answer, Fetched, FragmentShard, Proposed, ReadId, ShardActor, Token
 from outer.spec import SyncerSpec
 
-if TYPE_CHECKING:
-    from outer.numeric.chain import Delta
-    from outer.numeric.parameters import Proposal
-
-UNTOLD_S, READY_S = 2.0, 60.0  # of compiling: without a word, and until the syncer serves all the same
-EXAMINED_AT_ONCE = 2**17  # elements: checking them takes less than handing them to a thread and back
-MERGE_THREADS = 4  # at most; the bits do not depend on it
-
-ReadId = tuple[int, int]  # syncer step and attempt
+SHARD_CPUS = 0.5
+BEGIN_S = 100.0  # for the shards to start, and to make or read their values; the orchestrator waits a little longer
+PULSE_S = 0.5  # between two questions whether a shard is there
 
 
-class Token(NamedTuple):
-    """Stands for a payload that is kept here."""
+@dataclass(frozen=True)
+class AtShard:
+    """The answer to a learner that asked control for a version: this shard has it."""
 
-    read: ReadId
-    learner: str
-
-
-class Answer(NamedTuple):
-    """A learner's answer to a read: `contribution.payload` is a Token, or None where `defect` says why not."""
-
-    contribution: Contribution
-    facts: Sequence[Numbered]
-    oldest: int  # the oldest fact's number that the learner still holds
-
-
-class Fetched(NamedTuple):
-    """A fragment's newest version."""
-
-    version: int
-    digest: str
-    value: NDArray[Any] | list[Delta]  # float32[n], or the deltas that lead to it from the version that is held
-
-    @property
-    def bytes(self) -> int:
-        return sum(each.nbytes for each in self.value) if isinstance(self.value, list) else self.value.nbytes
+    handle: Any  # of its actor
+    snapshot: int  # the newest that the syncer has begun
 
 
 class Bulk:
-    """The parameters of one epoch, and the payloads of its open reads. Call it in the event loop's thread."""
+    """The shards of one epoch. `begin` and what precedes it block; the rest is called in the event loop's thread."""
 
-    def __init__(
-        self,
-        spec: SyncerSpec,
-        make: Make,
-        received: Callable[[], None] = lambda: None,
-        shard: int = 0,
-    ) -> None:
-        """`make` makes fragments, and the initial parameters of those that are here, from the task. `shard`: of
-        `spec.shards`, whose fragments are here. `received` is called whenever a learner's answer has come.
-        """
-        self._spec, self._make, self._received, self._shard = spec, make, received, shard
-        self._payloads: dict[Token, NDArray[Any]] = {}
-        self.sent: Mapping[str, int] = {}  # bytes of versions that did not pass through control, by learner
-        self._digests: dict[int, str] = {}  # of the newest versions, once they are wanted
-        self._merger = ThreadPoolExecutor(1, "merge")
-        self._examiner = ThreadPoolExecutor(2, "examine")
+    def __init__(self, spec: SyncerSpec, make: Make, received: Callable[[], None] = lambda: None) -> None:
+        """`make`: as for FragmentShard. `received` is called whenever a learner's answer has come."""
+        self._spec, self._received = spec, received
+        options = {"num_cpus": SHARD_CPUS, "max_restarts": 0, "max_concurrency": 1000, **spec.shard_options}
+        self._here = FragmentShard(spec, make) if spec.shards == 1 else None
+        self._actors = [
+            ray.remote(ShardActor).options(name=f"shard.{spec.epoch}.{shard}", **options).remote(spec, make, shard)
+            for shard in range(spec.shards if self._here is None else 0)
+        ]
+        self._versions: dict[int, int] = {}  # in force, by fragment
+        self._unmerged: set[Token] = set()  # tokens whose payloads the shards keep
+        self._pulses: list[dict[str, Any]] = [{} for _ in self._actors]
+        self._give_up_at = time.monotonic() + BEGIN_S
+        self._installing: set[asyncio.Future[Any]] = set()
+        self._failed: asyncio.Future[str] | None = None  # why, if a value was not put in force
+
+    def _of(self, fragment: int) -> Any:
+        return self._actors[fragment % len(self._actors)]
+
+    def _each(self, method: str, arguments: Callable[[int], Sequence[Any]]) -> list[Any]:
+        """The answers of all shards. Raises RuntimeError, and what a shard raises."""
+        if self._here is not None:
+            return [getattr(self._here, method)(*arguments(0))]
+        asked = [getattr(actor, method).remote(*arguments(shard)) for shard, actor in enumerate(self._actors)]
+        try:
+            answers: list[Any] = ray.get(asked, timeout=max(0.0, self._give_up_at - time.monotonic()))
+        except ray.exceptions.GetTimeoutError:
+            need = f"{len(asked)} shards need {SHARD_CPUS} CPU each"
+            raise RuntimeError(f"no answer to {method} within {BEGIN_S:g} s of the start: {need}") from None
+        except ray.exceptions.RayActorError as error:
+            raise RuntimeError(f"a shard ended in {method}: {type(error).__name__}") from error
+        return answers
+
+    def _share(self, values: Mapping[int, Value], shard: int) -> dict[int, Value]:
+        return {f: value for f, value in values.items() if f % self._spec.shards == shard}
 
     # -------------------------------------------------------------- how an epoch begins
 
-    def holds(self, fragment: int) -> bool:
-        """Whether this shard has the fragment."""
-        return fragment % self._spec.shards == self._shard
-
     def load(self, values: Mapping[int, Value], run: str) -> dict[int, tuple[str, str]]:
-        """Read newest values that are objects of their own: by fragment, theta's digest, or "" and what is damaged.
-
-        `run`: the journal's identity. Without shards there are none: the journal has read them.
-        """
-        return {}
+        """As FragmentShard.load, by all. One has nothing to read: the journal did."""
+        if self._here is not None:
+            return {}
+        stored = {fragment: value for fragment, value in values.items() if value.stored is not None}
+        found = self._each("load", lambda shard: [self._share(stored, shard), run])
+        return {fragment: told for each in found for fragment, told in each.items()}
 
     def begin(self, versions: Sequence[int], lacking: bool) -> Layout:
-        """Make the parameters, with initial values; `versions`: of which fragments there will be others.
-
-        `lacking`: they may not, so that every initial value is wanted.
-        """
-        from outer.numeric.chain import Chain
-        from outer.numeric.parameters import GlobalParameters  # JAX starts here
-        from outer.numeric.rules import rules
-        from outer.numeric.uplinks import uplinks
-
-        spec = self._spec
-        uncommitted = [fragment for fragment, version in enumerate(versions) if not version and self.holds(fragment)]
-        saved = first_values.load(spec.store, spec.begun, uncommitted) if spec.begun and not lacking else None
-        fragments, thetas, patterns, task = saved or self._make(self.holds)
-        merge_rules = rules([t for each in fragments for t in each.tensors], spec.outer.merge, patterns)
-        self.parameters = GlobalParameters(
-            fragments,
-            [theta if self.holds(fragment) else None for fragment, theta in enumerate(thetas)],
-            spec.outer,
-            spec.sync.codec,
-            merge_rules,
-            min(MERGE_THREADS, len(os.sched_getaffinity(0))),
-            Chain.of(spec.sync.downlink, fragments, spec.shared["seed"]),
-            uplinks(spec.sync, fragments).codecs[1:],
-        )
-        self._warming, self._began = self._merger.submit(self.parameters.warm_up), time.monotonic()
-        return Layout(fragments, patterns, task)
+        """As FragmentShard.begin."""
+        layouts: list[Layout] = self._each("begin", lambda _: [list(versions), lacking])
+        self._versions = dict.fromkeys(range(len(layouts[0].fragments)), 0)
+        return layouts[0]
 
     async def ready(self, tell: Callable[[str], None]) -> None:
-        """Return once merges need not wait for a compiler, or after READY_S: then the first merge waits for it.
-
-        `tell` hears of what takes long.
-
-        Raises RuntimeError, with what is wrong and the fix, if they cannot be compiled.
-        """
-        warming = asyncio.wrap_future(self._warming)
-        warming.add_done_callback(lambda _: self._examiner.submit(self.parameters.warm_up_rest))
-        soon, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
-        if not soon:
-            tell(f"the merge of codec {self._spec.sync.codec} is being compiled for this machine")
-            done, _ = await asyncio.wait({warming}, timeout=READY_S)
-            if not done:
-                tell(f"it still is after {time.monotonic() - self._began:.0f} s; commits wait for it")
-                return
-        try:
-            await warming
-        except Exception as error:
-            message = f"the merge of codec {self._spec.sync.codec} cannot be compiled: {type(error).__name__}: {error}"
-            fix = "see that the installed numba and llvmlite fit each other and this machine"
-            raise RuntimeError(f"{message}; {fix}") from error
-        if not soon:
-            tell(f"the merge is compiled after {time.monotonic() - self._began:.1f} s")
+        """As FragmentShard.ready; actors tell it themselves."""
+        if self._here is not None:
+            await self._here.ready(tell)
+        await asyncio.gather(*(actor.ready.remote() for actor in self._actors))
 
     def restore(self, values: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
-        """Put these values in force. `momentum_lost`: fragments whose value is theta alone.
-
-        Raises ValueError for one that does not fit the model and the outer optimizer.
-        """
-        for fragment, value in values.items():
-            if fragment in momentum_lost:
-                self.parameters.restore_theta(fragment, value.version, value.arrays[0])
-            else:
-                self.parameters.restore(fragment, value.version, value.arrays)
+        """As FragmentShard.restore."""
+        self._each("restore", lambda shard: [self._share(values, shard), list(momentum_lost)])
+        self._versions |= {fragment: value.version for fragment, value in values.items()}
 
     def kept(self, fragments: Collection[int]) -> dict[int, Value]:
-        """The newest values, as the journal keeps them."""
-        return {f: Value(self.parameters.versions[f], self.parameters.arrays(f)) for f in fragments}
+        """As FragmentShard.kept."""
+        found = self._each("kept", lambda shard: [[f for f in fragments if f % self._spec.shards == shard]])
+        return {fragment: value for each in found for fragment, value in each.items()}
 
     async def save_first_values(self) -> None:
-        """Save for later epochs the initial values that have no commit. Raises OSError."""
-        versions, thetas = self.parameters.versions, self.parameters.thetas
-        initial = {f: theta for f, theta in enumerate(thetas) if not versions[f] and self.holds(f)}
-        save = partial(first_values.save, self._spec.store, self._spec.epoch, initial)
-        await asyncio.get_running_loop().run_in_executor(None, save)
+        """As FragmentShard.save_first_values."""
+        if self._here is not None:
+            return await self._here.save_first_values()
+        try:
+            await asyncio.gather(*(actor.save_first_values.remote() for actor in self._actors))
+        except ray.exceptions.RayError as error:
+            raise OSError(f"a shard did not save its first values: {type(error).__name__}") from error
+
+    async def watch(self) -> str:
+        """Wait until an actor dies or is silent; returns why the epoch is over. Without actors this never returns."""
+        self._failed = asyncio.get_running_loop().create_future()
+        watching: list[asyncio.Future[str]] = [self._failed]
+        watching += [asyncio.ensure_future(self._watch(shard)) for shard in range(len(self._actors))]
+        done, pending = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+        for each in pending:
+            each.cancel()
+        return done.pop().result()
+
+    async def _watch(self, shard: int) -> str:
+        while True:
+            try:
+                self._pulses[shard] = await asyncio.wait_for(self._pulse(shard), self._spec.shard_lease_s)
+            except TimeoutError:
+                return f"shard {shard} was silent for {self._spec.shard_lease_s:g} s"
+            except ray.exceptions.RayError as error:
+                return f"shard {shard}: {type(error).__name__}"
+            await asyncio.sleep(PULSE_S)
+
+    async def _pulse(self, shard: int) -> dict[str, Any]:
+        pulse: dict[str, Any] = await self._actors[shard].pulse.remote()
+        return pulse
+
+    def view(self) -> list[dict[str, Any]]:
+        """For status pages: each actor's process, node, and what the store refuses."""
+        return [{key: value for key, value in pulse.items() if key != "sent"} for pulse in self._pulses]
+
+    @property
+    def sent(self) -> Counter[str]:
+        """Bytes of versions that learners have fetched from actors, by learner."""
+        return sum((Counter(pulse.get("sent", {})) for pulse in self._pulses), Counter())
 
     # -------------------------------------------------------------- reads, merges, versions
 
     async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
-        """Ask a learner for a fragment and check its answer; a string says why there is none. Has no deadline."""
-        asked_at = time.monotonic()
-        try:
-            reply: tuple[Contribution, Sequence[Numbered], int] | str = await handle.read.remote(request)
-        except ray.exceptions.RayError as error:
-            return type(error).__name__
-        if isinstance(reply, str):
-            return reply
-        took_s = time.monotonic() - asked_at
-        self._received()
-        contribution, facts, oldest = reply
-        contribution = replace(contribution, took_s=max(0.0, took_s - contribution.held_s))
-        sizes = [fragment.size for fragment in self.parameters.fragments]
-        if contribution.learner != learner or not 0 <= contribution.fragment < len(sizes):
-            contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
+        """As FragmentShard.read. Has no deadline that matters: its caller has one."""
+        answer: Answer | str
+        if self._here is not None:
+            answer = await self._here.read(learner, handle, request)
         else:
-            size, codec = sizes[contribution.fragment], request.codec or self._spec.sync.codec
-            if contribution.codec != request.codec:
-                contribution = replace(contribution, payload=None, defect="wrong_shape")
-            elif size <= EXAMINED_AT_ONCE:
-                contribution = codecs.examine(contribution, codec, size)
-            else:
-                loop = asyncio.get_running_loop()
-                contribution = await loop.run_in_executor(self._examiner, codecs.examine, contribution, codec, size)
-        if not contribution.defect:
-            token = Token((request.syncer_step, request.attempt), learner)
-            self._payloads[token] = contribution.payload
-            contribution = replace(contribution, payload=token)
-        return Answer(contribution, facts, oldest)
+            try:
+                answer = await self._of(request.fragment).read.remote(learner, handle, request)
+            except ray.exceptions.RayError:
+                return "shard"
+        if not isinstance(answer, str):
+            self._received()
+            if isinstance(answer.contribution.payload, Token):
+                self._unmerged.add(answer.contribution.payload)
+        return answer
 
     def keep(self, reads: Collection[ReadId]) -> None:
-        """Forget the payloads of all other reads: they are closed, so nothing can merge them."""
-        self.forget([token for token in self._payloads if token.read not in reads])
+        """Forget the payloads of all other reads: they are closed, so nothing can merge them.
 
-    def forget(self, tokens: Collection[Token]) -> None:
-        """Forget these payloads."""
-        for token in tokens:
-            self._payloads.pop(token, None)
+        Called after every event, so shards hear of it only where they keep such a payload.
+        """
+        if closed := [token for token in self._unmerged if token.read not in reads]:
+            self._unmerged.difference_update(closed)
+            if self._here is not None:
+                self._here.forget(closed)
+            for actor in self._actors:
+                actor.forget.remote(closed)
 
-    def forget_before(self, step: int) -> None:
-        """Forget the payloads of reads for syncer steps before this one."""
-        self.forget([token for token in self._payloads if token.read[0] < step])
+    def merge(self, merge: Merge) -> Awaitable[Proposed]:
+        """As FragmentShard.merge, from the version in force. The payloads are the merge's from now on."""
+        self._unmerged.difference_update(merge.payloads)
+        base = self._versions[merge.fragment]
+        if self._here is not None:
+            return self._here.merge(merge, base)  # type: ignore[no-any-return]
+        asked = self._of(merge.fragment).merge.remote(merge, base)
+        return self._answer(asked, merge.fragment, "it did not merge", ray.exceptions.RayTaskError)
 
-    def merge(self, merge: Merge) -> asyncio.Future[Proposal]:
-        """Compute a fragment's next value, as GlobalParameters.propose. Takes the payloads at once."""
-        payloads = [self._payloads[token] for token in merge.payloads]
-        arguments = merge.fragment, payloads, merge.weights, merge.syncer_step, merge.codecs
-        return asyncio.get_running_loop().run_in_executor(self._merger, self.parameters.propose, *arguments)
+    def install(self, fragment: int, version: int) -> None:
+        """Put a merged value in force. An actor that is asked for the version before it has heard of it waits."""
+        self._versions[fragment] = version
+        if self._here is not None:
+            self._here.install(fragment, version)
+            return
+        asked = self._of(fragment).install.remote(fragment, version)
+        installing = asyncio.ensure_future(self._answer(asked, fragment, f"version {version} is not in force"))
+        self._installing.add(installing)
+        installing.add_done_callback(self._installing.discard)
 
-    def install(self, proposal: Proposal, version: int) -> None:
-        """Put a merged value in force."""
-        self.parameters.install(proposal, version)
-        self._digests[proposal.fragment] = proposal.digest
+    async def _answer(self, asked: Awaitable[Any], fragment: int, otherwise: str, *told: type[Exception]) -> Any:
+        """An actor's answer. Without one the epoch is over, and this waits; `told`: errors that are an answer."""
+        try:
+            return await asked
+        except ray.exceptions.RayError as error:
+            if isinstance(error, told) and not isinstance(error, TimeoutError):
+                raise
+            if self._failed is not None and not self._failed.done():
+                place = f"shard {fragment % len(self._actors)}: fragment {fragment}"
+                self._failed.set_result(f"{place}: {otherwise}: {type(error).__name__}")
+            return await asyncio.get_running_loop().create_future()
 
-    def fetch(self, fragment: int, version: int, held: int) -> Fetched | None:
-        """The newest version of a fragment, if it is at least the version asked for. `held`: which one is there."""
-        newest = self.parameters.versions[fragment]
+    def fetch(self, fragment: int, version: int, held: int) -> Fetched | tuple[int, Any] | None:
+        """The newest version, if it is at least the one asked for; of an actor's: (its number, the actor's handle).
+
+        `held`: which one is at the learner that asks.
+        """
+        newest = self._versions[fragment]
         if newest < version:
             return None
-        if fragment not in self._digests:
-            self._digests[fragment] = codecs.digest(self.parameters.thetas[fragment])
-        return Fetched(newest, self._digests[fragment], self.parameters.since(fragment, held))
-
-    async def watch(self) -> str:
-        """Until a shard has died; returns why the epoch is over. Without shards, for ever."""
-        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
-
-    def view(self) -> list[dict[str, Any]]:
-        """For status pages: of each shard."""
-        return []
+        return (newest, self._of(fragment)) if self._here is None else self._here.newest(fragment, held)
 
     def current(self) -> list[Any]:
-        """float32[n] per fragment, or who has them, for `shards.gathered`."""
-        return list(self.parameters.thetas)
+        """float32[n] per fragment, or actors with the versions that they have at least, for `gathered`."""
+        if self._here is not None:
+            return list(self._here.parameters.thetas)
+        return [(actor, dict(self._versions)) for actor in self._actors]
 
-    # -------------------------------------------------------------- checkpoints, as with shards
+    def arm(self, point: str, times: int) -> None:
+        """For chaos: the process of the first shard dies at this point of its nth merge from now."""
+        if self._here is not None:
+            self._here.arm(point, times)
+        else:
+            self._actors[0].arm.remote(point, times)
+
+    # -------------------------------------------------------------- checkpoints
 
     def mark(self, snapshot: int) -> Mapping[int, NDArray[Any]]:
-        """Everything merged so far may belong to the snapshot. Returns the values of fragments without a commit."""
-        versions, thetas = self.parameters.versions, self.parameters.thetas
-        return {fragment: thetas[fragment] for fragment, version in enumerate(versions) if version == 0}
+        """Everything merged so far may belong to the snapshot: actors keep it.
+
+        Returns the values of fragments without a commit that go into control's part.
+        """
+        for actor in self._actors:
+            actor.mark.remote(snapshot)
+        return {} if self._here is None else self._here.initial()
 
     async def save(self, snapshot: int, versions: Sequence[int]) -> list[dict[str, Any]]:
-        """Write the snapshot's values of these versions where they are not in control's part: without shards, none."""
-        return []
+        """Every actor writes a part, with the snapshot's values of these versions. Raises OSError."""
+        return list(await asyncio.gather(*(actor.save.remote(snapshot, versions) for actor in self._actors)))
+
+
+def gathered(current: Sequence[Any], deadline_s: float) -> list[NDArray[np.float32]]:
+    """float32[n] per fragment, from what Bulk.current gives. Blocks. Raises RayError."""
+    if not current or isinstance(current[0], np.ndarray):
+        return list(current)
+    asked = [actor.current.remote(versions) for actor, versions in current]
+    found = [item for each in ray.get(asked, timeout=deadline_s) for item in each]
+    return [theta for _, theta in sorted(found, key=lambda item: item[0])]

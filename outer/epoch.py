@@ -29,7 +29,6 @@ from outer.spec import SyncerSpec
 
 if TYPE_CHECKING:
     from outer.bulk import Bulk
-    from outer.shards import Shards
 
 Facts = Sequence[Numbered]  # sent along by learners until they are durable
 
@@ -48,7 +47,7 @@ class Begun:
 def begin(
     spec: SyncerSpec,
     journal: JournalWriter,
-    bulk: Bulk | Shards,
+    bulk: Bulk,
     sources: RecoverySources | None,
     ask: Callable[..., Any],
 ) -> Begun:
@@ -93,7 +92,7 @@ def begin(
     return Begun(layout, machine, opened.writers, opened.named, rebuilt)
 
 
-async def tidy(spec: SyncerSpec, begun: Begun, bulk: Bulk | Shards) -> None:
+async def tidy(spec: SyncerSpec, begun: Begun, bulk: Bulk) -> None:
     """Save for later epochs what this one has made from the task, and remove what earlier ones have left.
 
     Where the store refuses, later epochs make what they need themselves.
@@ -124,7 +123,7 @@ def _lacking(spec: SyncerSpec, opened: Opened) -> str:
 def _rebuilt(
     spec: SyncerSpec,
     journal: JournalWriter,
-    bulk: Bulk | Shards,
+    bulk: Bulk,
     layout: Layout,
     opened: Opened,
     apart: Mapping[int, tuple[str, str]],

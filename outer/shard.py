@@ -1,6 +1,8 @@
-"""A shard of the syncer as a Ray actor: it holds some of the fragments, reads, merges and stores them.
+"""The bytes of fragments and of open reads, and what computes on them. Takes no protocol decision: outer/bulk.py asks.
 
-It belongs to one epoch of control, which creates it and takes every decision, and ends with it.
+With `run.shards` = 1 the syncer's process has the one shard, and its values are in the journal's groups. With more,
+each is a Ray actor that has some of the fragments, writes their values as objects of their own and its part of
+checkpoints; it belongs to one epoch of the syncer and ends with it.
 """
 
 from __future__ import annotations
@@ -8,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 from numpy.typing import NDArray
 
-from outer import heap
-from outer.bulk import Answer, Bulk, Token
+from outer import first_values, heap
 from outer.first_values import Layout, Make
 from outer.journal import checkpoint_parts, values
 from outer.journal.framing import Damaged
@@ -30,29 +33,64 @@ from outer.kill_points import MERGING, KillPoints
 from outer.numeric import codec as codecs
 from outer.protocol.events_effects import Merge
 from outer.protocol.manifest import code_digest
-from outer.protocol.messages import ReadRequest
+from outer.protocol.messages import Contribution, ReadRequest
+from outer.protocol.recorder import Numbered
 from outer.spec import SyncerSpec
 
 if TYPE_CHECKING:
+    from outer.numeric.chain import Delta
     from outer.numeric.parameters import Proposal
 
 OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
+UNTOLD_S, READY_S = 2.0, 60.0  # of compiling: without a word, and until the syncer serves all the same
+EXAMINED_AT_ONCE = 2**17  # elements: checking them takes less than handing them to a thread and back
+MERGE_THREADS = 4  # at most; the bits do not depend on it
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
 INSTALLED_S = 10.0  # for control to say that a version is in force
 MARKS_MAX = 2  # cuts that wait to be written
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
 
+ReadId = tuple[int, int]  # syncer step and attempt
+Marked = dict[tuple[int, int], list[NDArray[Any]]]  # by fragment and version
+
+
+class Token(NamedTuple):
+    """Stands for a payload that a shard keeps."""
+
+    read: ReadId
+    learner: str
+
+
+class Answer(NamedTuple):
+    """A learner's answer to a read: `contribution.payload` is a Token, or None where `defect` says why not."""
+
+    contribution: Contribution
+    facts: Sequence[Numbered]
+    oldest: int  # the oldest fact's number that the learner still holds
+
+
+class Fetched(NamedTuple):
+    """A fragment's newest version."""
+
+    version: int
+    digest: str
+    value: NDArray[Any] | list[Delta]  # float32[n], or the deltas that lead to it from the version that is held
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.nbytes for each in self.value) if isinstance(self.value, list) else self.value.nbytes
+
 
 @dataclass(frozen=True)
 class Proposed:
-    """A shard's outer step of one fragment: as outer.numeric.parameters.Proposal, but the value stays in the shard."""
+    """A computed outer step of one fragment. The shard keeps the value until it is put in force."""
 
     fragment: int
-    norm: float
-    digest: str
+    norm: float  # L2 norm of the merged outer gradient
+    digest: str  # of theta
     finite: bool
-    stored: Stored | None  # the value, as the commit's record names it; None where none is written
-    arrays: tuple[()] = ()
+    arrays: Sequence[NDArray[Any]] = ()  # the value for the commit's group, if that has it
+    stored: Stored | None = None  # where the value is, if it is an object of its own
 
 
 class _Pending(NamedTuple):
@@ -63,47 +101,48 @@ class _Pending(NamedTuple):
     stored: Stored | None
 
 
-Marked = dict[tuple[int, int], list[NDArray[Any]]]  # by fragment and version
+class FragmentShard:
+    """The fragments whose index is `shard` modulo `spec.shards`. Called in the event loop's thread."""
 
-
-class ShardActor:
-    """The shard of this number of an epoch."""
-
-    def __init__(self, spec: SyncerSpec, make: Make, shard: int) -> None:
-        if (code := code_digest()) != spec.code:
-            raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
-        heap.keep_small()
-        os.environ["JAX_PLATFORMS"] = "cpu"  # Bulk.begin starts JAX
-        self._spec, self._shard = spec, shard
-        self._bulk = Bulk(spec, make, shard=shard)
-        self._values = spec.store
+    def __init__(self, spec: SyncerSpec, make: Make, shard: int = 0) -> None:
+        """`make` makes fragments, and the initial parameters of those that are here, from the task."""
+        self._spec, self._make, self._shard = spec, make, shard
+        self._alone = spec.shards == 1
+        self._payloads: dict[Token, NDArray[Any]] = {}
+        self._digests: dict[int, str] = {}  # of the newest versions, once they are wanted
         self._loaded: dict[int, Value] = {}  # until they are in force
         self._stored: dict[int, list[Stored]] = {}  # by fragment, oldest first: the newest value and the one before
         self._pending: dict[int, _Pending] = {}
+        self._installed = asyncio.Event()  # set, and replaced, when a version has come into force
         self._marks: dict[int, Marked] = {}  # by snapshot
         self._newest_mark = 0
-        self._installed = asyncio.Condition()
-        self._sent: Counter[str] = Counter()  # bytes of versions, by learner
-        self._trouble = ""
+        self._sent: Counter[str] = Counter()  # bytes of versions that learners have fetched here, by learner
+        self._trouble = ""  # why the store does not take a value
         self._points = KillPoints()
+        self._merger = ThreadPoolExecutor(1, "merge")
+        self._examiner = ThreadPoolExecutor(2, "examine")
 
-    def __repr__(self) -> str:
-        return f"shard {self._shard}"  # how the dashboard and log lines call this actor
+    def holds(self, fragment: int) -> bool:
+        """Whether the fragment is here."""
+        return fragment % self._spec.shards == self._shard
 
     # -------------------------------------------------------------- how an epoch begins
 
-    async def load(self, stored: Mapping[int, Value], run: str) -> dict[int, tuple[str, str]]:
-        """As Bulk.load. Raises RuntimeError where this process does not see the journal of this identity."""
-        if identity(self._values, JOURNAL) != run:
+    def load(self, stored: Mapping[int, Value], run: str) -> dict[int, tuple[str, str]]:
+        """Read newest values that are objects of their own: by fragment, theta's digest, or "" and what is damaged.
+
+        Raises RuntimeError where this process does not see the journal of this identity.
+        """
+        if identity(self._spec.store, JOURNAL) != run:
             raise RuntimeError(
-                f"shard {self._shard} does not see the run's store {self._values!r} from its node: give durability."
+                f"shard {self._shard} does not see the run's store {self._spec.store!r} from its node: give durability."
                 "store a place that all nodes reach, or run.control labels of nodes that share the run's folder"
             )
         found = {}
         for fragment, value in stored.items():
             assert value.stored is not None
             try:
-                arrays = values.read(self._values, value.stored)
+                arrays = values.read(self._spec.store, value.stored)
             except Damaged as error:
                 found[fragment] = "", str(error)
                 continue
@@ -111,77 +150,165 @@ class ShardActor:
             found[fragment] = codecs.digest(arrays[0]), ""
         return found
 
-    async def begin(self, versions: Sequence[int], lacking: bool) -> Layout:
-        """As Bulk.begin."""
-        return self._bulk.begin(versions, lacking)
+    def begin(self, versions: Sequence[int], lacking: bool) -> Layout:
+        """Make the parameters, with initial values; `versions`: of which fragments there will be others.
 
-    async def ready(self) -> None:
-        """As Bulk.ready."""
-        await self._bulk.ready(lambda what: print(f"shard {self._shard}: {what}", flush=True))
+        `lacking`: they may not, so that every initial value is wanted.
+        """
+        from outer.numeric.chain import Chain
+        from outer.numeric.parameters import GlobalParameters  # JAX starts here
+        from outer.numeric.rules import rules
+        from outer.numeric.uplinks import uplinks
 
-    async def restore(self, restored: Mapping[int, Value], momentum_lost: Collection[int]) -> None:
-        """As Bulk.restore; of what `load` has read the arrays are here."""
-        whole = {f: value if value.arrays else self._loaded[f] for f, value in restored.items()}
-        self._bulk.restore(whole, momentum_lost)
-        self._stored = {f: [value.stored] for f, value in whole.items() if value.stored is not None}
+        spec = self._spec
+        uncommitted = [fragment for fragment, version in enumerate(versions) if not version and self.holds(fragment)]
+        saved = first_values.load(spec.store, spec.begun, uncommitted) if spec.begun and not lacking else None
+        fragments, thetas, patterns, task = saved or self._make(self.holds)
+        merge_rules = rules([t for each in fragments for t in each.tensors], spec.outer.merge, patterns)
+        self.parameters = GlobalParameters(
+            fragments,
+            [theta if self.holds(fragment) else None for fragment, theta in enumerate(thetas)],
+            spec.outer,
+            spec.sync.codec,
+            merge_rules,
+            min(MERGE_THREADS, len(os.sched_getaffinity(0))),
+            Chain.of(spec.sync.downlink, fragments, spec.shared["seed"]),
+            uplinks(spec.sync, fragments).codecs[1:],
+        )
+        self._warming, self._began = self._merger.submit(self.parameters.warm_up), time.monotonic()
+        return Layout(fragments, patterns, task)
+
+    async def ready(self, tell: Callable[[str], None]) -> None:
+        """Return once merges need not wait for a compiler, or after READY_S: then the first merge waits for it.
+
+        `tell` hears of what takes long. Raises RuntimeError, with the reason and the fix, if compiling fails.
+        """
+        warming = asyncio.wrap_future(self._warming)
+        warming.add_done_callback(lambda _: self._examiner.submit(self.parameters.warm_up_rest))
+        soon, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
+        if not soon:
+            tell(f"the merge of codec {self._spec.sync.codec} is being compiled for this machine")
+            done, _ = await asyncio.wait({warming}, timeout=READY_S)
+            if not done:
+                tell(f"it still is after {time.monotonic() - self._began:.0f} s; commits wait for it")
+                return
+        try:
+            await warming
+        except Exception as error:
+            message = f"the merge of codec {self._spec.sync.codec} cannot be compiled: {type(error).__name__}: {error}"
+            fix = "see that the installed numba and llvmlite fit each other and this machine"
+            raise RuntimeError(f"{message}; {fix}") from error
+        if not soon:
+            tell(f"the merge is compiled after {time.monotonic() - self._began:.1f} s")
+
+    def restore(self, restored: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
+        """Put these values in force; what `load` has read needs no arrays. `momentum_lost`: of these theta alone.
+
+        Raises ValueError for one that does not fit the model and the outer optimizer.
+        """
+        for fragment, given in restored.items():
+            value = given if given.arrays else self._loaded[fragment]
+            if fragment in momentum_lost:
+                self.parameters.restore_theta(fragment, value.version, value.arrays[0])
+            else:
+                self.parameters.restore(fragment, value.version, value.arrays)
+            if value.stored is not None:
+                self._stored[fragment] = [value.stored]
         self._loaded = {}
-        gc.collect()
-        gc.freeze()  # what is imported stays: a full collection need not walk it
 
-    async def kept(self, fragments: Collection[int]) -> dict[int, Value]:
-        """As Bulk.kept. Raises OSError where a value cannot be stored."""
+    def kept(self, fragments: Collection[int]) -> dict[int, Value]:
+        """The newest values, as the journal names or keeps them. Raises OSError where a value cannot be stored."""
         found = {}
-        for fragment, value in self._bulk.kept(fragments).items():
+        for fragment in fragments:
+            version, arrays = self.parameters.versions[fragment], self.parameters.arrays(fragment)
             stored = self._stored.get(fragment, [None])[-1]
-            if stored is None and self._spec.persistent:
-                stored = values.write(self._values, self._spec.epoch, fragment, value.version, value.arrays)
+            if stored is None and self._spec.persistent and not self._alone:
+                stored = values.write(self._spec.store, self._spec.epoch, fragment, version, arrays)
                 self._stored[fragment] = [stored]
-            found[fragment] = Value(value.version, [], stored)
+            found[fragment] = Value(version, arrays if self._alone else [], stored)
         return found
 
+    def initial(self) -> dict[int, NDArray[Any]]:
+        """The values of fragments without a commit."""
+        versions, thetas = self.parameters.versions, self.parameters.thetas
+        return {f: theta for f, theta in enumerate(thetas) if not versions[f] and self.holds(f)}
+
     async def save_first_values(self) -> None:
-        """As Bulk.save_first_values."""
-        await self._bulk.save_first_values()
+        """Save for later epochs the initial values that have no commit. Raises OSError."""
+        save = partial(first_values.save, self._spec.store, self._spec.epoch, self.initial())
+        await asyncio.get_running_loop().run_in_executor(None, save)
 
-    # -------------------------------------------------------------- reads and merges
-
-    @OFTEN
-    async def pulse(self) -> dict[str, Any]:
-        """That it lives, and what status pages say of it."""
-        node = ray.get_runtime_context().get_node_id()
-        return {"pid": os.getpid(), "node": node, "trouble": self._trouble, "sent": dict(self._sent)}
+    # -------------------------------------------------------------- reads
 
     @OFTEN
     async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
-        """As Bulk.read; control has given it up by its deadline here."""
+        """Ask a learner for a fragment and check its answer; a string says why there is none."""
+        asked_at = time.monotonic()
         try:
-            return await asyncio.wait_for(self._bulk.read(learner, handle, request), LATE_S + 2 * request.deadline_s)
+            asked = handle.read.remote(request)  # control has given it up before this deadline
+            reply: Any = await asyncio.wait_for(asyncio.ensure_future(asked), LATE_S + 2 * request.deadline_s)
+        except ray.exceptions.RayError as error:
+            return type(error).__name__
         except TimeoutError:
             return "timeout"
+        if isinstance(reply, str):
+            return reply
+        took_s = time.monotonic() - asked_at
+        contribution, facts, oldest = reply
+        contribution = replace(contribution, took_s=max(0.0, took_s - contribution.held_s))
+        contribution = await self._examine(learner, contribution, request)
+        if not contribution.defect:
+            token = Token((request.syncer_step, request.attempt), learner)
+            self._payloads[token] = contribution.payload
+            contribution = replace(contribution, payload=token)
+        return Answer(contribution, facts, oldest)
+
+    async def _examine(self, learner: str, contribution: Contribution, request: ReadRequest) -> Contribution:
+        """The contribution, with its defect if it has one; large ones are checked in a thread."""
+        sizes = [fragment.size for fragment in self.parameters.fragments]
+        if contribution.learner != learner or not 0 <= contribution.fragment < len(sizes):
+            return replace(contribution, learner=learner, payload=None, defect="wrong_sender")
+        if contribution.codec != request.codec:
+            return replace(contribution, payload=None, defect="wrong_shape")
+        size, codec = sizes[contribution.fragment], request.codec or self._spec.sync.codec
+        if size <= EXAMINED_AT_ONCE:
+            return codecs.examine(contribution, codec, size)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._examiner, codecs.examine, contribution, codec, size)
 
     @OFTEN
-    async def forget(self, tokens: Collection[Token]) -> None:
+    def forget(self, tokens: Collection[Token]) -> None:
         """These reads are closed, so nothing can merge their payloads."""
-        self._bulk.forget(tokens)
+        for token in tokens:
+            self._payloads.pop(token, None)
+
+    # -------------------------------------------------------------- merges, versions
 
     @OFTEN
     async def merge(self, merge: Merge, base: int) -> Proposed:
-        """As Bulk.merge, from version `base`. The value is stored when it returns, unless the run keeps none."""
-        await self._in_force({merge.fragment: base})
-        merging, fragment, version = self._bulk.merge(merge), merge.fragment, merge.syncer_step
-        self._bulk.forget(merge.payloads)
+        """Compute a fragment's next value from version `base`, as GlobalParameters.propose.
+
+        One that is to be an object of its own is stored when this returns.
+        """
+        fragment, version = merge.fragment, merge.syncer_step
+        await self._in_force({fragment: base})
+        payloads = [self._payloads.pop(token) for token in merge.payloads]
+        arguments = fragment, payloads, merge.weights, version, merge.codecs
+        merging = asyncio.get_running_loop().run_in_executor(self._merger, self.parameters.propose, *arguments)
         self._points.reach(MERGING)
         proposal = await merging
-        stored = await self._store(fragment, version, proposal) if proposal.finite and self._spec.persistent else None
+        apart = proposal.finite and self._spec.persistent and not self._alone
+        stored = await self._store(fragment, version, proposal) if apart else None
         self._pending[fragment] = _Pending(version, proposal, stored)
-        return Proposed(fragment, proposal.norm, proposal.digest, proposal.finite, stored)
+        arrays = proposal.arrays if self._alone else ()
+        return Proposed(fragment, proposal.norm, proposal.digest, proposal.finite, arrays, stored)
 
     async def _store(self, fragment: int, version: int, proposal: Proposal) -> Stored:
         """Write a value; retries for ever, and nothing commits meanwhile."""
         backoff_s = BACKOFF_S
         while True:
             try:
-                write = partial(values.write, self._values, self._spec.epoch, fragment, version, proposal.arrays)
+                write = partial(values.write, self._spec.store, self._spec.epoch, fragment, version, proposal.arrays)
                 stored = await asyncio.get_running_loop().run_in_executor(None, write)
                 self._trouble = ""
                 return stored
@@ -191,59 +318,64 @@ class ShardActor:
                 backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
 
     @OFTEN
-    async def install(self, fragment: int, version: int) -> None:
-        """The merged value is committed: put it in force, and remove the one before the one before."""
+    def install(self, fragment: int, version: int) -> None:
+        """The merged value is committed: put it in force, and remove the stored one before the one before."""
         pending = self._pending.pop(fragment)
         assert pending.version == version, f"fragment {fragment}: {pending.version} is merged, not {version}"
-        self._bulk.install(pending.proposal, version)
-        self._bulk.forget_before(version - self._spec.sync.overlap_steps)  # of what control has not heard of in time
+        self.parameters.install(pending.proposal, version)
+        self._digests[fragment] = pending.proposal.digest
+        oldest = version - self._spec.sync.overlap_steps  # of what control has not heard of in time
+        self.forget([token for token in self._payloads if token.read[0] < oldest])
         if pending.stored is not None:
             held = [*self._stored.get(fragment, ()), pending.stored]
             self._stored[fragment] = held[-2:]
             for stored in held[:-2]:
-                asyncio.get_running_loop().run_in_executor(None, values.remove, self._values, stored)
-        async with self._installed:
-            self._installed.notify_all()
+                asyncio.get_running_loop().run_in_executor(None, values.remove, self._spec.store, stored)
+        self._installed.set()
+        self._installed = asyncio.Event()
+
+    def newest(self, fragment: int, held: int) -> Fetched:
+        """The newest version of a fragment. `held`: which one is at the learner that asks."""
+        if fragment not in self._digests:
+            self._digests[fragment] = codecs.digest(self.parameters.thetas[fragment])
+        version = self.parameters.versions[fragment]
+        return Fetched(version, self._digests[fragment], self.parameters.since(fragment, held))
 
     @OFTEN
     async def fetch(self, fragment: int, version: int, held: int, learner: str) -> tuple[int, str, Any, int]:
-        """As Bulk.fetch, once the version is in force, and the newest snapshot that had begun by then."""
+        """As `newest`, once this version is in force, and the newest snapshot that had begun by then."""
         await self._in_force({fragment: version})
-        found = self._bulk.fetch(fragment, version, held)
-        assert found is not None
+        found = self.newest(fragment, held)
         self._sent[learner] += found.bytes
-        return found.version, found.digest, found.value, self._newest_mark
+        return (*found, self._newest_mark)
 
     async def _in_force(self, versions: Mapping[int, int]) -> None:
         """Wait for control's word that these versions, or newer ones, of what is here are committed.
 
         Raises TimeoutError.
         """
-        here = {fragment: version for fragment, version in versions.items() if self._bulk.holds(fragment)}
-        newest = self._bulk.parameters.versions
-        async with self._installed:
-            told = self._installed.wait_for(lambda: all(newest[f] >= version for f, version in here.items()))
-            await asyncio.wait_for(told, INSTALLED_S)
+        here = {fragment: version for fragment, version in versions.items() if self.holds(fragment)}
+        newest, give_up_at = self.parameters.versions, time.monotonic() + INSTALLED_S
+        while any(newest[fragment] < version for fragment, version in here.items()):
+            await asyncio.wait_for(self._installed.wait(), give_up_at - time.monotonic())
 
     async def current(self, versions: Mapping[int, int]) -> list[tuple[int, NDArray[Any]]]:
         """(fragment, theta) of all that is here: of these versions or newer ones."""
         await self._in_force(versions)
-        thetas = enumerate(self._bulk.parameters.thetas)
-        return [(fragment, theta) for fragment, theta in thetas if self._bulk.holds(fragment)]
+        return [(fragment, theta) for fragment, theta in enumerate(self.parameters.thetas) if self.holds(fragment)]
 
-    async def arm(self, point: str, times: int) -> None:
+    def arm(self, point: str, times: int) -> None:
         """For chaos: kill this process when it passes this point for the nth time."""
         self._points.arm(point, times)
 
-    # -------------------------------------------------------------- checkpoints
+    # -------------------------------------------------------------- checkpoints, of one of several
 
     @OFTEN
-    async def mark(self, snapshot: int) -> None:
+    def mark(self, snapshot: int) -> None:
         """Keep what may belong to the snapshot: what is in force, and what is merged and may be recorded by then."""
         self._newest_mark = max(self._newest_mark, snapshot)
-        parameters = self._bulk.parameters
-        held = [fragment.index for fragment in parameters.fragments if self._bulk.holds(fragment.index)]
-        marked: Marked = {(f, parameters.versions[f]): parameters.arrays(f) for f in held}
+        held = [fragment.index for fragment in self.parameters.fragments if self.holds(fragment.index)]
+        marked: Marked = {(f, self.parameters.versions[f]): self.parameters.arrays(f) for f in held}
         marked |= {(f, each.version): each.proposal.arrays for f, each in self._pending.items()}
         self._marks[snapshot] = marked
         while len(self._marks) > MARKS_MAX:
@@ -254,7 +386,7 @@ class ShardActor:
         marked = self._marks.pop(snapshot, None)
         if marked is None:
             raise OSError(f"shard {self._shard} does not keep snapshot {snapshot} any more")
-        wanted = [(f, version) for f, version in enumerate(versions) if self._bulk.holds(f)]
+        wanted = [(f, version) for f, version in enumerate(versions) if self.holds(f)]
         if lacking := [place for place in wanted if place not in marked]:
             raise OSError(f"shard {self._shard} does not hold, by fragment and version, {lacking}")
         described = [[f, version, len(marked[f, version])] for f, version in wanted if version]
@@ -265,3 +397,34 @@ class ShardActor:
         part = f"shard-{self._shard}"
         write = partial(checkpoint_parts.write, self._spec.store, snapshot, part, header, arrays)
         return await asyncio.get_running_loop().run_in_executor(None, write)
+
+
+class ShardActor(FragmentShard):
+    """One of several shards, as a Ray actor."""
+
+    def __init__(self, spec: SyncerSpec, make: Make, shard: int) -> None:
+        prepare_process(spec)
+        super().__init__(spec, make, shard)
+
+    def __repr__(self) -> str:
+        return f"shard {self._shard}"  # how the dashboard and log lines call this actor
+
+    async def ready(self, tell: Callable[[str], None] | None = None) -> None:
+        """As FragmentShard.ready; what takes long is in the actor's own log."""
+        await super().ready(tell or (lambda what: print(f"shard {self._shard}: {what}", flush=True)))
+        gc.collect()
+        gc.freeze()  # what is imported stays: a full collection need not walk it
+
+    @OFTEN
+    async def pulse(self) -> dict[str, Any]:
+        """This process and its node, what the store refuses, and bytes of versions sent; control asks often."""
+        node = ray.get_runtime_context().get_node_id()
+        return {"pid": os.getpid(), "node": node, "trouble": self._trouble, "sent": dict(self._sent)}
+
+
+def prepare_process(spec: SyncerSpec) -> None:
+    """Make this process fit for a long run. Raises RuntimeError where it runs other sources than the run."""
+    if (code := code_digest()) != spec.code:
+        raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+    heap.keep_small()
+    os.environ["JAX_PLATFORMS"] = "cpu"  # FragmentShard.begin starts JAX

@@ -18,7 +18,6 @@ from outer.protocol.fragments import Fragment
 
 if TYPE_CHECKING:
     from outer.bulk import Bulk
-    from outer.shards import Shards
 
 POLL_S = 0.05
 CUTS_MAX = 2  # cuts that wait to be written; each keeps the values of a whole model alive
@@ -26,7 +25,7 @@ CUTS_MAX = 2  # cuts that wait to be written; each keeps the values of a whole m
 
 class _Cut(NamedTuple):
     committed: asyncio.Future[Cut]
-    bulk: Bulk | Shards
+    bulk: Bulk
     initial: Mapping[int, NDArray[Any]]  # by fragment: without a commit so far
 
 
@@ -46,7 +45,7 @@ class Snapshots:
         self._cuts: dict[int, _Cut] = {}  # by snapshot, oldest first, until they are written
         self._taken = 0  # the newest
 
-    def cut(self, snapshot: int, bulk: Bulk | Shards) -> None:
+    def cut(self, snapshot: int, bulk: Bulk) -> None:
         """Everything committed so far belongs to the snapshot."""
         self._cuts[snapshot] = _Cut(self._journal.cut(), bulk, bulk.mark(snapshot))
         self._taken = snapshot

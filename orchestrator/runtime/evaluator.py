@@ -24,7 +24,7 @@ from orchestrator.runtime.placement import RunPlacement, control, named, using
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.specs import learner_spec
 from orchestrator.store.run_store import RunStore
-from outer.shards import gathered
+from outer.bulk import gathered
 
 
 class EvaluatorActor:

@@ -32,7 +32,7 @@ from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import RunLost
 from outer import heap
-from outer.shards import SHARD_CPUS
+from outer.bulk import SHARD_CPUS
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 0.5

@@ -44,7 +44,6 @@ class Proposal:
     finite: bool  # whether every element of theta is finite
     exact: NDArray[np.float32] | None = None  # [n], read-only: with a chain, what theta rounds
     delta: Delta | None = None  # with a chain: what leads from the version before to theta
-    stored: None = None  # the value is here, and in no object of its own
 
     @property
     def arrays(self) -> list[NDArray[Any]]:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import ray
 
-from outer import bulk as module
+from outer import shard as module
 from outer.actor import SyncerActor
-from outer.bulk import Answer, Bulk, Token
+from outer.bulk import Bulk
 from outer.config import OuterConfig, SyncConfig
 from outer.journal.object_store import Folder
 from outer.numeric import codec as codecs
@@ -24,6 +24,7 @@ from outer.protocol.events_effects import Merge
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
 from outer.protocol.syncer import Budget
+from outer.shard import Answer, Fetched, FragmentShard, Token
 from outer.spec import SyncerSpec
 
 SIZE = 3
@@ -40,6 +41,11 @@ def bulk() -> Bulk:
     made = Bulk(spec, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)], {"w": "avg"}, {}))
     made.begin([0], lacking=False)
     return made
+
+
+def shard(of: Bulk) -> FragmentShard:
+    assert of._here is not None
+    return of._here
 
 
 def request(syncer_step: int, attempt: int = 1) -> ReadRequest:
@@ -67,16 +73,16 @@ def test_a_payload_stays_behind_its_token_until_its_read_is_closed() -> None:
             answer = await held.read("a", learner(step), request(step, attempt))
             assert isinstance(answer, Answer) and answer.contribution.payload == Token((step, attempt), "a")
         held.keep({(1, 2), (2, 1)})
-        assert set(held._payloads) == {Token((1, 2), "a"), Token((2, 1), "a")}
+        assert set(shard(held)._payloads) == {Token((1, 2), "a"), Token((2, 1), "a")}
         merging = held.merge(Merge(2, 0, (Token((2, 1), "a"),), (1.0,)))
         held.keep(())  # the run ends; a merge under way has what it needs
-        assert held._payloads == {}
         proposal = await merging
-        expected = held.parameters.propose(0, [np.full(SIZE, 2.0, np.float32)], [1.0], 2)
+        assert shard(held)._payloads == {}
+        expected = shard(held).parameters.propose(0, [np.full(SIZE, 2.0, np.float32)], [1.0], 2)
         assert proposal.digest == expected.digest and held.fetch(0, 1, -1) is None
-        held.install(proposal, 2)
+        held.install(0, 2)
         fetched = held.fetch(0, 1, -1)
-        assert fetched is not None and (fetched.version, fetched.digest) == (2, expected.digest)
+        assert isinstance(fetched, Fetched) and (fetched.version, fetched.digest) == (2, expected.digest)
         np.testing.assert_array_equal(fetched.value, expected.theta)
 
     asyncio.run(story())
@@ -99,7 +105,8 @@ def test_an_answer_in_another_format_than_asked_for_is_refused_and_one_in_its_ow
         tokens = other.contribution.payload, answer.contribution.payload
         proposal = await held.merge(Merge(1, 0, tokens, (0.5, 0.5), ("", "bf16")))
         plain = [np.full(SIZE, value, np.float32) for value in (1.0, 3.0)]
-        assert proposal.digest == held.parameters.propose(0, plain, [0.5, 0.5], 1).digest, "these numbers are exact"
+        same = shard(held).parameters.propose(0, plain, [0.5, 0.5], 1)
+        assert proposal.digest == same.digest, "these numbers are exact"
         wrong = await held.read("a", learner(1.0), replace(request(1), codec="bf16"))
         assert isinstance(wrong, Answer) and wrong.contribution.defect == "wrong_shape"
 
@@ -118,7 +125,7 @@ def test_a_defective_or_missing_answer_leaves_nothing_behind() -> None:
             assert isinstance(answer, Answer)
             assert (answer.contribution.defect, answer.contribution.payload) == (defect, None)
         assert await held.read("a", learner(-1.0), request(1)) == "GetTimeoutError"
-        assert held._payloads == {}
+        assert shard(held)._payloads == {}
 
     asyncio.run(story())
 

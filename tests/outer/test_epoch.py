@@ -62,7 +62,7 @@ def first_epoch(store: Folder) -> SyncerSpec:
     save(first, begun, bulk)
     one = Participant("a", 1, 1, 0, 1, 8, 1.0, "d", 8)
     committed = Committed(1, 1, 1, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
-    state = bulk.parameters.arrays(1)[1:]
+    state = bulk.kept([1])[1].arrays[1:]
     granted = SpanGranted("a", 1, 0, 0, 8, 2)
     journal._journal.write(
         [
@@ -77,8 +77,8 @@ def test_a_later_epoch_has_every_value_and_does_not_make_the_model(tmp_path: Pat
     first = first_epoch(store := Folder(tmp_path))
     second, bulk, _ = begin(replace(first, epoch=2, begun=1), never)
     assert second.layout == (FRAGMENTS, VALUES[2], VALUES[3])
-    assert [theta.tolist() for theta in bulk.parameters.thetas] == [[0.5] * 5, [7.0] * 5, [2.5] * 5]
-    assert bulk.parameters.versions == [0, 1, 0]
+    assert [theta.tolist() for theta in bulk.current()] == [[0.5] * 5, [7.0] * 5, [2.5] * 5]
+    assert [value.version for value in bulk.kept(range(3)).values()] == [0, 1, 0]
     assert store.folders(first_values.FOLDER) == ["000001"]
 
 
@@ -86,7 +86,11 @@ def test_what_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
     first = first_epoch(Folder(tmp_path))
     (tmp_path / "initial" / "000001" / "0002").write_bytes(b"damaged")
     _, bulk, _ = begin(replace(first, epoch=2, begun=1), lambda _: VALUES)
-    assert bulk.parameters.thetas[2].tolist() == [2.5] * 5 and bulk.parameters.versions == [0, 1, 0]
+    assert bulk.current()[2].tolist() == [2.5] * 5 and [value.version for value in bulk.kept(range(3)).values()] == [
+        0,
+        1,
+        0,
+    ]
 
 
 def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp_path: Path) -> None:

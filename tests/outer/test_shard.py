@@ -13,7 +13,6 @@ import pytest
 import ray
 
 from outer import shard as module
-from outer.bulk import Answer, Token
 from outer.config import OuterConfig, SyncConfig
 from outer.journal import checkpoint_parts, values
 from outer.journal.groups import Value
@@ -25,7 +24,7 @@ from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.manifest import code_digest
 from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
 from outer.protocol.syncer import Budget
-from outer.shard import ShardActor
+from outer.shard import Answer, ShardActor, Token
 from outer.spec import SyncerSpec
 
 SIZE = 3
@@ -48,9 +47,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
                 code_digest(), store, shards=2,
             )  # fmt: skip
             shard = ShardActor(spec, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)] * 4, {"w*": "avg"}, {}), 1)
-            assert await shard.load({}, journal.run) == {}
-            await shard.begin([0] * 4, lacking=False)
-            await shard.restore({}, [])
+            assert shard.load({}, journal.run) == {}
+            shard.begin([0] * 4, lacking=False)
+            shard.restore({}, [])
             await story(shard, store)
 
         asyncio.run(whole())
@@ -82,7 +81,7 @@ def test_a_version_is_given_once_it_is_in_force_and_its_value_is_stored_before(p
         coming = asyncio.ensure_future(shard.fetch(1, 2, 0, "a"))
         await asyncio.sleep(0)
         assert not coming.done(), "it is merged, and no commit yet"
-        await shard.install(1, 2)
+        shard.install(1, 2)
         version, digest, value, _ = await coming
         assert (version, digest, digest) == (2, proposed.digest, codecs.digest(value))
         assert np.array_equal(values.read(store, proposed.stored)[0], value)
@@ -98,9 +97,9 @@ def test_a_merge_waits_for_the_version_that_it_starts_from(play: Callable[..., N
         next_one = asyncio.ensure_future(shard.merge(Merge(6, 1, (token,), (1.0,)), 2))
         await asyncio.sleep(0)
         assert not next_one.done()
-        await shard.install(1, 2)
+        shard.install(1, 2)
         await next_one
-        await shard.install(1, 6)
+        shard.install(1, 6)
         assert [fragment for fragment, _ in await shard.current({1: 6, 0: 99})] == list(MINE), "0 is not here"
 
     play(story)
@@ -120,17 +119,17 @@ def test_what_never_comes_into_force_is_waited_for_no_longer_than_said(
 def test_a_cut_has_what_was_in_force_or_merged_when_it_was_taken(play: Callable[..., None]) -> None:
     async def story(shard: ShardActor, store: Folder) -> None:
         await merged(shard, 2, 1, 5.0)
-        await shard.mark(1)  # its record becomes durable before the cut is written
-        await shard.install(1, 2)
+        shard.mark(1)  # its record becomes durable before the cut is written
+        shard.install(1, 2)
         await merged(shard, 6, 1, 9.0, base=2)
-        await shard.install(1, 6)
+        shard.install(1, 6)
         part = await shard.save(1, [0, 2, 0, 0])
         header, arrays, _ = checkpoint_parts.read(store, 1, part["part"], part["seal"])
         assert header["values"] == [[1, 2, 2]] and header["initial"] == [3]
         assert arrays[0].tolist() != (await shard.current({}))[0][1].tolist() and arrays[2].tolist() == [0.0] * SIZE
         with pytest.raises(OSError, match="does not keep snapshot 1 any more"):
             await shard.save(1, [0, 2, 0, 0])
-        await shard.mark(2)
+        shard.mark(2)
         with pytest.raises(OSError, match=r"does not hold, by fragment and version, \[\(1, 2\)\]"):
             await shard.save(2, [0, 2, 0, 0])
 
@@ -139,12 +138,12 @@ def test_a_cut_has_what_was_in_force_or_merged_when_it_was_taken(play: Callable[
 
 def test_payloads_that_nobody_merges_are_forgotten(play: Callable[..., None]) -> None:
     async def story(shard: ShardActor, store: Folder) -> None:
-        await shard.forget([await read(shard, 2, 1, 5.0)])
+        shard.forget([await read(shard, 2, 1, 5.0)])
         await read(shard, 3, 3, 5.0)  # control gave it up before it heard of this
-        assert len(shard._bulk._payloads) == 1
+        assert len(shard._payloads) == 1
         await merged(shard, 6, 1, 7.0)
-        await shard.install(1, 6)
-        assert shard._bulk._payloads == {}
+        shard.install(1, 6)
+        assert shard._payloads == {}
 
     play(story)
 
@@ -156,7 +155,7 @@ def test_of_the_stored_values_the_two_newest_stay_and_a_later_shard_reads_the_on
         last = None
         for step, base in ((2, 0), (6, 2), (10, 6)):
             last = await merged(shard, step, 1, float(step), base)
-            await shard.install(1, step)
+            shard.install(1, step)
         assert last is not None and last.stored is not None
         while len(store.names("values/0001")) > 2:
             await asyncio.sleep(0.01)
@@ -164,13 +163,13 @@ def test_of_the_stored_values_the_two_newest_stay_and_a_later_shard_reads_the_on
         run = StoredJournal(store, "journal", 2, 4)
         run.open()
         named = Value(10, [], last.stored)
-        assert await shard.load({1: named}, run.run) == {1: (last.digest, "")}
-        await shard.restore({1: named}, [])
-        assert await shard.kept([1]) == {1: named}
+        assert shard.load({1: named}, run.run) == {1: (last.digest, "")}
+        shard.restore({1: named}, [])
+        assert shard.kept([1]) == {1: named}
         values.remove(store, last.stored)
-        assert "is missing" in (await shard.load({1: named}, run.run))[1][1]
+        assert "is missing" in (shard.load({1: named}, run.run))[1][1]
         with pytest.raises(RuntimeError, match="does not see the run's store"):
-            await shard.load({}, "another run's")
+            shard.load({}, "another run's")
 
     play(story)
 

@@ -20,10 +20,10 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import load
 from orchestrator.recipe.validation import resolve
 from orchestrator.runtime import actor, launch, metrics_actor, placement, syncer_manager
+from outer.bulk import SHARD_CPUS
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.schedule import Schedule
-from outer.shards import SHARD_CPUS
 
 RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
 SPACIOUS = ["name=west,CPU=100,GPU=8,region=west", "name=east,CPU=100,region=east"]
