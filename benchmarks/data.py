@@ -59,7 +59,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         prepare(Options((str(text / "0000?.txt"),), Path(folder, "trained"), train_bpe=BPE), lambda *news: None)
         for name, file in (("bytes", None), ("bpe", Path(folder, "trained", "tokenizer.json"))):
             made = prepare(Options((str(text),), Path(folder, name), tokenizer=file), lambda *news: None)
-            rates[name] = made.bytes / 1e6 / made.seconds
+            rates[name] = made["mb_s"]
         for length in LENGTHS:
             for kind, path in (("bytes", text), ("tokens", Path(folder, "bytes"))):
                 data = DataConfig(kind=kind, path=str(path), sequence_length=length)

@@ -60,20 +60,19 @@ def prepare(
             field,
         )  # fmt: skip
         with _Bar() as bar:
-            prepared = preparation.prepare(options, bar.show)
-        record = preparation.as_record(prepared, out)
-        _name([f"{one.input}: {one.reason}" for one in prepared.unreadable], "left out")
+            record = preparation.prepare(options, bar.show) | {"path": str(out)}
+        _name([f"{one['input']}: {one['reason']}" for one in record["unreadable"]], "left out")
         if as_json:
             typer.echo(json.dumps(record))
         else:
-            kept = f", {prepared.parts_kept} of {prepared.parts} parts kept" if prepared.parts_kept else ""
+            kept = f", {record['parts_kept']} of {record['parts']} parts kept" if record["parts_kept"] else ""
             typer.echo(
                 f"wrote {out}: {record['tokens']:,} tokens and {record['tokens_held_out']:,} held out, of "
                 f"{record['documents']:,} documents, in {record['shards']} shards; vocabulary "
                 f"{record['vocabulary']:,}; {record['mb_s']:.1f} MB/s{kept}"
             )
             typer.echo(f'in the recipe: [data] kind = "tokens", path = "{out}"')
-        if prepared.unreadable:
+        if record["unreadable"]:
             raise typer.Exit(CHECK_FAILED)
 
 

@@ -13,32 +13,35 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from learners.training.data import manifest as manifests
 from learners.training.data.manifest import Manifest, Tokenizer
-from learners.training.data.tokenizer import ENDS, Coder
+from learners.training.data.tokenizer import ENDS, ByteCoder, Coder, FileCoder
 from orchestrator.prepare import shards
-from orchestrator.prepare.parts import Made, Part, Settings, coder_of, make
 from orchestrator.prepare.sources import PART_BYTES, Slice, Unreadable, cut, documents, found
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.lock import alone
 
-PARTS, PLAN, TOKENIZER = "parts", "plan.json", "tokenizer.json"
+PARTS, TOKENIZER = "parts", "tokenizer.json"
 SAMPLE_BYTES = 64 * 2**20  # of text that a BPE is trained on
-ASKED = 4  # parts for each worker that are made or wait
+TEXT_BYTES = 2**20  # characters tokenized at once
+PIECE = 2**18  # characters of a document that are tokenized together; the next piece begins after the end of a line
 
 
 @dataclass(frozen=True)
 class Options:
-    """As on the command line. `train_bpe`: the vocabulary of a byte-level BPE to train first."""
+    """The options of the command. `train_bpe`: the vocabulary of a byte-level BPE to train first."""
 
     inputs: tuple[str, ...]
     out: Path
@@ -52,30 +55,19 @@ class Options:
     part_bytes: int = PART_BYTES
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What came of it. `bytes`: of text read, kept parts too; `bytes_made`: without them, in `seconds`."""
-
-    manifest: Manifest
-    digest: str
-    unreadable: tuple[Unreadable, ...]
-    parts: int
-    parts_kept: int
-    bytes: int
-    bytes_made: int
-    seconds: float
-
-
 Show = Callable[[str, int, int], None]  # the stage, bytes done, bytes in all
 
 
-def prepare(options: Options, show: Show) -> Prepared:
-    """Raises InputError where nothing can be prepared. What is unreadable beside the rest is returned."""
+def prepare(options: Options, show: Show) -> dict[str, Any]:
+    """Prepare, and return the outcome as `--json` prints it; `mb_s`: 1e6 bytes of text made in a second.
+
+    Raises InputError where nothing can be prepared. What is unreadable beside the rest is in the outcome.
+    """
     sources, unreadable = found(options.inputs)
-    parts, damaged = cut(sources, options.part_bytes)
+    slices, damaged = cut(sources, options.part_bytes)
     unreadable += damaged
-    if not parts:
-        raise InputError([Problem("IN", one.input, one.reason, "name readable files") for one in unreadable])
+    if not slices:
+        raise InputError(_no_text(options, unreadable))
     folder = options.out
     _check_folder(folder)
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
@@ -85,37 +77,38 @@ def prepare(options: Options, show: Show) -> Prepared:
         except BlockingIOError as error:
             problem = Problem("--out", str(folder), "is being prepared by another process", "wait, or give another")
             raise InputError([problem]) from error
-        return _prepared(options, parts, unreadable, show)
+        coder, sha256 = _tokenizer(options, slices, show)
+        work = [_part(options, sha256, index, each) for index, each in enumerate(slices)]
+        begun = time.monotonic()
+        made = _all(work, options.workers, show)
+        seconds = time.monotonic() - begun
+        unreadable += [one for part in made for one in part.unreadable]
+        if sum(one.train.tokens + one.held_out.tokens for one in made) < 2:
+            raise InputError(_no_text(options, unreadable))
+        manifest = _joined(options, coder, sha256, work, made, show)
+        text = manifest.text()
+        _replace(folder / manifests.FILE, text)
+        shutil.rmtree(folder / PARTS)
+    return {
+        "path": str(folder),
+        "digest": hashlib.sha256(text.encode()).hexdigest(),
+        "vocabulary": manifest.vocabulary,
+        "dtype": manifest.dtype,
+        "tokens": sum(shard.tokens for shard in manifest.train),
+        "tokens_held_out": sum(shard.tokens for shard in manifest.held_out),
+        "shards": len(manifest.train) + len(manifest.held_out),
+        "documents": manifest.made_from["documents"],
+        "parts": len(made),
+        "parts_kept": sum(one.kept for one in made),
+        "bytes": sum(one.bytes for one in made),
+        "mb_s": sum(one.bytes for one in made if not one.kept) / 1e6 / max(seconds, 1e-9),
+        "unreadable": [asdict(one) for one in dict.fromkeys(unreadable)],
+    }
 
 
-def _prepared(
-    options: Options, parts: Sequence[tuple[Slice, ...]], unreadable: list[Unreadable], show: Show
-) -> Prepared:
-    folder = options.out
-    begun = time.monotonic()
-    settings, coder = _tokenizer(options, parts, show)
-    work = [Part(str(folder / PARTS / f"{index:06}"), slices, settings) for index, slices in enumerate(parts)]
-    made = _all(work, options.workers, show)
-    unreadable += [one for part in made for one in part.unreadable]
-    seconds = time.monotonic() - begun
-    if sum(one.train + one.held_out for one in made) < 2:
-        problems = [Problem("IN", one.input, one.reason, "name readable files") for one in unreadable]
-        raise InputError(problems or [Problem("IN", options.inputs, "hold no text", "name files with text")])
-    manifest = _joined(options, settings, coder, work, made, show)
-    text = manifest.text()
-    _replace(folder / manifests.FILE, text)
-    shutil.rmtree(folder / PARTS)
-    new = [one for one in made if not one.kept]
-    return Prepared(
-        manifest=manifest,
-        digest=hashlib.sha256(text.encode()).hexdigest(),
-        unreadable=tuple(dict.fromkeys(unreadable)),
-        parts=len(made),
-        parts_kept=len(made) - len(new),
-        bytes=sum(one.bytes for one in made),
-        bytes_made=sum(one.bytes for one in new),
-        seconds=seconds,
-    )
+def _no_text(options: Options, unreadable: Sequence[Unreadable]) -> list[Problem]:
+    problems = [Problem("IN", one.input, one.reason, "name readable files") for one in unreadable]
+    return problems or [Problem("IN", options.inputs, "hold no text", "name files with text")]
 
 
 # ------------------------------------------------------------------ the folder
@@ -143,60 +136,50 @@ def _replace(path: Path, text: str) -> None:
 # ------------------------------------------------------------------ the tokenizer
 
 
-def _tokenizer(options: Options, parts: Sequence[tuple[Slice, ...]], show: Show) -> tuple[Settings, Coder]:
-    """The tokenizer, copied into the folder or trained there. Raises InputError."""
+def _tokenizer(options: Options, slices: Sequence[tuple[Slice, ...]], show: Show) -> tuple[Coder, str | None]:
+    """Copy the tokenizer into the folder, or train it there; return it and its SHA-256. Raises InputError."""
     path = options.out / TOKENIZER
-    settings = Settings(None, None, options.end_token, options.field, options.held_out)
     field = "--tokenizer" if options.tokenizer else "--train-bpe"
-    value = options.tokenizer or options.train_bpe
     try:
         if options.tokenizer is not None:
             _replace(path, options.tokenizer.read_text(encoding="utf-8"))
         elif options.train_bpe is not None:
-            _train(path, options, options.train_bpe, parts, show)
+            _replace(path, _trained(options, options.train_bpe, slices, show))
         else:
-            return settings, coder_of(settings)
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        settings = Settings(str(path), sha256, options.end_token, options.field, options.held_out)
-        return settings, coder_of(settings)
+            return ByteCoder(), None
+        return FileCoder(path, options.end_token), hashlib.sha256(path.read_bytes()).hexdigest()
     except (OSError, ValueError) as error:
         text, _, fix = str(error).rpartition("; ")
         fix = fix if text else "give a tokenizer.json of the library tokenizers"
-        raise InputError([Problem(field, str(value), text or str(error), fix)]) from error
+        value = str(options.tokenizer or options.train_bpe)
+        raise InputError([Problem(field, value, text or str(error), fix)]) from error
 
 
-def _train(path: Path, options: Options, vocabulary: int, parts: Sequence[tuple[Slice, ...]], show: Show) -> None:
-    """A byte-level BPE of the first documents of every part, unless this folder has it of the same documents."""
-    share = max(1, SAMPLE_BYTES // len(parts))
-    sample = [Part("", slices, Settings(None, None, None, options.field, options.held_out)).key for slices in parts]
-    key = hashlib.sha256(json.dumps([vocabulary, options.end_token, sample]).encode()).hexdigest()
-    plan = options.out / PARTS / PLAN
-    if path.exists() and plan.exists() and json.loads(plan.read_text()) == key:
-        return
+def _trained(options: Options, vocabulary: int, parts: Sequence[tuple[Slice, ...]], show: Show) -> str:
+    """Train a byte-level BPE on the first documents of every part, and return its tokenizer.json."""
     try:
         from tokenizers import Tokenizer as Bpe
         from tokenizers import decoders, models, pre_tokenizers, trainers
     except ImportError as error:
         raise ValueError("needs the library tokenizers; pip install 'decoupled-diloco[data]'") from error
-    end = options.end_token or ENDS[0]
     bpe: Any = Bpe(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[end],
+        special_tokens=[options.end_token or ENDS[0]],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    share = max(1, SAMPLE_BYTES // len(parts))
     total = min(SAMPLE_BYTES, sum(one.bytes for slices in parts for one in slices))
 
-    def texts() -> Any:
+    def texts() -> Iterator[str]:
         done = 0
         for slices in parts:
             left = share
             for text in (text for one in slices for text in documents(one, options.field, [])):
-                digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-                if int(digest[:16], 16) >= options.held_out * 2.0**64:
+                if not _held_out(_digest(text), options.held_out):
                     yield text[:left]
                     done += min(left, len(text))
                     left -= len(text)
@@ -205,35 +188,187 @@ def _train(path: Path, options: Options, vocabulary: int, parts: Sequence[tuple[
                     break
 
     bpe.train_from_iterator(texts(), trainer)
-    _replace(path, bpe.to_str(pretty=False))
-    _replace(plan, json.dumps(key))
+    return str(bpe.to_str(pretty=False))
 
 
-# ------------------------------------------------------------------ the parts
+# ------------------------------------------------------------------ a part, in a worker
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part to make. Its files are STEM.train, STEM.held_out and STEM.json; `tokenizer` is a path, None: bytes."""
+
+    stem: str
+    slices: tuple[Slice, ...]
+    tokenizer: str | None
+    end_token: str | None
+    field: str
+    held_out: float
+    key: str  # a digest of all that the tokens follow from
+
+
+@dataclass(frozen=True)
+class Side:
+    """The training or the held-out tokens of a part: a file."""
+
+    tokens: int
+    documents: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """The record of a part."""
+
+    key: str
+    train: Side
+    held_out: Side
+    bytes: int
+    unreadable: tuple[Unreadable, ...]
+    kept: bool = False
+
+
+_ADAPTER = TypeAdapter(Made)
+
+
+def _part(options: Options, sha256: str | None, index: int, slices: tuple[Slice, ...]) -> Part:
+    settings = [sha256, options.end_token, options.field, options.held_out]
+    sources = [(asdict(one.source) | {"path": ""}, one.begin, one.end) for one in slices]
+    return Part(
+        stem=str(options.out / PARTS / f"{index:06}"),
+        slices=slices,
+        tokenizer=None if sha256 is None else str(options.out / TOKENIZER),
+        end_token=options.end_token,
+        field=options.field,
+        held_out=options.held_out,
+        key=hashlib.sha256(json.dumps([settings, sources]).encode()).hexdigest(),
+    )
+
+
+def make(part: Part) -> Made:
+    """Tokenize a part, or find that it has been."""
+    stem = Path(part.stem)
+    if (before := _whole(part)) is not None:
+        return before
+    coder = _coder(part.tokenizer, part.end_token)
+    unreadable: list[Unreadable] = []
+    texts = (text for piece in part.slices for text in documents(piece, part.field, unreadable))
+    with _Writer(stem, ".train", coder) as train, _Writer(stem, ".held_out", coder) as held_out:
+        for digest, tokens in _tokenized(texts, coder):
+            (held_out if _held_out(digest, part.held_out) else train).write(tokens)
+    sides = train.finish(), held_out.finish()
+    made = Made(part.key, *sides, sum(one.bytes for one in part.slices), tuple(unreadable))
+    draft = stem.with_suffix(f".json-{os.getpid()}")
+    draft.write_text(json.dumps(asdict(made)))
+    os.replace(draft, stem.with_suffix(".json"))
+    return made
+
+
+def _whole(part: Part) -> Made | None:
+    """Return the record of a part that was made from the same things, and whose files have its digests."""
+    stem = Path(part.stem)
+    try:
+        made = _ADAPTER.validate_json(stem.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    sides = (".train", made.train), (".held_out", made.held_out)
+    if made.key != part.key or any(manifests.changed(stem.with_suffix(name), side.sha256) for name, side in sides):
+        return None
+    return replace(made, kept=True)
+
+
+# ------------------------------------------------------------------ text to tokens
+
+
+@lru_cache(maxsize=1)
+def _coder(tokenizer: str | None, end_token: str | None) -> Coder:
+    return ByteCoder() if tokenizer is None else FileCoder(Path(tokenizer), end_token)
+
+
+def _tokenized(texts: Iterator[str], coder: Coder) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """(SHA-256 of its text, tokens without the end) of each document; about TEXT_BYTES are in memory at once."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        group.append(text)
+        size += len(text)
+        if size >= TEXT_BYTES:
+            yield from _encoded(group, coder)
+            group, size = [], 0
+    yield from _encoded(group, coder)
+
+
+def _encoded(group: list[str], coder: Coder) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    pieces = [list(_pieces(text)) for text in group]
+    found = iter(coder.encode([piece for text in pieces for piece in text]))
+    for text, of_text in zip(group, pieces, strict=True):
+        yield _digest(text), np.concatenate([next(found) for _ in of_text])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _held_out(digest: str, share: float) -> bool:
+    """Whether the document of this digest is kept for evaluation."""
+    return int(digest[:16], 16) < share * 2.0**64
+
+
+def _pieces(text: str) -> Iterator[str]:
+    begin = 0
+    while len(text) - begin > PIECE:
+        end = text.rfind("\n", begin, begin + PIECE) + 1 or begin + PIECE
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
+
+
+class _Writer:
+    """A file of tokens. Its draft has a name of this process's own: another may still write the same part."""
+
+    def __init__(self, stem: Path, suffix: str, coder: Coder) -> None:
+        self._path, self._draft = stem.with_suffix(suffix), stem.with_suffix(f"{suffix}-{os.getpid()}")
+        self._end, self._dtype = coder.end, np.dtype(manifests.smallest_dtype(coder.vocabulary)).newbyteorder("<")
+        self._tokens, self._documents, self._running = 0, 0, hashlib.sha256()
+
+    def __enter__(self) -> _Writer:
+        self._file: BinaryIO = self._draft.open("wb")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def write(self, tokens: NDArray[np.int64]) -> None:
+        content = np.append(tokens, self._end).astype(self._dtype).tobytes()
+        self._file.write(content)
+        self._running.update(content)
+        self._tokens += len(tokens) + 1
+        self._documents += 1
+
+    def finish(self) -> Side:
+        os.replace(self._draft, self._path)
+        return Side(self._tokens, self._documents, self._running.hexdigest())
+
+
+# ------------------------------------------------------------------ all parts
 
 
 def _all(work: Sequence[Part], workers: int, show: Show) -> list[Made]:
-    """Every part, made in worker processes; an exception of one is raised here, and whole parts stay."""
-    total, done = sum(one.bytes for part in work for one in part.slices), 0
-    made: dict[int, Made] = {}
-    asked: dict[Future[Made], int] = {}
-    rest = iter(enumerate(work))
+    """Make every part in worker processes. An exception of one is raised here, and whole parts stay."""
+    total, made = sum(one.bytes for part in work for one in part.slices), list[Made]()
     show("tokenizing", 0, total)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(work)), mp_context=context, initializer=_alone) as pool:
         try:
-            while len(made) < len(work):
-                while len(asked) < ASKED * workers and (following := next(rest, None)) is not None:
-                    asked[pool.submit(make, following[1])] = following[0]
-                for future in wait(asked, return_when=FIRST_COMPLETED).done:
-                    index = asked.pop(future)
-                    made[index] = future.result()
-                    done += made[index].bytes
-                    show("tokenizing", done, total)
+            done = 0
+            for one in pool.map(make, work):
+                made.append(one)
+                done += one.bytes
+                show("tokenizing", done, total)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [made[index] for index in range(len(work))]
+    return made
 
 
 def _alone() -> None:
@@ -250,11 +385,12 @@ def _alone() -> None:
 
 
 def _joined(
-    options: Options, settings: Settings, coder: Coder, work: Sequence[Part], made: Sequence[Made], show: Show
+    options: Options, coder: Coder, sha256: str | None, work: Sequence[Part], made: Sequence[Made], show: Show
 ) -> Manifest:
+    """Write the shards, and describe them."""
     dtype = manifests.smallest_dtype(coder.vocabulary)
-    train, held_out = shards.spans([Path(part.stem) for part in work], made, options.held_out)
-    total = sum(one.train + one.held_out for one in made) * np.dtype(dtype).itemsize
+    train, held_out = _sides([Path(part.stem) for part in work], made, options.held_out)
+    total = sum(one.train.tokens + one.held_out.tokens for one in made) * np.dtype(dtype).itemsize
     done = 0
 
     def shown(count: int) -> None:
@@ -273,11 +409,11 @@ def _joined(
         dtype=dtype,
         vocabulary=coder.vocabulary,
         end_of_document=coder.end,
-        tokenizer=None if settings.sha256 is None else Tokenizer(TOKENIZER, settings.sha256),
+        tokenizer=None if sha256 is None else Tokenizer(TOKENIZER, sha256),
         train=files[0],
         held_out=files[1],
         made_from={
-            "documents": sum(one.documents + one.documents_held_out for one in made),
+            "documents": sum(one.train.documents + one.held_out.documents for one in made),
             "end_token": options.end_token,
             "field": options.field,
             "held_out": options.held_out,
@@ -286,22 +422,23 @@ def _joined(
     )
 
 
-def as_record(prepared: Prepared, folder: Path) -> dict[str, Any]:
-    """For --json."""
-    manifest = prepared.manifest
-    return {
-        "path": str(folder),
-        "digest": prepared.digest,
-        "vocabulary": manifest.vocabulary,
-        "dtype": manifest.dtype,
-        "tokens": sum(shard.tokens for shard in manifest.train),
-        "tokens_held_out": sum(shard.tokens for shard in manifest.held_out),
-        "shards": len(manifest.train) + len(manifest.held_out),
-        "documents": manifest.made_from["documents"],
-        "parts": prepared.parts,
-        "parts_kept": prepared.parts_kept,
-        "bytes": prepared.bytes,
-        "seconds": prepared.seconds,
-        "mb_s": prepared.bytes_made / 1e6 / max(prepared.seconds, 1e-9),
-        "unreadable": [asdict(one) for one in prepared.unreadable],
-    }
+def _sides(stems: Sequence[Path], made: Sequence[Made], share: float) -> tuple[list[shards.Span], list[shards.Span]]:
+    """Return the training and the held-out tokens in the order of the parts.
+
+    Where the hashes put all documents on one side, the end of the last part is held out, as long as a mean document.
+    """
+    both = list(zip(stems, made, strict=True))
+    train = [shards.Span(stem.with_suffix(".train"), 0, one.train.tokens) for stem, one in both if one.train.tokens]
+    held = [
+        shards.Span(stem.with_suffix(".held_out"), 0, one.held_out.tokens) for stem, one in both if one.held_out.tokens
+    ]
+    if train and held:
+        return train, held
+    *before, last = train or held
+    documents, tokens = (
+        sum(one.train.documents + one.held_out.documents for one in made),
+        sum(one.end for one in train or held),
+    )
+    begin = max(0, last.end - max(1, round(tokens * (share if documents == 1 else 1 / documents))))
+    rest = [shards.Span(last.path, 0, begin)] if begin else []
+    return [*before, *rest], [shards.Span(last.path, begin, last.end)]

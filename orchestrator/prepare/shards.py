@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ import xxhash
 
 from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard, changed
 from learners.training.data.shard_folder import ShardFolder
-from orchestrator.prepare.parts import Made
 
 COPY_BYTES = 64 * BLOCK_BYTES
 
@@ -29,100 +28,57 @@ class Span:
     end: int
 
 
-def spans(stems: Sequence[Path], made: Sequence[Made], share: float) -> tuple[list[Span], list[Span]]:
-    """(training, held-out) tokens in the order of the parts.
-
-    Where the hashes chose no document, the one of the smallest hash is held out; of a single document, its end.
-    """
-    train = [Span(stem.with_suffix(".train"), 0, one.train) for stem, one in zip(stems, made, strict=True)]
-    held_out = [Span(stem.with_suffix(".held_out"), 0, one.held_out) for stem, one in zip(stems, made, strict=True)]
-    if not any(one.held_out for one in made):
-        index = min((one.smallest[0], place) for place, one in enumerate(made) if one.documents)[1]
-        _, begin, end = made[index].smallest
-        if sum(one.documents for one in made) == 1:
-            begin = end - max(1, round(share * (end - begin)))
-        path = train[index].path
-        held_out = [Span(path, begin, end)]
-        train[index : index + 1] = [Span(path, 0, begin), Span(path, end, made[index].train)]
-    elif not any(one.train for one in made):
-        train, held_out = held_out, []
-    return [one for one in train if one.end > one.begin], [one for one in held_out if one.end > one.begin]
-
-
 def write(
     folder: Path, name: str, parts: Iterable[Span], dtype: str, shard_tokens: int, show: Callable[[int], None]
 ) -> tuple[Shard, ...]:
     """Write shards of `shard_tokens` each, the last with the rest. `show` gets the bytes of each block written."""
     itemsize = np.dtype(dtype).itemsize
     shards: list[Shard] = []
-    draft: _Draft | None = None
-    for block in _blocks(parts, itemsize):
-        at = 0
-        while at < len(block):
-            if draft is None:
-                draft = _Draft(folder / f"{name}-{len(shards):05}.tokens")
-            taken = block[at : at + shard_tokens * itemsize - draft.size]
-            draft.add(taken)
-            show(len(taken))
-            at += len(taken)
-            if draft.size == shard_tokens * itemsize:
-                shards.append(draft.finish(itemsize))
-                draft = None
-    return (*shards, draft.finish(itemsize)) if draft is not None else tuple(shards)
+    for spans in _dealt(parts, shard_tokens):
+        path = folder / f"{name}-{len(shards):05}.tokens"
+        draft = path.with_suffix(".draft")
+        with draft.open("wb") as file:
+            for block in (block for span in spans for block in _blocks(span, itemsize)):
+                file.write(block)
+                show(len(block))
+            file.flush()
+            os.fsync(file.fileno())
+        content = np.memmap(draft, np.uint8, "r")
+        blocks = (content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
+        sums = np.array([xxhash.xxh3_64_intdigest(block.data) for block in blocks], "<u8").tobytes()
+        digests = (hashlib.sha256(each).hexdigest() for each in (content.data, sums))
+        shards.append(Shard(path.name, len(content) // itemsize, *digests))
+        path.with_name(shards[-1].sums).write_bytes(sums)
+        os.replace(draft, path)
+    return tuple(shards)
 
 
-def _blocks(parts: Iterable[Span], itemsize: int) -> Iterator[memoryview]:
+def _dealt(parts: Iterable[Span], shard_tokens: int) -> Iterator[list[Span]]:
+    """Deal the parts into lists of `shard_tokens` each."""
+    shard, left = list[Span](), shard_tokens
     for part in parts:
-        with part.path.open("rb") as file:
-            file.seek(part.begin * itemsize)
-            left = (part.end - part.begin) * itemsize
-            while left:
-                block = file.read(min(left, COPY_BYTES))
-                if not block:
-                    raise OSError(f"{part.path} is shorter than its record says")
-                left -= len(block)
-                yield memoryview(block)
+        begin = part.begin
+        while begin < part.end:
+            end = min(part.end, begin + left)
+            shard.append(Span(part.path, begin, end))
+            begin, left = end, left - (end - begin)
+            if not left:
+                yield shard
+                shard, left = [], shard_tokens
+    if shard:
+        yield shard
 
 
-class _Draft:
-    """A shard that is being written."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._draft = path, path.with_suffix(".draft")
-        self._file = self._draft.open("wb")
-        self._sums: list[int] = []
-        self._running, self._block, self._in_block = hashlib.sha256(), xxhash.xxh3_64(), 0
-        self.size = 0
-
-    def add(self, content: memoryview) -> None:
-        self._file.write(content)
-        self._running.update(content)
-        self.size += len(content)
-        while len(content):
-            taken = content[: BLOCK_BYTES - self._in_block]
-            self._block.update(taken)
-            self._in_block += len(taken)
-            content = content[len(taken) :]
-            if self._in_block == BLOCK_BYTES:
-                self._close_block()
-
-    def _close_block(self) -> None:
-        self._sums.append(self._block.intdigest())
-        self._block, self._in_block = xxhash.xxh3_64(), 0
-
-    def finish(self, itemsize: int) -> Shard:
-        if self._in_block:
-            self._close_block()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        sums = np.asarray(self._sums, dtype="<u8").tobytes()
-        shard = Shard(
-            self._path.name, self.size // itemsize, self._running.hexdigest(), hashlib.sha256(sums).hexdigest()
-        )
-        self._path.with_name(shard.sums).write_bytes(sums)
-        os.replace(self._draft, self._path)
-        return shard
+def _blocks(span: Span, itemsize: int) -> Iterator[bytes]:
+    with span.path.open("rb") as file:
+        file.seek(span.begin * itemsize)
+        left = (span.end - span.begin) * itemsize
+        while left:
+            block = file.read(min(left, COPY_BYTES))
+            if not block:
+                raise OSError(f"{span.path} is shorter than its record says")
+            left -= len(block)
+            yield block
 
 
 # ------------------------------------------------------------------ check

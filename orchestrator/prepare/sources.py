@@ -64,7 +64,7 @@ def found(inputs: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
     for given in inputs:
         root = Path(given).expanduser()
         if root.is_dir():
-            named = [(path.relative_to(root).as_posix(), path) for path in _walk(root)]
+            named = [(path.relative_to(root).as_posix(), path) for path in root.rglob("*") if _is_text(path, root)]
         else:
             paths = [root] if root.is_file() else [Path(path) for path in glob(str(root), recursive=True)]
             base = Path(os.path.commonpath([str(path.parent) for path in paths] or ["."]))
@@ -78,13 +78,11 @@ def found(inputs: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
     return list(dict.fromkeys(sources)), unreadable
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        for name in files:
-            suffix = Path(name).suffix.lower()
-            if not name.startswith(".") and (suffix in SUFFIXES or suffix in TEXT_SUFFIXES):
-                yield Path(folder, name)
+def _is_text(path: Path, root: Path) -> bool:
+    """Whether a folder's file is of a kind to prepare, and neither it nor a folder on its way is hidden."""
+    parts = path.relative_to(root).parts
+    known = path.suffix.lower() in (*SUFFIXES, *TEXT_SUFFIXES)
+    return known and path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts)
 
 
 # ------------------------------------------------------------------ parts
@@ -178,25 +176,23 @@ def _text_of(record: Any, field: str) -> str:
 
 
 def _rows(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
-    for rows in _row_groups(piece, field) if piece.source.kind == "parquet" else _batches_of(piece, field):
-        for text in rows.to_pylist():
-            if text is not None and not isinstance(text, str):
-                raise KeyError(f"column {field!r} holds {type(text).__name__}, not text")
-            yield text or ""
-
-
-def _row_groups(piece: Slice, field: str) -> Iterator[Any]:
-    with pyarrow.parquet.ParquetFile(piece.source.path) as file:
-        _has(field, file.schema_arrow)
-        for rows in file.iter_batches(ROWS, row_groups=list(range(piece.begin, piece.end)), columns=[field]):
-            yield rows.column(0)
-
-
-def _batches_of(piece: Slice, field: str) -> Iterator[Any]:
-    for batch in islice(_batches(piece.source.path), piece.begin, piece.end):
+    for batch in _parquet(piece, field) if piece.source.kind == "parquet" else _arrow(piece):
         _has(field, batch.schema)
         for begin in range(0, batch.num_rows, ROWS):
-            yield batch.column(field).slice(begin, ROWS)
+            for text in batch.column(field).slice(begin, ROWS).to_pylist():
+                if text is not None and not isinstance(text, str):
+                    raise KeyError(f"column {field!r} holds {type(text).__name__}, not text")
+                yield text or ""
+
+
+def _parquet(piece: Slice, field: str) -> Iterator[Any]:
+    with pyarrow.parquet.ParquetFile(piece.source.path) as file:
+        _has(field, file.schema_arrow)
+        yield from file.iter_batches(ROWS, row_groups=list(range(piece.begin, piece.end)), columns=[field])
+
+
+def _arrow(piece: Slice) -> Iterator[Any]:
+    return islice(_batches(piece.source.path), piece.begin, piece.end)
 
 
 def _batches(path: str) -> Iterator[Any]:

@@ -56,15 +56,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None:
             pass
 
-        def submit(self, work: Any, *given: Any) -> Any:
-            from concurrent.futures import Future
-
-            future: Any = Future()
-            try:
-                future.set_result(work(*given))
-            except BaseException as error:
-                future.set_exception(error)
-            return future
+        map = staticmethod(map)
 
         def shutdown(self, **_: Any) -> None:
             pass
@@ -99,11 +91,11 @@ def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
     for train_bpe in (None, BPE):
         out = tmp_path / f"out{train_bpe}"
         made = prepare(Options((str(sources),), out, train_bpe=train_bpe, held_out=0.3, part_bytes=5000), quiet)
-        assert made.parts > 3 and made.unreadable == () and not (out / "parts").exists()
+        assert made["parts"] > 3 and made["unreadable"] == [] and not (out / "parts").exists()
         train, held_out = texts_of(out, False), texts_of(out, True)
         assert held_out and len(train) > len(held_out)
         assert sorted(train + held_out) == sorted(path.read_bytes() for path in sources.iterdir())
-        assert made.manifest.vocabulary == (296 if train_bpe else 256)  # so few words have no more pairs
+        assert made["vocabulary"] == (296 if train_bpe else 256)  # so few words have no more pairs
     text = "θ of a café, 12\n"
     assert (
         corpus.corpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0).decode(
@@ -122,14 +114,15 @@ def test_a_document_is_held_out_by_its_content_whatever_is_beside_it(tmp_path: P
     assert set(texts_of(tmp_path / "b", True)) - {b"another document"} == before
 
 
-def test_with_few_documents_one_is_held_out_and_of_one_its_end(tmp_path: Path) -> None:
+def test_with_few_documents_the_end_of_the_last_is_held_out(tmp_path: Path) -> None:
     sources = text_files(tmp_path / "in", 3)
-    prepare(Options((str(sources),), tmp_path / "a", held_out=1e-9, part_bytes=3000), quiet)
-    assert len(texts_of(tmp_path / "a", True)) == 1 and len(texts_of(tmp_path / "a", False)) == 2
-    prepare(Options((str(sources / "00.txt"),), tmp_path / "b", held_out=0.25), quiet)
-    found = TokenCorpus(DataConfig(kind="tokens", path=str(tmp_path / "b"), sequence_length=8), 0)
-    size = (sources / "00.txt").stat().st_size + 1
-    assert found.held_out.tokens == round(0.25 * size) and found.train.tokens + found.held_out.tokens == size
+    for given, share, held in ((sources, 1e-9, 1 / 3), (sources / "00.txt", 0.25, 0.25)):
+        out = tmp_path / f"out-{given.name}"
+        prepare(Options((str(given),), out, held_out=share), quiet)
+        found = TokenCorpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0)
+        size = sum(path.stat().st_size + 1 for path in (sources.iterdir() if given == sources else [given]))
+        assert found.held_out.tokens == round(held * size)
+        assert found.train.tokens + found.held_out.tokens == size
 
 
 def test_jsonl_and_parquet_give_their_field_and_what_is_unreadable_is_named(tmp_path: Path) -> None:
@@ -146,7 +139,7 @@ def test_jsonl_and_parquet_give_their_field_and_what_is_unreadable_is_named(tmp_
     assert sorted(texts_of(tmp_path / "out", False) + texts_of(tmp_path / "out", True)) == sorted(
         text.encode() for text in documents
     )
-    said = {one.input: one.reason for one in made.unreadable}
+    said = {one["input"]: one["reason"] for one in made["unreadable"]}
     assert set(said) == {"a.jsonl", "c.parquet", "d.parquet", "e.txt"}
     assert "2 lines without text" in said["a.jsonl"] and "at byte" in said["a.jsonl"]
     assert said["c.parquet"] == "no column 'body'; there are more"
@@ -167,7 +160,7 @@ def test_a_dataset_that_the_library_datasets_saved_gives_its_field(tmp_path: Pat
     (tmp_path / "saved/torn.arrow").write_bytes(b"no arrow at all")
     asked = Options((str(tmp_path / "saved"),), tmp_path / "a", field="body", held_out=0.2, part_bytes=2000)
     made = prepare(asked, quiet)
-    assert {one.input for one in made.unreadable} == {"torn.arrow"} and made.parts > 5
+    assert {one["input"] for one in made["unreadable"]} == {"torn.arrow"} and made["parts"] > 5
     assert sorted(texts_of(tmp_path / "a", False) + texts_of(tmp_path / "a", True)) == sorted(
         text.encode() for text in documents
     )
@@ -196,7 +189,7 @@ def test_a_part_that_is_damaged_or_of_a_changed_file_is_made_again(
     damaged = tmp_path / "a" / "parts" / "000001.train"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
     made = prepare(options, quiet)
-    assert made.parts_kept == made.parts - 1
+    assert made["parts_kept"] == made["parts"] - 1
     prepare(Options((str(sources),), tmp_path / "b", held_out=0.3, part_bytes=5000, train_bpe=BPE), quiet)
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
@@ -224,7 +217,7 @@ def test_a_killed_preparation_continues_with_equal_bits_from_any_number_of_worke
         process.wait()
     options = Options((str(sources),), out, train_bpe=BPE, workers=1, held_out=0.3, part_bytes=3000)
     if not (out / "manifest.json").exists():  # else it was faster than the kill
-        assert prepare(options, quiet).parts_kept >= 2
+        assert prepare(options, quiet)["parts_kept"] >= 2
     unbroken = tmp_path / "unbroken"
     prepare(Options((str(sources),), unbroken, train_bpe=BPE, workers=3, held_out=0.3, part_bytes=3000), quiet)
     assert content(out) == content(unbroken)
