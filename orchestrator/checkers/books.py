@@ -9,7 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from orchestrator.accounting.ledger import Ledger
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import Failures, judge
 from orchestrator.checkers.state import EPOCHS_KEPT, CheckState
 from orchestrator.eventlog.block import Block
 from outer.protocol.facts import Finished
@@ -55,21 +56,8 @@ class BooksCheck:
                 told = f"the syncer finished at {tokens} committed tokens"
                 committed.add(f"{told}, the books hold {books.committed}")
         return [
-            judge(
-                "books.balance",
-                "processed = committed + discarded + in flight + unknown, in whole tokens, for the run, learners and "
-                "fragments",
-                self.state.steps,
-                "units",
-                failures,
-            ),
-            judge(
-                "books.committed",
-                "the syncer's count of committed tokens is that of the books, at every commit and at the end",
-                self.state.committed,
-                "commits",
-                committed,
-            ),
+            judge("books.balance", self.state.steps, "units", failures),
+            judge("books.committed", self.state.committed, "commits", committed),
         ]
 
 

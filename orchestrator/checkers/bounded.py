@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import Failures, judge
 from orchestrator.checkers.state import EPOCHS_KEPT, CheckState, Said
 from orchestrator.eventlog.block import NONE, Block
 from outer.protocol.facts import Finished, LearnerAttached, ReadFailed, StepOpened, StepPassed, StepReopened
@@ -89,18 +90,6 @@ class Bounded:
             self._judge(key, each)
         (read, reads), (self.read, self.reads) = (self.read, self.reads), before
         return [
-            judge(
-                "bounded.steps",
-                "at most max(1, tau) syncer steps are open at a time",
-                self.opened if self.state.rules else 0,
-                "syncer steps",
-                self.steps,
-            ),
-            judge(
-                "bounded.reads",
-                "a syncer step is read from each learner at most once an attempt",
-                read,
-                "steps that were read",
-                reads,
-            ),
+            judge("bounded.steps", self.opened if self.state.rules else 0, "syncer steps", self.steps),
+            judge("bounded.reads", read, "steps that were read", reads),
         ]

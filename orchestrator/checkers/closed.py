@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import Failures, judge
 from orchestrator.checkers.state import CheckState
 from orchestrator.eventlog.block import Block, Key
 from outer.protocol.facts import Refused, SpanGranted
@@ -99,17 +100,9 @@ class Closed:
     def verdicts(self) -> list[Verdict]:
         ran = self.state.committed > 0
         return [
-            judge(
-                "closed.refusals",
-                "every refusal has a reason, and that of a configuration names the fields that differ",
-                self.refused,
-                "refusals",
-                self.refusals,
-                "nothing was refused" if ran else "",
-            ),
+            judge("closed.refusals", self.refused, "refusals", self.refusals, "nothing was refused" if ran else ""),
             judge(
                 "closed.strangers",
-                "an incarnation that was refused when attaching is lent nothing and merges into nothing",
                 self.kept_out,
                 "refused incarnations",
                 self.strangers,

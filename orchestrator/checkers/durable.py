@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import Failures, judge, unknown
 from orchestrator.checkers.state import CheckState, Said
 from orchestrator.eventlog.block import Block
 from outer.protocol.facts import Finished, StepOpened, SyncerStarted
@@ -84,15 +85,15 @@ class Durable:
         self._end = said.fact
 
     def verdicts(self) -> list[Verdict]:
-        name, claim = "durable.restarts", "a new epoch starts from every commit that was announced before, and no other"
+        name = "durable.restarts"
         if self.mute is not None:
-            restarts = Verdict(name, claim, "unknown", f"epoch {self.mute} does not say what it starts from")
+            restarts = unknown(name, f"epoch {self.mute} does not say what it starts from")
         else:
             failures = Failures(self.restarts.count, self.restarts.first)
             for told in self._misses(self._starting, False) if self._starting is not None else ():
                 failures.add(told)
             idle = "the syncer never restarted" if self.started else ""
-            restarts = judge(name, claim, self.restarted, "restarts", failures, idle)
+            restarts = judge(name, self.restarted, "restarts", failures, idle)
         records = self.state.records
         differing = Failures(self.ends.count, self.ends.first)
         if records.differ:
@@ -101,7 +102,6 @@ class Durable:
             restarts,
             judge(
                 "durable.records",
-                "what two epochs say of one commit, grant or return, or of the end, is the same word for word",
                 records.repeats + self.again,
                 "repeated records",
                 differing,

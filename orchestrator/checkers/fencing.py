@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import Failures, judge
 from orchestrator.checkers.state import EPOCHS_KEPT, INCARNATIONS_KEPT, NEVER, CheckState, Merged, Said, previous
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
 from outer.protocol.facts import LearnerAttached, LearnerFenced, SpanGranted, StepOpened, SyncerStarted
@@ -162,26 +163,7 @@ class Fencing:
 
     def verdicts(self) -> list[Verdict]:
         return [
-            judge(
-                "fencing.epochs",
-                "one epoch commits at a time, and epochs never fall",
-                self.state.committed,
-                "commits",
-                self.epochs,
-            ),
-            judge(
-                "fencing.incarnations",
-                "a learner's incarnations attach, and merge into a fragment, in order; none merges that has not "
-                "attached",
-                self.state.contributed,
-                "contributions",
-                self.incarnations,
-            ),
-            judge(
-                "fencing.fences",
-                "a fenced incarnation attaches no more, joins no step opened later and uses nothing lent afterwards",
-                self.state.committed,
-                "commits",
-                self.fences,
-            ),
+            judge("fencing.epochs", self.state.committed, "commits", self.epochs),
+            judge("fencing.incarnations", self.state.contributed, "contributions", self.incarnations),
+            judge("fencing.fences", self.state.committed, "commits", self.fences),
         ]

@@ -18,8 +18,9 @@ import numpy as np
 
 from orchestrator.accounting.records import Records
 from orchestrator.accounting.roster import Incarnation, Roster
-from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.accounting.windows import StepWindows
+from orchestrator.checkers.claims import judge
 from orchestrator.eventlog.block import Block, Floats, Ints, Key
 from outer.protocol.facts import LearnerFenced, LeaseExpired
 
@@ -91,7 +92,6 @@ class Isolation:
         self._trim(reads)
 
     def verdicts(self) -> list[Verdict]:
-        claim = "when a learner is lost or silent, the others' steps take as long as before"
         not_exercised = "no learner was lost while others stepped on" if self._committed else ""
         checked, failures = self._checked, self._words + ["another"] * (self._failures - len(self._words))
         for loss in self._losses:
@@ -100,7 +100,7 @@ class Isolation:
         if self._lost and not self._roster.faults:
             checked, failures = 0, []
             not_exercised = "no fault was injected: troubles of the hosts are not in the log"
-        return [judge("isolation.steps", claim, checked, "losses", failures, not_exercised)]
+        return [judge("isolation.steps", checked, "losses", failures, not_exercised)]
 
     # -------------------------------------------------------------- steps and reads
 

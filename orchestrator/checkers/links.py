@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import Failures, judge
 from orchestrator.checkers.state import CheckState
 from orchestrator.eventlog.block import Block
 from outer.numeric import formats
@@ -131,12 +132,9 @@ class Links:
 
     def verdicts(self) -> list[Verdict]:
         idle = "no link was adapted" if self.state.committed else ""
-        claim = "a contribution has the number format of its learner's link, which the log told before"
-        weighs = "what a link is said to have carried grows, and has the payloads of its learner's merged contributions"
         unlimited = "no link has a budget" if self.state.committed else ""
-        followed = "each change of a link follows from the one before, and has a reason"
         return [
-            judge("links.formats", claim, self.contributions, "contributions", self.formats, idle),
-            judge("links.changes", followed, self.changed, "changes", self.changes, idle),
-            judge("links.bytes", weighs, self.counted, "counts", self.counts, unlimited),
+            judge("links.formats", self.contributions, "contributions", self.formats, idle),
+            judge("links.changes", self.changed, "changes", self.changes, idle),
+            judge("links.bytes", self.counted, "counts", self.counts, unlimited),
         ]

@@ -27,8 +27,9 @@ import numpy as np
 from orchestrator.accounting.records import Records
 from orchestrator.accounting.roster import Roster
 from orchestrator.accounting.sketch import Sketch
-from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.accounting.windows import StepWindows
+from orchestrator.checkers.claims import judge
 from orchestrator.checkers.timeline import Gap, Mark, Timeline
 from orchestrator.eventlog.block import NONE, Block, Floats, Ints, Key
 from outer.protocol.facts import SyncerStarted
@@ -87,16 +88,14 @@ class Liveness:
             for gap in long:
                 if limits.exceeded(gap, self._timeline):
                     (slow if gap.calm else lost).append(limits.words(gap))
-        rate = "while K learners are alive every fragment commits within stated numbers of their steps and seconds"
-        recovery = "after any trouble every fragment commits again within a stated time"
         not_exercised = (
             "whenever there was trouble, fewer than K learners may have been alive"
             if self._timeline.losses
             else "nothing went wrong"
         )
         return [
-            judge("live.rate", rate, calm, "gaps between commits", slow),
-            judge("live.recovery", recovery, troubled, "gaps with trouble", lost, not_exercised if calm else ""),
+            judge("live.rate", calm, "gaps between commits", slow),
+            judge("live.recovery", troubled, "gaps with trouble", lost, not_exercised if calm else ""),
         ]
 
     # -------------------------------------------------------------- gaps

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import CLAIMS, judge, unknown
 from orchestrator.eventlog import reader
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.chain_reader import Numbering
@@ -17,16 +18,9 @@ from orchestrator.store.readers import RECIPE_FILE
 from outer.protocol.facts import Finished
 
 LONG = 24  # segments: about 1.5 million facts
-READABLE = "the log is there, and every part of it is as it was written"
-CHAIN = "every part of the log follows from the one before it: none is missing, inserted or in another's place"
-SEAL = "the log ends where it was sealed"
-SEQUENCE = (
-    "each writer's facts are numbered from 0 without a gap that the log does not name, and each number is one fact"
-)
-ENDING = "a run that reached its budget ends with one RunFinished, and only such a run is called finished"
 UNKNOWN = [
-    Verdict("log.chain", CHAIN, "unknown", "there is no log to read"),
-    Verdict("log.seal", SEAL, "unknown", "there is no log to read"),
+    unknown("log.chain", "there is no log to read"),
+    unknown("log.seal", "there is no log to read"),
 ]
 
 
@@ -55,8 +49,8 @@ class LogCheck:
                     self._finished_at = step
 
     def verdicts(self) -> list[Verdict]:
-        sequence = judge("log.sequence", SEQUENCE, self._facts, "events", self._numbering.broken())
-        return [sequence, judge("log.ending", ENDING, self._ended, "end of the run", [*self._endings()])]
+        sequence = judge("log.sequence", self._facts, "events", self._numbering.broken())
+        return [sequence, judge("log.ending", self._ended, "end of the run", [*self._endings()])]
 
     def _endings(self) -> Iterator[str]:
         if self._finished_at is not None and not self._ended:
@@ -74,17 +68,16 @@ def recipe_verdict(run_dir: Path, begun: str | None) -> Verdict:
     """Whether config.toml matches the config hash in the log's most recent RunStarted event. Reads the file's values
     as they are: a later version's defaults do not matter.
     """
-    name, claim = "log.recipe", "config.toml has the config hash of the log's most recent RunStarted"
     path = run_dir / RECIPE_FILE
     if begun is None or not path.is_file():
         lacking = "the log does not say with which the run was begun" if begun is None else f"no {RECIPE_FILE} is here"
-        return Verdict(name, claim, "unknown", lacking)
+        return unknown("log.recipe", lacking)
     try:
         here = hash_in(path)
     except InputError as error:
-        return Verdict(name, claim, "violated", f"{RECIPE_FILE} {error.problems[0].message}")
+        return Verdict("log.recipe", CLAIMS["log.recipe"], "violated", f"{RECIPE_FILE} {error.problems[0].message}")
     told = f"{RECIPE_FILE} has the config hash {here}, the run was begun with {begun}"
-    return judge(name, claim, 1, "recipe", [] if begun == here else [told])
+    return judge("log.recipe", 1, "recipe", [] if begun == here else [told])
 
 
 # ------------------------------------------------------------------ a run's folder
@@ -114,27 +107,24 @@ class LogFolder:
         """`config_hash`: of the log's most recent RunStarted; None: there is none."""
         found = self.reader.findings
         facts, recipe = self.reader.rows, recipe_verdict(self._run_dir, config_hash)
-        readable = judge("log.readable", READABLE, facts, "facts", found.unreadable)
+        readable = judge("log.readable", facts, "facts", found.unreadable)
         if not facts and not found.unreadable:
             nothing = f"no events in {self._run_dir}"
-            unread = [
-                Verdict(name, claim, "unknown", nothing) for name, claim in (("log.chain", CHAIN), ("log.seal", SEAL))
-            ]
-            return [Verdict("log.readable", READABLE, "unknown", nothing), *unread, recipe]
+            return [*(unknown(name, nothing) for name in ("log.readable", "log.chain", "log.seal")), recipe]
         if found.unknown:
             told = f"{found.unknown} facts are of kinds that this version does not know"
-            readable = Verdict("log.readable", READABLE, "unknown", told)
+            readable = unknown("log.readable", told)
         if not self.readable:
-            readable = judge("log.readable", READABLE, facts, "facts", found.unreadable)
-        chain = judge("log.chain", CHAIN, facts, "facts", found.unlinked)
+            readable = judge("log.readable", facts, "facts", found.unreadable)
+        chain = judge("log.chain", facts, "facts", found.unlinked)
         return [readable, chain, self._seal(facts), recipe]
 
     def _seal(self, facts: int) -> Verdict:
         try:
             ends = reader.sealed(self._run_dir)
         except ValueError as error:
-            return Verdict("log.seal", SEAL, "violated", str(error))
+            return judge("log.seal", 0, "sealed facts", [str(error)])
         if ends is None:
-            return Verdict("log.seal", SEAL, "unknown", "the run has no seal.json: it did not end")
+            return unknown("log.seal", "the run has no seal.json: it did not end")
         told = reader.differs(self.reader, ends)
-        return judge("log.seal", SEAL, facts, "sealed facts", [told] if told else [])
+        return judge("log.seal", facts, "sealed facts", [told] if told else [])

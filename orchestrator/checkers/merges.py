@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import Failures, judge
 from orchestrator.checkers.state import CheckState, Merged
 from orchestrator.eventlog.block import NONE, Block, Ints
 from orchestrator.eventlog.facts import Evaluated
@@ -229,53 +230,15 @@ class Merges:
     def verdicts(self) -> list[Verdict]:
         commits, parts = self.state.committed, self.state.contributed
         return [
-            judge("merges.once", "a learner merges at most once into a commit", parts, "contributions", self.once),
-            judge("merges.ranges", "no step merges twice into the same fragment", parts, "contributions", self.ranges),
-            judge(
-                "merges.weights",
-                "weights are by the rule of sync.weights, normalised",
-                commits,
-                "commits",
-                self.weights,
-            ),
-            judge(
-                "merges.quorum", "nothing commits below the quorum", self.with_rules, "commits with rules", self.quorum
-            ),
-            judge(
-                "merges.live",
-                "as many learners were live as took part, at least, and no more than had attached",
-                commits,
-                "commits",
-                self.live,
-            ),
-            judge(
-                "merges.counters",
-                "a contribution's counters are the steps that its learner finished in its range",
-                parts,
-                "contributions",
-                self.counters,
-            ),
-            judge(
-                "merges.current",
-                "only contributions based on a version in the window merge, with its age, counted from its adoption",
-                parts,
-                "contributions",
-                self.current,
-            ),
-            judge(
-                "merges.closed",
-                "a syncer step commits after it was opened, and none after the end",
-                commits,
-                "commits",
-                self.closed,
-            ),
-            judge(
-                "finite.commits",
-                "norms (of whatever size), weights and held-out losses are finite, norms and weights not negative",
-                commits,
-                "commits",
-                self.finite,
-            ),
+            judge("merges.once", parts, "contributions", self.once),
+            judge("merges.ranges", parts, "contributions", self.ranges),
+            judge("merges.weights", commits, "commits", self.weights),
+            judge("merges.quorum", self.with_rules, "commits with rules", self.quorum),
+            judge("merges.live", commits, "commits", self.live),
+            judge("merges.counters", parts, "contributions", self.counters),
+            judge("merges.current", parts, "contributions", self.current),
+            judge("merges.closed", commits, "commits", self.closed),
+            judge("finite.commits", commits, "commits", self.finite),
         ]
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learners.protocol.facts import Donated, StateReceived, StateSaved
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.accounting.windows import MOST
+from orchestrator.checkers.claims import Failures, judge, unknown
 from orchestrator.checkers.state import CheckState, Merged, previous
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
 from orchestrator.eventlog.events import Event
@@ -180,14 +181,12 @@ class Replayable:
             self.without[1].add(told, int(blank[1].sum()))
 
     def verdicts(self) -> list[Verdict]:
-        claim = "every contributing incarnation starts from what the syncer or a donor gave"
-        states = judge("replayable.states", claim, self.contributing, "contributing incarnations", self.states)
+        states = judge("replayable.states", self.contributing, "contributing incarnations", self.states)
         if not self.states and (missing := self._missing()):
-            states = Verdict(states.name, claim, "unknown", missing)
-        claim = "every step that a commit holds, and every step of its incarnation before that, is in the log"
-        steps = judge("replayable.steps", claim, self.contributing, "contributing incarnations", self.steps)
+            states = unknown(states.name, missing)
+        steps = judge("replayable.steps", self.contributing, "contributing incarnations", self.steps)
         if not self.steps and self.lost_steps:
-            steps = Verdict(steps.name, claim, "unknown", self.lost_steps.first)
+            steps = unknown(steps.name, self.lost_steps.first)
         failures = Failures()
         for recorded, without in zip(self.digests, self.without, strict=True):
             if recorded and without:
@@ -196,8 +195,7 @@ class Replayable:
             recorded + without.count for recorded, without in zip(self.digests, self.without, strict=True) if recorded
         )
         idle = f"nothing was computed, the log is synthetic: {self.synthetic}" if self.synthetic else ""
-        claim = "commits and contributions carry the digests of their numbers"
-        return [steps, states, judge("replayable.digests", claim, checked, "digests", failures, idle)]
+        return [steps, states, judge("replayable.digests", checked, "digests", failures, idle)]
 
     def _missing(self) -> str:
         if self._waiting:

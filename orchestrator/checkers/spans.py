@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.accounting.ledger import COMMITTED, FATE
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import Failures, judge
 from orchestrator.checkers.state import INCARNATIONS_KEPT, SYNCER, CheckState
 from orchestrator.eventlog.block import NONE, Block, Floats, Key
 from orchestrator.eventlog.facts import LearnerLost
@@ -259,27 +260,9 @@ class Spans:
                 self._judge((learner, incarnation), borrower)
         held, self.held = self.held, so_far
         return [
-            judge(
-                "books.loans",
-                "a sample is lent to one incarnation at a time, and returned once, by the one that had it",
-                self.facts,
-                "grants and returns",
-                self.loans,
-            ),
-            judge(
-                "books.positions",
-                "a step reads samples of a span granted to its incarnation, each once",
-                self.state.steps,
-                "steps",
-                positions,
-            ),
-            judge(
-                "bounded.spans",
-                "no learner is lent more than a span and a half ahead, or more than lasts for data.ahead_s",
-                self.borrowers,
-                "borrowers",
-                held,
-            ),
+            judge("books.loans", self.facts, "grants and returns", self.loans),
+            judge("books.positions", self.state.steps, "steps", positions),
+            judge("bounded.spans", self.borrowers, "borrowers", held),
         ]
 
 

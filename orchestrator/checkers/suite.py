@@ -13,13 +13,14 @@ from orchestrator.checkers import (
 )
 from orchestrator.checkers.books import BooksCheck
 from orchestrator.checkers.bounded import Bounded
+from orchestrator.checkers.claims import CLAIMS, judge
 from orchestrator.checkers.closed import Closed
 from orchestrator.checkers.durable import Durable
 from orchestrator.checkers.fencing import Fencing
 from orchestrator.checkers.isolation import Isolation
 from orchestrator.checkers.links import Links
 from orchestrator.checkers.liveness import Liveness
-from orchestrator.checkers.log import READABLE, LogCheck
+from orchestrator.checkers.log import LogCheck
 from orchestrator.checkers.merges import Merges
 from orchestrator.checkers.replayable import Replayable
 from orchestrator.checkers.spans import Spans
@@ -42,22 +43,7 @@ FOLDS: tuple[Callable[[CheckState], Checker], ...] = (
     Closed,
     Links,
 )
-FAMILIES = (
-    "log",
-    "durable",
-    "versions",
-    "books",
-    "merges",
-    "fencing",
-    "live",
-    "isolation",
-    "finite",
-    "replayable",
-    "bounded",
-    "accounted",
-    "closed",
-    "links",
-)  # of checks, in the order of verdicts
+ORDER = {name: place for place, name in enumerate(CLAIMS)}
 
 
 class Suite:
@@ -85,12 +71,7 @@ class Suite:
         found = [verdict for checker in (self.log, *self._checkers) for verdict in checker.verdicts()]
         found += [*self._liveness.verdicts(), *self._isolation.verdicts()]
         found += self._timed.verdicts(results.goodput, results.wanted_s)
-        return in_order(found)
-
-
-def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """By family."""
-    return sorted(verdicts, key=lambda verdict: FAMILIES.index(verdict.name.split(".")[0]))
+        return sorted(found, key=lambda verdict: ORDER[verdict.name])
 
 
 def check(said: Iterable[Event] | Iterable[Block]) -> list[Verdict]:
@@ -117,7 +98,7 @@ def check_run(run_dir: Path, jobs: int = 1, progress: Callable[[int], None] = la
         with Ahead(folder.reader, run_dir, jobs - 1 if folder.long else 0):
             suite = _checked(_counted(folder.blocks(), progress))
     except OSError as error:
-        return [Verdict("log.readable", READABLE, "violated", str(error)), *log.UNKNOWN, *check([])]
+        return [judge("log.readable", 0, "", [str(error)]), *log.UNKNOWN, *check([])]
     return [*folder.verdicts(suite.log.config_hash), *(suite.verdicts() if folder.readable else check([]))]
 
 

@@ -15,8 +15,9 @@ from orchestrator.accounting.records import Records
 from orchestrator.accounting.roster import Roster
 from orchestrator.accounting.time.accounts import Goodput
 from orchestrator.accounting.time.explanations import BLUR_S
-from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.accounting.windows import StepWindows
+from orchestrator.checkers.claims import judge, unknown
 from orchestrator.eventlog.block import Block, Floats, Ints, Key
 
 UNEXPLAINED_MAX = 0.01  # of the learners' time,
@@ -24,7 +25,6 @@ UNEXPLAINED_S = 0.25  # or so many seconds of each, whichever is more
 VERSIONS_KEPT = 4096  # commits whose dates adoptions are compared with
 
 NAME = "accounted.time"
-CLAIM = f"the categories of time sum to the whole, and at most {UNEXPLAINED_MAX:.0%} of it is unexplained"
 
 
 class TimeAccounted:
@@ -51,11 +51,11 @@ class TimeAccounted:
     def verdicts(self, goodput: Goodput | None, wanted: dict[str, float]) -> list[Verdict]:
         """`wanted`: for how many seconds of the window each learner was wanted."""
         if not self._commits or self._unasked or self._never_asked:
-            return [Verdict(NAME, CLAIM, "unknown", "the log does not tell when every learner was asked for")]
+            return [unknown(NAME, "the log does not tell when every learner was asked for")]
         if self._told:
-            return [Verdict(NAME, CLAIM, "unknown", self._told)]
+            return [unknown(NAME, self._told)]
         if goodput is None:
-            return [Verdict(NAME, CLAIM, "unknown", "the log has no step before a commit")]
+            return [unknown(NAME, "the log has no step before a commit")]
         failures: list[str] = []
         for learner, seconds in goodput.seconds.items():
             total = math.fsum(seconds.values())
@@ -66,11 +66,11 @@ class TimeAccounted:
         silent = dict(self._silent(goodput))
         if unexplained > most >= unexplained - math.fsum(silent.values()):
             told = f"the log lacks facts of {', '.join(silent)}"
-            return [Verdict(NAME, CLAIM, "unknown", told)]
+            return [unknown(NAME, told)]
         if unexplained > most:
             worst = max(goodput.seconds, key=lambda learner: goodput.seconds[learner]["unattributed"])
             failures.append(f"{unexplained:.2f} s are unexplained, most of them of {worst}; allowed are {most:.2f} s")
-        return [judge(NAME, CLAIM, len(wanted), "learners", failures)]
+        return [judge(NAME, len(wanted), "learners", failures)]
 
     def _silent(self, goodput: Goodput) -> Iterator[tuple[str, float]]:
         """Learners whose facts were lost, or without a recorded end though nobody had noticed when the run ended:

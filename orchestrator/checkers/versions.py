@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.claims import Failures, judge
 from orchestrator.checkers.state import CheckState, previous
 from orchestrator.eventlog.block import NONE, Block, Ints
 from outer.protocol.facts import Finished, StepOpened
@@ -196,32 +197,8 @@ class Versions:
         if self._finished is not None and self._finished < newest:
             clocks.add(f"the run finished at syncer step {self._finished}, step {newest} had committed")
         return [
-            judge(
-                "versions.chain",
-                "each version of a fragment is made from the one before it, one round later",
-                self.state.committed,
-                "commits",
-                self.chain,
-            ),
-            judge(
-                "versions.order",
-                "commits follow the syncer steps, and each commits the fragment that its step was opened for",
-                self.state.committed,
-                "commits",
-                self.order,
-            ),
-            judge(
-                "versions.adopted",
-                "a learner adopts only committed versions, and never an older one",
-                self.adoptions,
-                "adoptions",
-                self.adopted,
-            ),
-            judge(
-                "versions.clocks",
-                "learner steps and syncer steps come one by one, and no count of steps or tokens ever falls",
-                self.state.steps + self.opened,
-                "steps",
-                clocks,
-            ),
+            judge("versions.chain", self.state.committed, "commits", self.chain),
+            judge("versions.order", self.state.committed, "commits", self.order),
+            judge("versions.adopted", self.adoptions, "adoptions", self.adopted),
+            judge("versions.clocks", self.state.steps + self.opened, "steps", clocks),
         ]
