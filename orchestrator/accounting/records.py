@@ -1,4 +1,4 @@
-"""The syncer's records, each once: a new epoch of an older version of the log may say a record again."""
+"""The syncer's records, each once: a new epoch that starts from too little says some of them again."""
 
 from __future__ import annotations
 
@@ -98,8 +98,7 @@ def _contents(block: Block) -> list[int]:
     if not len(commits.position):
         return []
     names = np.array([crc32(repr(source).encode()) for source in block.sources], np.int64)
-    behind = parts.steps + (parts.age << 40)  # as an older version counted, where no base was behind
-    numbers: list[Ints] = [names[parts.learner], parts.step, parts.base_step, behind, parts.tokens]
+    numbers: list[Ints] = [names[parts.learner], parts.step, parts.base_step, parts.steps, parts.age, parts.tokens]
     table = np.stack([*numbers, parts.weight.view(np.int64), parts.processed], axis=1)
     own = [commits.syncer_step, commits.fragment, commits.epoch, commits.base_version, commits.live]
     own += [commits.tokens_committed, commits.norm.view(np.int64), commits.quorum_s.view(np.int64)]

@@ -23,7 +23,6 @@ UNHEARD_S = 5.0  # of steps, at most, whose facts never came from an incarnation
 TIMED_BY = frozenset({SYNCER, "orchestrator"})  # whose facts say when the log ends
 IN_ORDER = frozenset({"drained", "stopped"})  # reasons for fencing a learner that has said its last words
 SPANS_HELD_MAX = 1.5  # a learner asks for one when it holds half of one or less
-EARLY_KEPT = 4096  # newest spans read before the log says that they were granted: only in logs of format 1
 LENT_KEPT = 1024  # newest spans of one incarnation that may still return: the syncer keeps fewer
 BEGUN_KEPT = 8  # newest spans that an incarnation has begun, which it may still go on with
 
@@ -46,8 +45,6 @@ class _Granted:
     ranges: list[tuple[int, int]]
     newest: int = NONE  # the last sample read
     begun: bool = False
-    begin: int = NONE  # the first sample read
-    first_step: int = 0  # that read it, as long as the log has not said that it was granted
 
 
 @dataclass
@@ -71,7 +68,6 @@ class Spans:
     _lent: list[Loan] = field(default_factory=list)  # disjoint, by start; those that may still return
     _used: list[tuple[int, int]] = field(default_factory=list)  # samples that never return, disjoint, ascending
     _of: dict[str, dict[int, _Borrower]] = field(default_factory=dict)  # learner -> incarnation
-    _early: dict[tuple[Key, int], _Granted] = field(default_factory=dict)  # read, and not granted so far
     _largest: int = 0  # samples of a span
     _ahead_s: float = 0.0
     _fastest_s: Floats = field(default_factory=lambda: np.zeros(0))  # by slot
@@ -161,13 +157,7 @@ class Spans:
             self.borrowers += 1
             known[fact.incarnation] = _Borrower(heard=at)
         borrower = known.get(fact.incarnation, _Borrower())
-        key = (fact.learner, fact.incarnation)
-        granted = borrower.spans.setdefault(fact.span, self._early.pop((key, fact.span), _Granted([])))
-        granted.ranges.append((fact.start, fact.stop))
-        if granted.first_step:
-            if not fact.start <= granted.begin <= granted.newest < fact.stop:
-                self.positions.add(_outside(key, fact.span, granted))
-            granted.first_step = 0
+        borrower.spans.setdefault(fact.span, _Granted([])).ranges.append((fact.start, fact.stop))
         borrower.batch_size = max(borrower.batch_size, fact.batch_size)
         self._largest = max(self._largest, fact.stop - fact.start)
 
@@ -194,24 +184,19 @@ class Spans:
             key = keys[slot]
             borrower = self._of.get(key[0], {}).get(key[1])
             granted = borrower.spans.get(span) if borrower is not None else None
-            if granted is None:
-                granted = self._early.setdefault((key, span), _Granted([], first_step=int(steps.step[start])))
+            if borrower is None or granted is None:
+                self.positions.add(_outside(key, span, int(steps.step[start]), begin))
+                continue
             whole = any(a <= begin and end < b for a, b in granted.ranges)
-            if not ordered or begin <= granted.newest or not (whole or granted.first_step):
+            if not ordered or begin <= granted.newest or not whole:
                 self._slowly(key, granted, span, steps.step[start:stop].tolist(), steps.sample[start:stop].tolist())
-            granted.begin = begin if not granted.begun else min(granted.begin, begin)
             granted.newest, granted.begun = end, True
-            if borrower is not None:
-                if key in self.state.keeper.lost:  # what it read of earlier spans may be lost
-                    for number, earlier in borrower.spans.items():
-                        earlier.begun |= number < span
-                begun = [number for number, each in borrower.spans.items() if each.begun]
-                for number in begun[:-BEGUN_KEPT]:
-                    del borrower.spans[number]
-        while len(self._early) > EARLY_KEPT:
-            (key, span), granted = next(iter(self._early.items()))
-            self.positions.add(_outside(key, span, granted))
-            del self._early[key, span]
+            if key in self.state.keeper.lost:  # what it read of earlier spans may be lost
+                for number, earlier in borrower.spans.items():
+                    earlier.begun |= number < span
+            begun = [number for number, each in borrower.spans.items() if each.begun]
+            for number in begun[:-BEGUN_KEPT]:
+                del borrower.spans[number]
         for key, slot in windows.slots.items():
             if (borrower := self._of.get(key[0], {}).get(key[1])) is not None:
                 borrower.fastest_s = float(self._fastest_s[slot])
@@ -221,7 +206,7 @@ class Spans:
         newest = granted.newest
         for step, sample in zip(steps, samples, strict=True):
             name = f"step {step} of {key[0]} {key[1]} at sample {sample}"
-            if not granted.first_step and not any(a <= sample < b for a, b in granted.ranges):
+            if not any(a <= sample < b for a, b in granted.ranges):
                 self.positions.add(f"{name} lies outside every span {span} granted to it")
             if sample <= newest:
                 self.positions.add(f"{name} goes back to samples it has had")
@@ -251,9 +236,6 @@ class Spans:
             self.held.add(f"{key[0]} {key[1]} was lent {ahead} samples in spans that it never began")
 
     def verdicts(self) -> list[Verdict]:
-        positions = Failures(self.positions.count, self.positions.first, self.positions.at)
-        for (key, span), granted in self._early.items():
-            positions.add(_outside(key, span, granted))
         so_far, self.held = self.held, Failures(self.held.count, self.held.first)
         for learner, known in self._of.items():
             for incarnation, borrower in known.items():
@@ -261,13 +243,13 @@ class Spans:
         held, self.held = self.held, so_far
         return [
             judge("books.loans", self.facts, "grants and returns", self.loans),
-            judge("books.positions", self.state.steps, "steps", positions),
+            judge("books.positions", self.state.steps, "steps", self.positions),
             judge("bounded.spans", self.borrowers, "borrowers", held),
         ]
 
 
-def _outside(key: Key, span: int, granted: _Granted) -> str:
-    where = f"step {granted.first_step} of {key[0]} {key[1]} at sample {granted.begin}"
+def _outside(key: Key, span: int, step: int, sample: int) -> str:
+    where = f"step {step} of {key[0]} {key[1]} at sample {sample}"
     return f"{where} lies outside every span {span} granted to it"
 
 
