@@ -27,9 +27,9 @@ from orchestrator.checkers.spans import Spans
 from orchestrator.checkers.state import Checker, CheckState
 from orchestrator.checkers.time_accounted import TimeAccounted
 from orchestrator.checkers.versions import Versions
-from orchestrator.eventlog.ahead import Ahead
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.reader import Ahead
 
 FOLDS: tuple[Callable[[CheckState], Checker], ...] = (
     Durable,

@@ -18,19 +18,6 @@ BACKOFF_S = 2.0  # between two attempts, while the store refuses
 WAITING_MAX = 100_000  # facts that wait for the store; then the process has to end
 
 
-class EventEmitter:
-    """Numbers and timestamps one writer's facts."""
-
-    def __init__(self, writer: str, incarnation: int, clock: Callable[[], float]) -> None:
-        self.writer, self.incarnation, self._clock = writer, incarnation, clock
-        self._sequence = 0
-
-    def emit(self, fact: Any) -> Event:
-        event = Event(self.writer, self.incarnation, self._sequence, self._clock(), fact)
-        self._sequence += 1
-        return event
-
-
 class FactLog:
     """`log`: orchestrator or chaos, which is also the writer's name. Any thread may call.
 
@@ -48,7 +35,7 @@ class FactLog:
         """Opens the log, which fences earlier incarnations. Raises as StoredJournal.open."""
         self._writer = LogWriter(store, log, incarnation)
         self.first = not self._writer.writers  # whether nobody has written this log before
-        self._emitter = EventEmitter(log, incarnation, clock)
+        self._source, self._emitted, self._clock = (log, incarnation), 0, clock
         self._stale = stale
         self._waiting: list[Event] = []
         self._wake = threading.Condition()
@@ -65,7 +52,8 @@ class FactLog:
                 return
             if len(self._waiting) >= WAITING_MAX:
                 raise OverflowError(f"{WAITING_MAX} facts wait for the store: {self.trouble}")
-            self._waiting.append(self._emitter.emit(fact))
+            self._waiting.append(Event(*self._source, self._emitted, self._clock(), fact))
+            self._emitted += 1
             self._wake.notify()
 
     def close(self, deadline_s: float) -> Segmented | None:

@@ -8,19 +8,22 @@ the latest counts.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from heapq import merge
 from operator import itemgetter
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from orchestrator.eventlog.block import Block, Floats, Ints, Placed, block_of
-from orchestrator.eventlog.chain_reader import ChainReader, Findings
+from orchestrator.eventlog.chain_reader import ChainReader, Decoded, Findings, decoded
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.segment_codec import FORMAT
@@ -270,6 +273,43 @@ def shift(block: Block, rows: int, guests: Sequence[tuple[int, Event]]) -> Block
 
 def _positions(block: Block) -> Ints:
     return np.array([position for position, _ in block.others], np.int64)
+
+
+# ------------------------------------------------------------------ segments decoded in other processes
+
+
+class Ahead:
+    """A context in which a reader gets the syncer's segments from `jobs` other processes; none if `jobs` is 0."""
+
+    def __init__(self, reader: LogReader, run_dir: Path, jobs: int) -> None:
+        self._chain, self._run_dir, self._jobs = reader.syncer, run_dir, jobs
+        self._pool: ProcessPoolExecutor | None = None
+        self._coming: dict[int, Future[Decoded | None]] = {}
+
+    def __enter__(self) -> None:
+        if self._jobs:
+            self._pool = ProcessPoolExecutor(self._jobs, multiprocessing.get_context("spawn"))
+            self._chain.segment = self._segment
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _segment(self, number: int) -> Decoded | None:
+        """As ChainReader.segment."""
+        assert self._pool is not None
+        for next_ in range(number, number + self._jobs + 1):
+            if next_ not in self._coming:
+                self._coming[next_] = self._pool.submit(_in_process, self._run_dir, next_)
+        for before in [each for each in self._coming if each < number]:
+            del self._coming[before]
+        return self._coming.pop(number).result()
+
+
+def _in_process(run_dir: Path, number: int) -> Decoded | None:
+    return decoded(store_of(run_dir), SYNCER, number)
 
 
 # ------------------------------------------------------------------ the seal of a run that is over

@@ -7,13 +7,14 @@ incarnation steps from 17 on; learner a is frozen from 20.5 to 23.5, so that its
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
-from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.events import Event, fact_of
 from orchestrator.eventlog.facts import (
     Evaluated,
     FaultHealed,
@@ -45,6 +46,12 @@ ROUND, SIZES, SPAN = 4, (10, 20), 16
 BATCH = {"a": 1, "b": 1, "c": 2}
 SAMPLE_TOKENS = 8
 END = 32
+
+
+def event_of(line: str) -> Event:
+    """The event of a line that `diloco log` printed."""
+    record = json.loads(line)
+    return Event(**record | {"fact": fact_of(record.pop("kind"), record["fact"])})
 
 
 @dataclass

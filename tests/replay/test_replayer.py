@@ -21,7 +21,7 @@ from orchestrator.replay.incarnation import Adopt, TapeError
 from orchestrator.replay.replayer import Here, Replayer
 from orchestrator.replay.tape import record
 from outer.protocol.facts import Committed, DrainStarted
-from tests.orchestrator.histories import altered, inserted, is_a
+from tests.orchestrator.histories import altered, event_of, inserted, is_a
 from tests.replay.shaken import Points, Shaken, recipe, shaken
 
 Make = Callable[..., Shaken]
@@ -55,7 +55,7 @@ def played(run: Shaken, events: Sequence[Event], until: int | None = None) -> Re
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make) -> None:
     run = shaken_run(**way)
-    events = [Event.from_json(event.to_json()) for event in run.events]  # as from a file
+    events = [event_of(event.to_json()) for event in run.events]  # as from a file
     replayer = played(run, events)
     assert replayer.difference is None and replayer.tally.bit_equal is True
     assert replayer.parameters.digest() == run.parameters.digest()

@@ -16,7 +16,7 @@ from orchestrator.replay.environment import hints, needed, permitted
 from orchestrator.replay.incarnation import Give, Read, TapeError
 from orchestrator.replay.tape import record
 from outer.protocol.facts import Committed, SyncerStarted
-from tests.orchestrator.histories import altered, inserted, is_a, renumbered, without
+from tests.orchestrator.histories import altered, event_of, inserted, is_a, renumbered, without
 from tests.replay.shaken import Shaken
 
 Make = Callable[..., Shaken]
@@ -160,7 +160,7 @@ def test_one_number_that_is_two_facts_is_named_wherever_the_second_stands(events
     for log in ([*events, other], [other, *events]):
         refused(log, f"syncer 1: its fact {said.sequence} is told in two ways")
     nan = altered(events, by(A0, StepFinished, step=3), loss=math.nan)
-    copies = [Event.from_json(event.to_json()) for event in nan]
+    copies = [event_of(event.to_json()) for event in nan]
     assert record([*nan, *copies]).commits == record(events).commits
 
 

@@ -23,6 +23,7 @@ from orchestrator.eventlog.facts import RunFinished
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.syncer import Budget
+from tests.orchestrator.histories import event_of
 from tests.orchestrator.order import canonical
 
 
@@ -103,4 +104,4 @@ def test_a_lock_step_run_keeps_every_promise(adopt: str, overlap: str) -> None:
 
 def test_a_log_survives_being_written_and_read() -> None:
     events = log(SyncConfig.model_validate({"P": 3, "H": 6, "tau": 2}))
-    assert [Event.from_json(event.to_json()) for event in events] == events
+    assert [event_of(event.to_json()) for event in events] == events

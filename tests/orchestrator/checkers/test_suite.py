@@ -33,7 +33,7 @@ from outer.protocol.facts import (
 from tests.orchestrator.accounting.test_windows import blocks
 from tests.orchestrator.checkers.test_invariants import BROKEN
 from tests.orchestrator.eventlog.logs import write_log
-from tests.orchestrator.histories import altered, history, inserted, is_a, restarted, script, without
+from tests.orchestrator.histories import altered, event_of, history, inserted, is_a, restarted, script, without
 from tests.orchestrator.order import canonical
 
 Log = list[Event]
@@ -308,13 +308,13 @@ def test_rebased_counters_may_begin_before_the_adoption() -> None:
 
 
 def test_a_step_in_two_copies_is_one_fact() -> None:
-    events = canonical([*history(), *(Event.from_json(event.to_json()) for event in history())])
+    events = canonical([*history(), *(event_of(event.to_json()) for event in history())])
     assert set(statuses(events).values()) == {"pass", "idle"}
 
 
 def test_a_loss_that_is_no_number_is_the_same_fact_in_both_copies() -> None:
     events = altered(history(), is_a(StepFinished), loss=math.nan)
-    copies = [Event.from_json(event.to_json()) for event in events]
+    copies = [event_of(event.to_json()) for event in events]
     assert set(statuses(canonical([*events, *copies])).values()) == {"pass", "idle"}
 
 

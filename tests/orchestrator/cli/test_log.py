@@ -18,7 +18,7 @@ from orchestrator.eventlog.reader import events
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
 from tests.orchestrator.eventlog.logs import chunks, journal, of_syncer, write, write_log
-from tests.orchestrator.histories import history
+from tests.orchestrator.histories import event_of, history
 
 EVENTS = history()
 
@@ -36,7 +36,7 @@ def status(store: RunStore, state: str, at: float | None = None) -> None:
 
 def run(*arguments: str) -> tuple[int, list[Event], str]:
     result = CliRunner().invoke(build(), ["log", *arguments])
-    return result.exit_code, [Event.from_json(line) for line in result.stdout.splitlines()], result.stderr
+    return result.exit_code, [event_of(line) for line in result.stdout.splitlines()], result.stderr
 
 
 def test_the_whole_log_is_printed_in_its_order(store: RunStore) -> None:

@@ -9,9 +9,8 @@ import pytest
 from benchmarks.history import History, write
 from orchestrator.checkers import log, suite
 from orchestrator.checkers.suite import check_run
-from orchestrator.eventlog.ahead import Ahead
 from orchestrator.eventlog.compactor import segment_key
-from orchestrator.eventlog.reader import LogReader
+from orchestrator.eventlog.reader import Ahead, LogReader
 
 
 def test_a_log_that_is_read_ahead_is_the_same_and_so_is_its_damage(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from orchestrator.report.render import Report, contents_of, report
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed
 from tests.orchestrator.eventlog.logs import write_log
-from tests.orchestrator.histories import altered, history, inserted, is_a, script
+from tests.orchestrator.histories import altered, event_of, history, inserted, is_a, script
 from tests.orchestrator.order import canonical
 from tests.waiting import DEADLINE_S
 
@@ -92,7 +92,7 @@ def hostile() -> Report:
         lines = [
             line.replace('"learners":["a","b","c"]', '"learners":' + json.dumps(list(names.values()))) for line in lines
         ]
-    events = [Event.from_json(line) for line in lines]
+    events = [event_of(line) for line in lines]
     events = inserted(events, is_a(StepFinished), LoopFailed(1, f"Traceback\n  {EVIL}\n```\nValueError: {EVIL}"))
     events = inserted(events, is_a(RunStarted), LearnerLost("nobody", 1, EVIL, f"[x](javascript:{EVIL})"))
     events = altered(events, is_a(RunFinished), state="failed", reason=f"a\n{EVIL}")
