@@ -24,8 +24,7 @@ from orchestrator.cli.study import cores_here, seeds_of, unfit_for_harness
 from orchestrator.cli.tape import STARTUP_STEPS, STEP_S, Hostile, TapeUnsound
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem, explain
-from orchestrator.store.lock import alone
-from orchestrator.store.run_store import RUNS, RunStore
+from orchestrator.store.run_store import RUNS, RunStore, alone
 
 if TYPE_CHECKING:
     from orchestrator.compare.by_tape import Simulated

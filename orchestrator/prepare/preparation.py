@@ -31,7 +31,7 @@ from learners.training.data.tokenizer import ENDS, ByteCoder, Coder, FileCoder
 from orchestrator.prepare import shards
 from orchestrator.prepare.sources import PART_BYTES, Slice, Unreadable, cut, documents, found
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.store.lock import alone
+from orchestrator.store.run_store import alone
 
 PARTS, TOKENIZER = "parts", "tokenizer.json"
 SAMPLE_BYTES = 64 * 2**20  # of text that a BPE is trained on

@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from learners.config import WarmStart
+from learners.config import DataConfig, WarmStart
 from learners.training import weights
+from learners.training.data import corpus
+from learners.training.models import huggingface
+from learners.training.models.decoder_config import DecoderConfig
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import checkpoints
@@ -86,10 +89,6 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
     seal = next((part.seal for part in manifest.parts if part.part == checkpoint_parts.SYNCER), "")
     header, committed, initial = checkpoint_parts.read_values(kept, snapshot, seal)
     thetas = {fragment: arrays[0] for fragment, (_, arrays) in committed.items()}  # the outer optimizer's state follows
-    if lacking_form := {"initial", "tensors", "kept"} - header.keys():
-        raise Damaged(
-            f"{checkpoint_parts.SYNCER}: it does not say {', '.join(sorted(lacking_form))}: another version wrote it"
-        )
     thetas |= initial
     fragments = tuple(
         Fragment(index, tuple(Tensor(name, tuple(shape), *more) for name, shape, *more in tensors))
@@ -101,7 +100,7 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
         if digest and codecs.digest(thetas[index]) != digest:
             raise Damaged(f"{checkpoint_parts.SYNCER}: fragment {index} has not the digest of its commit")
     values = [thetas[each.index] for each in fragments]
-    tokens, left_out = manifest.tokens_committed, header.get("left_out", {})
+    tokens, left_out = manifest.tokens_committed, header["left_out"]
     model = of_parameters(recipe_of(store), manifest.syncer_step, fragments, values, tokens, left_out)
     return Model(model.tensors, model.metadata | {"checkpoint": str(snapshot)})
 
@@ -155,18 +154,96 @@ def _save_safetensors(model: Model, path: Path) -> None:
     save_file(model.tensors, path, metadata=model.metadata)
 
 
-SAFETENSORS = Form(_save_safetensors, weights.read)
+def _save_huggingface(model: Model, folder: Path) -> None:
+    """config.json and model.safetensors, which transformers loads, and the tokenizer where the data has one.
+
+    Raises InputError for any model but a dense decoder.
+    """
+    task = model.task
+    if task["task"] != huggingface.TASK:
+        message = f"has no form for the model of {task['task']}"
+        fix = f"only dense models of {huggingface.TASK} have one; leave --format out"
+        raise InputError([Problem("--format", "huggingface", message, fix)])
+    table = DecoderConfig(**task["model"]).settled(len(model.tensors["embed"]))
+    if table["experts"]:
+        message = "has no form for a mixture of experts"
+        raise InputError([Problem("--format", "huggingface", message, "leave --format out, or give orbax")])
+    data = DataConfig(**task["data"])
+    fix = "put the run's data there, or leave --format out"
+    try:
+        tokenizer, end = corpus.tokenizer(data), corpus.end_of_document(data)
+    except ValueError as error:
+        raise InputError([Problem("--format", "huggingface", f"needs the data's tokenizer: {error}", fix)]) from error
+    if tokenizer is not None and not tokenizer.is_file():
+        raise InputError([Problem("--format", "huggingface", f"needs {tokenizer}, which is no file", fix)])
+    folder.mkdir()
+    about = huggingface.config_of(table, data.sequence_length, end)
+    (folder / huggingface.CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    named = huggingface.theirs(table, model.tensors)
+    save_file(
+        named, folder / huggingface.WEIGHTS, metadata=model.metadata | {"format": "pt"}
+    )  # which transformers asks for
+    if tokenizer is not None:
+        shutil.copy(tokenizer, folder / "tokenizer.json")
+        how = {"tokenizer_class": "PreTrainedTokenizerFast"}  # or transformers adds the usual tokens of Llama
+        (folder / "tokenizer_config.json").write_text(json.dumps(how) + "\n", encoding="utf-8")
 
 
-def write(model: Model, path: Path, form: Form = SAFETENSORS) -> None:
-    """Write a draft, read it back, then rename it. Other forms are in export_forms.py.
+def _save_orbax(model: Model, folder: Path) -> None:
+    """`params`, nested dictionaries by the parts of each path, and `about`, the metadata. Raises InputError."""
+    ocp = _orbax()
+    tree: dict[str, Any] = {}
+    for name, values in model.tensors.items():
+        *parents, leaf = name.split("/")
+        inner = tree
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[leaf] = values
+    items = ocp.args.Composite(params=ocp.args.PyTreeSave(tree), about=ocp.args.JsonSave(model.metadata))
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
+        saver.save(folder.absolute(), items)
+
+
+def _read_orbax(folder: Path) -> dict[str, weights.Flat]:
+    ocp = _orbax()
+    as_arrays = ocp.args.Composite(params=ocp.args.PyTreeRestore())
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        return dict(_leaves(reader.restore(folder.absolute(), as_arrays).params))
+
+
+def _leaves(tree: dict[str, Any], above: str = "") -> list[tuple[str, weights.Flat]]:
+    found = []
+    for name, value in tree.items():
+        path = f"{above}{name}"
+        found += _leaves(value, f"{path}/") if isinstance(value, dict) else [(path, np.asarray(value, np.float32))]
+    return found
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint
+    except ImportError as error:
+        fix = 'install the extra: pip install "decoupled-diloco[orbax]"'
+        raise InputError([Problem("--format", "orbax", f"needs a package: {error}", fix)]) from error
+    return orbax.checkpoint
+
+
+FORMS = {
+    "safetensors": Form(_save_safetensors, weights.read),
+    "huggingface": Form(_save_huggingface, weights.read),
+    "orbax": Form(_save_orbax, _read_orbax),
+}
+
+
+def write(model: Model, path: Path, name: str = "safetensors") -> None:
+    """Write a draft in one of FORMS, read it back, then rename it.
 
     Raises InputError when the path exists or cannot be written, or the form cannot hold the model; RuntimeError when
     the disk returns other bytes.
     """
     if path.exists():
         raise InputError([Problem("--out", str(path), "exists already", "give another --out; nothing was overwritten")])
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    form, draft = FORMS[name], path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         form.save(model, draft)
         if (found := weights.digest(form.read(draft))) != model.metadata["digest"]:
@@ -200,22 +277,13 @@ def _about(
         "tokens": str((summary.get("tokens") or {}).get("committed", "unknown")),
         "eval_loss": str(summary.get("eval_loss", "unknown")),
         "digest": weights.digest(tensors),
-        "fragments": json.dumps(manifest.get("fragments") or _fragment_digests(manifest["tensors"], tensors)),
+        "fragments": json.dumps(manifest["fragments"]),
         "dtypes": json.dumps({name: about["dtype"] for name, about in manifest["tensors"].items()}),
-        "kinds": json.dumps({name: about.get("kind", "merged") for name, about in manifest["tensors"].items()}),
-        "left_out": json.dumps(manifest.get("left_out", {})),  # leaves of the model that the file has not
+        "kinds": json.dumps({name: about["kind"] for name, about in manifest["tensors"].items()}),
+        "left_out": json.dumps(manifest["left_out"]),  # leaves of the model that the file has not
         "task": recipe.task,
     }
     return about | {key: json.dumps(canonical.get(key)) for key in (*NESTED, *STARTED_FROM)}
-
-
-def _fragment_digests(described: Mapping[str, Any], tensors: weights.Named) -> list[str]:
-    """Digest of each fragment's float32 bytes: those of the last commits in the run's log, where no tensor is cut."""
-    parts: dict[int, list[weights.Flat]] = {}
-    for name, about in described.items():  # in the order in which a fragment has its tensors
-        if about["fragment"] is not None:
-            parts.setdefault(about["fragment"], []).append(tensors[name])
-    return [codecs.digest(*parts[index]) for index in sorted(parts)]
 
 
 # ------------------------------------------------------------------ the end of a run

@@ -5,10 +5,13 @@ Writes are atomic. Epochs and incarnations are granted by exclusive file creatio
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -133,3 +136,17 @@ def _folder(uri: str) -> Path:
             )
         ]
     )
+
+
+@contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """Work in a folder alone: hold a lock on this file of it, until the block or the process ends.
+
+    Raises BlockingIOError if another process holds it.
+    """
+    with open(file, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"another process works in {file.parent}") from None
+        yield

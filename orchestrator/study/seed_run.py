@@ -40,9 +40,8 @@ from orchestrator.recipe.toml_text import dump, stored_hash
 from orchestrator.replay.environment import STACKED
 from orchestrator.runtime.specs import versions
 from orchestrator.store.export import write_final
-from orchestrator.store.lock import alone
 from orchestrator.store.readers import RECIPE_FILE
-from orchestrator.store.run_store import RunStore
+from orchestrator.store.run_store import RunStore, alone
 from outer.journal.object_store import Folder
 from outer.journal.saving import saved
 from outer.protocol.manifest import code_digest

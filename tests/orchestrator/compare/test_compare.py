@@ -19,8 +19,7 @@ from orchestrator.compare.comparison import Case, Comparison, as_json, compared
 from orchestrator.compare.modes import MODES
 from orchestrator.compare.outcome import Outcome, all_reduced, loaded, save
 from orchestrator.recipe.toml_text import dump
-from orchestrator.store.lock import alone
-from orchestrator.store.run_store import RunStore
+from orchestrator.store.run_store import RunStore, alone
 from tests.replay.shaken import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
