@@ -29,7 +29,6 @@ NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "g
 
 
 def plan(
-    context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
     name: NewName = None,
     run_dir: RunDir = None,
@@ -64,14 +63,15 @@ def plan(
         if step_seconds is not None and not 0 < step_seconds <= STEP_S_MOST:
             words = "must be above 0, and at most a day"
             raise InputError([Problem("--step-seconds", step_seconds, words, "leave it out if unknown")])
-        from orchestrator.planner import plan as planner
+        from orchestrator.planner.make import make
+        from orchestrator.planner.plan import as_json as plan_json
 
         plan_context, busy = _plan_context(resolved, store, declared, address, step_seconds, syncer_region)
-        made = planner.make(resolved, shapes, plan_context, busy)
-        given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
-        commands = list(_commands(context, given, name, run_dir, address, store, made))
+        made = make(resolved, shapes, plan_context, busy)
+        given = [str(recipe), *(part for item in [*(overrides or []), *named] for part in ("--set", item))]
+        commands = _commands(given, run_dir, address, made)
         if as_json:
-            typer.echo(json.dumps(planner.as_json(made, commands), allow_nan=False))
+            typer.echo(json.dumps(plan_json(made, commands), allow_nan=False))
         else:
             from orchestrator.cli.planview import show
 
@@ -140,7 +140,7 @@ def _plan_context(
 
 def _wanted(recipe: Recipe) -> dict[str, float]:
     """Resources that a local Ray is started with: room for the `most` learners of each pool."""
-    from orchestrator.planner.sizing.fit import AGENT_CPUS, SERVICE_CPUS
+    from orchestrator.planner.sizing.capacity import AGENT_CPUS, SERVICE_CPUS
 
     wanted = {"CPU": sum(SERVICE_CPUS.values()) + AGENT_CPUS}
     for resources, most in [*((pool.unit_resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
@@ -179,41 +179,12 @@ def on_network(folder: Path) -> bool:
 # ------------------------------------------------------------------ what next
 
 
-def _commands(
-    context: typer.Context,
-    given: Sequence[str],
-    name: str | None,
-    run_dir: str | None,
-    address: str | None,
-    store: RunStore,
-    made: Any,
-) -> list[str]:
-    """The next commands, of those that this build has; none if the plan cannot run."""
+def _commands(given: Sequence[str], run_dir: str | None, address: str | None, made: Any) -> list[str]:
+    """The next commands; none if the plan cannot run. `given`: the recipe and its overrides."""
     if not made.ok:
         return []
-    where = [run_dir or made.recipe.name]
-    options = [
-        *given,
-        *(["--set", f"name={name}"] if name else []),
-        *(["--run-dir", run_dir] if run_dir is not None else []),
-    ]
-    at = ["--address", address] if address else []
-    commands = [["diloco", "run", *options, *at]]
-    if address:
-        # In a job Ray sets RAY_ADDRESS; the job's folder is temporary, so the store must be named.
-        stored = [_inside(given[0]), *options[1:], *([] if run_dir is not None else ["--run-dir", str(store.root)])]
-        submit = ["ray", "job", "submit", *at, "--working-dir", ".", "--", "python", "-m", "orchestrator", "run"]
-        commands.append([*submit, *stored])
-    commands.append(["diloco", "status", *where])
+    options = [*given, *(["--run-dir", run_dir] if run_dir is not None else [])]
     folder = run_dir if run_dir is not None else f"runs/{made.recipe.name}"
-    here: Any = context.parent.command if context.parent else None
-    for known_command in ("check", "report"):
-        if known_command in getattr(here, "commands", {}):
-            commands.append(["diloco", known_command, folder])
+    commands = [["diloco", "run", *options, *(["--address", address] if address else [])]]
+    commands += [["diloco", command, folder] for command in ("status", "check", "report")]
     return [shlex.join(command) for command in commands]
-
-
-def _inside(path: str) -> str:
-    """A recipe's path in a job, whose folder has this folder's content under another name."""
-    absolute = Path(path).absolute()
-    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else path

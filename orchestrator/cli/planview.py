@@ -12,7 +12,6 @@ from rich.text import Text
 
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.sizing.rates import rates
-from orchestrator.planner.sizing.traffic import Flow
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.resources import ACCELERATOR, POD_TYPE, REGION
 from orchestrator.recipe.toml_text import dump
@@ -24,16 +23,14 @@ STEPS_SHOWN = 3  # syncer steps at which a fragment is due
 
 def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
     """Print the whole plan."""
-    say = _printer(console)
     for heading, lines in (
         (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
         (_fragments_heading(plan), [_fragments(plan)]),
         ("budget", list(_pace(plan))),
         ("traffic of payloads", [_traffic(plan), *_compared(plan)]),
-        ("storage", [_modes(plan), *_checkpoints(plan)]),
-        ("log and recovery, at any age of the run", list(_upkeep(plan))),
+        ("storage, log and recovery, at any age of the run", list(_storage(plan))),
         ("memory, without activations and data", [_memory(plan)]),
-        ("links between regions", _links(plan)),
+        ("links", _links(plan)),
         ("rates, and where they come from", list(_rates(plan))),
         ("faults and what follows", _survived(plan)),
         ("forecast", list(_foreseen(plan))),
@@ -44,46 +41,33 @@ def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
         ("next commands", list(commands)),
     ):
         if lines or heading == "warnings: none":
-            say(Text(heading, style="bold"), *lines, "")
-    say(_verdict(plan))
-
-
-def _printer(console: Console) -> Any:
-    def say(*lines: Any) -> None:
-        for line in lines:
-            console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, (str, Text)))
-
-    return say
-
-
-def _verdict(plan: Plan) -> str:
+            for line in (Text(heading, style="bold"), *lines, ""):
+                console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, (str, Text)))
     how = "can be placed" if plan.ok else "CANNOT RUN AS PLANNED"
-    return f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}"
+    console.print(f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}", highlight=False, soft_wrap=True)
 
 
 # ------------------------------------------------------------------ placement
 
 
 def _source(plan: Plan) -> str:
-    count = len(plan.context.nodes)
-    if plan.context.source == "this machine":
-        return "this machine"
-    return f"{count} {'node' if count == 1 else 'nodes'} {'declared' if plan.context.source == 'declared' else 'there'}"
+    count, source = len(plan.context.nodes), plan.context.source
+    if source == "this machine":
+        return source
+    return f"{count} {'node' if count == 1 else 'nodes'} {'declared' if source == 'declared' else 'there'}"
 
 
 def _nodes(plan: Plan) -> Table:
     table = _grid("node", "region", "offers", "learners", left=4)
     pools = {name: pool.name for name, pool in plan.recipe.learners.items()}
     for node in plan.context.nodes[:NODES_SHOWN]:
-        there = Counter(pools[name] for name, place in plan.placement.learners.items() if place == node.name)
+        there = Counter(pools[name] for name in plan.on_node(node) if name in pools)
         who = ", ".join(f"{count} x {pool}" for pool, count in there.items())
-        offers = ", ".join(
-            [f"{kind}={value:g}" for kind, value in node.resources.items() if kind != "memory" and ":" not in kind]
-            + [value for label, value in node.labels.items() if label in (ACCELERATOR, POD_TYPE)]
-            + [f"{label}={value}" for label, value in node.labels.items() if label != REGION and "/" not in label]
-        )
-        memory = f", {_amount(node.memory_bytes)} memory" if node.memory_bytes else ""
-        table.add_row(node.name, node.region or DASH, offers + memory, who or DASH)
+        offers = [f"{kind}={value:g}" for kind, value in node.resources.items() if kind != "memory" and ":" not in kind]
+        offers += [value for label, value in node.labels.items() if label in (ACCELERATOR, POD_TYPE)]
+        offers += [f"{label}={value}" for label, value in node.labels.items() if label != REGION and "/" not in label]
+        offers += [f"{_amount(node.memory_bytes)} memory"] if node.memory_bytes else []
+        table.add_row(node.name, node.region or DASH, ", ".join(offers), who or DASH)
     if (more := len(plan.context.nodes) - NODES_SHOWN) > 0:
         table.add_row(f"and {more} more", "", "", "")
     return table
@@ -103,49 +87,41 @@ def _services(plan: Plan) -> Iterator[str]:
 
 
 def _fragments_heading(plan: Plan) -> str:
-    sizes = [row.elements for row in plan.fragments]
+    sizes, shapes = [row.elements for row in plan.fragments], plan.shapes
     ratio = f"{max(sizes) / min(sizes):.2f}" if min(sizes) else DASH
     tensors = sum(row.tensors for row in plan.fragments)
     return (
-        f"{len(sizes)} fragments of {tensors} tensors, {plan.shapes.elements:,} elements, "
-        f"{_amount(plan.shapes.parameter_bytes)} in the model; largest to smallest {ratio}"
+        f"{len(sizes)} fragments of {tensors} tensors, {shapes.elements:,} elements, "
+        f"{_amount(shapes.parameter_bytes)} in the model; largest to smallest {ratio}"
     )
 
 
 def _fragments(plan: Plan) -> Table:
     table = _grid("fragment", "tensors", "elements", "up", "down", "share", "due at syncer steps")
-    round_steps = plan.recipe.sync.round_steps
+    last, round_steps = plan.pace.syncer_steps, plan.recipe.sync.round_steps
     for row in plan.fragments:
-        first = row.due or round_steps  # step 0 does not exist
-        due = [first + i * round_steps for i in range(STEPS_SHOWN) if first + i * round_steps <= plan.pace.syncer_steps]
-        more = ", ..." if first + STEPS_SHOWN * round_steps <= plan.pace.syncer_steps else ""
+        due = range(row.due or round_steps, last + 1, round_steps)  # step 0 does not exist
+        more = ", ..." if len(due) > STEPS_SHOWN else ""
         table.add_row(
-            str(row.fragment),
-            number(row.tensors),
-            number(row.elements),
-            _amount(row.up_bytes),
-            _amount(row.down_bytes),
-            percent(row.share),
-            (", ".join(map(str, due)) + more) or "never",
+            *(str(row.fragment), number(row.tensors), number(row.elements)),
+            *(_amount(row.up_bytes), _amount(row.down_bytes), percent(row.share)),
+            (", ".join(map(str, due[:STEPS_SHOWN])) + more) or "never",
         )
     return table
 
 
 def _pace(plan: Plan) -> Iterator[str]:
-    pace, recipe = plan.pace, plan.recipe
-    yield (
-        f"T = {number(pace.syncer_steps)} syncer steps of {number(pace.step_tokens)} tokens, H = "
-        f"{recipe.sync.round_steps}: {number(pace.rounds, 1)} rounds"
-    )
-    for pool, tokens in pace.learner_tokens.items():
-        yield f"{number(tokens)} tokens for each learner of {pool}"
+    pace = plan.pace
+    steps, tokens, rounds = number(pace.syncer_steps), number(pace.step_tokens), number(pace.rounds, 1)
+    yield f"T = {steps} syncer steps of {tokens} tokens, H = {plan.recipe.sync.round_steps}: {rounds} rounds"
+    for pool, count in pace.learner_tokens.items():
+        yield f"{number(count)} tokens for each learner of {pool}"
     if pace.run_s is not None:
         yield f"{seconds(pace.run_s)} of stepping, at {number(pace.step_s, 3)} s a syncer step"
 
 
 def _traffic(plan: Plan) -> Table:
-    table = _grid("", "mean/step", "peak/step", "a round", "mean", "peak")
-    told = plan.traffic
+    table, told = _grid("", "mean/step", "peak/step", "a round", "mean", "peak"), plan.traffic
     rows = [("one learner up", told.learner_up), ("one learner down", told.learner_down)]
     for region in told.regions:
         known = region.region or region.syncer_region
@@ -153,29 +129,20 @@ def _traffic(plan: Plan) -> Table:
         rows.append((f"{region.learners} learners{ends}, up", region.up))
         rows.append((f"{region.learners} learners{ends}, down", region.down))
     for name, flow in rows:
-        table.add_row(name, *_flow(flow))
+        sizes = map(_amount, (flow.per_step_bytes, flow.peak_bytes, flow.per_round_bytes))
+        table.add_row(name, *sizes, _rate(flow.per_second_bits), _rate(flow.peak_second_bits))
     return table
-
-
-def _flow(flow: Flow) -> list[str]:
-    return [
-        _amount(flow.per_step_bytes),
-        _amount(flow.peak_bytes),
-        _amount(flow.per_round_bytes),
-        _rate(flow.per_second_bits),
-        _rate(flow.peak_second_bits),
-    ]
 
 
 def _compared(plan: Plan) -> Iterator[str]:
     told = plan.traffic
-    yield (
-        f"the whole run: {_amount(told.run_up_bytes)} up, {_amount(told.run_down_bytes)} down; an evaluation fetches "
-        f"{_amount(told.evaluation_bytes)}"
+    up, down, evaluation, joining = map(
+        _amount, (told.run_up_bytes, told.run_down_bytes, told.evaluation_bytes, told.joining_bytes)
     )
+    yield f"the whole run: {up} up, {down} down; an evaluation fetches {evaluation}"
     given = told.donation_bytes
     peer = "" if given is None else f"parameters and inner optimizer, {_amount(given)}, from a peer, or "
-    yield f"a learner that joins fetches {peer}{_amount(told.joining_bytes)} from the syncer"
+    yield f"a learner that joins fetches {peer}{joining} from the syncer"
     plain = told.data_parallel
     if plain.ratio is not None:
         yield (
@@ -184,35 +151,23 @@ def _compared(plan: Plan) -> Iterator[str]:
         )
 
 
-def _modes(plan: Plan) -> Table:
-    table = _grid("durability.mode", "a commit", "written a second", "kept at most")
-    for mode in plan.storage_cost.modes:
-        name = f"{mode.mode}, as the recipe has it" if mode.mode == plan.storage_cost.mode else mode.mode
-        second = DASH if mode.per_second_bytes is None else _amount(mode.per_second_bytes)
-        table.add_row(name, _amount(mode.commit_bytes), second, _amount(mode.held_bytes))
-    return table
-
-
-def _checkpoints(plan: Plan) -> Iterator[str]:
-    cost, every_s = plan.storage_cost, plan.recipe.durability.every_s
-    often = (
-        f"one every {seconds(every_s)} is {_amount(cost.checkpoint_per_second_bytes)} a second"
-        if every_s
-        else "written when the run is stopped"
+def _storage(plan: Plan) -> Iterator[str]:
+    told, aged, every_s = plan.storage, plan.upkeep, plan.recipe.durability.every_s
+    if told.journal_bytes:
+        rate = _amount(told.journal_per_second_bytes)
+        kept = f"{rate} a second, at most {_amount(told.journal_bytes)} kept"
+        yield f"the journal takes {_amount(told.commit_bytes)} for a commit, {kept}"
+    often = f"one every {seconds(every_s)} is {_amount(told.checkpoint_per_second_bytes)} a second"
+    often = often if every_s else "written when the run is stopped"
+    most = _amount(told.checkpoints_bytes)
+    yield f"a checkpoint has {_amount(told.checkpoint_bytes)}, {often}; the store keeps at most {most} of them"
+    check, failover, silent, end = map(
+        seconds, (aged.check_core_s, aged.failover_s, aged.failover_silent_s, aged.end_s)
     )
-    most = _amount(cost.checkpoints_bytes)
-    yield f"a checkpoint has {_amount(cost.checkpoint_bytes)}, {often}; the store keeps at most {most} of them"
-
-
-def _upkeep(plan: Plan) -> Iterator[str]:
-    told = plan.upkeep
-    day = DASH if told.log_day_bytes is None else f"{_amount(told.log_day_bytes)} a day"
-    check, failover, silent = map(seconds, (told.check_core_s, told.failover_s, told.failover_silent_s))
-    yield f"the log: {day}, {_amount(told.log_run_bytes)} in all; `diloco check` takes {check} of a core"
+    log = f"{_amount(aged.log_day_bytes)} a day, {_amount(aged.log_run_bytes)} in all"
+    yield f"the log: {log}; `diloco check` takes {check} of a core"
     yield f"from a syncer's death to the next commit: {failover}; from its silence: {silent}"
-    yield f"from the last commit to the report: {seconds(told.end_s)}"
-    syncer, orchestrator = _amount(told.syncer_bytes), _amount(told.orchestrator_bytes)
-    yield f"memory that does not grow: syncer {syncer}, orchestrator {orchestrator}"
+    yield f"from the last commit to the report: {end}"
 
 
 def _memory(plan: Plan) -> Table:
@@ -231,21 +186,25 @@ def _problems(problems: Sequence[Problem]) -> Iterator[str]:
         yield from str(problem).splitlines()
 
 
-# ------------------------------------------------------------------ regions, losses, cost
+# ------------------------------------------------------------------ links, faults, forecast, cost
 
 
 def _links(plan: Plan) -> list[Any]:
-    """A row for each region apart from the syncer's; nothing where there is none."""
+    """A row for each region apart from the syncer's and each node of known bandwidth; nothing where there is none."""
     if not plan.loads:
         return []
-    table = _grid("learners", "up/step", "down/step", "up", "down", "link", "used", "a fragment", "tau steps", "a join")
+    table = _grid("learners", "up/step", "down/step", "up", "down", "link", "used", "a fragment", "tau steps", "a join",
+                  "a day", "price")  # fmt: skip
     for load in plan.loads:
-        who = f"{load.learners}, {load.region} - {load.syncer_region}"
         link = DASH if load.link_bits is None else f"{_rate(load.link_bits)}, {1e3 * load.latency_s:g} ms"
-        times = (seconds(load.fragment_s), seconds(load.window_s), seconds(load.joining_s))
-        bytes_ = (_amount(load.up_bytes), _amount(load.down_bytes), _rate(load.up_bits), _rate(load.down_bits))
-        table.add_row(who, *bytes_, link, percent(load.share), *times)
-    return [table, "all learners of a region together; a fragment: the largest, of all of them, up and down"]
+        price = DASH if load.day_price is None else f"{load.day_price:,.2f}"
+        table.add_row(
+            f"{load.learners}, {load.ends}",
+            *(_amount(load.up_bytes), _amount(load.down_bytes), _rate(load.up_bits), _rate(load.down_bits)),
+            *(link, percent(load.share), *map(seconds, (load.fragment_s, load.window_s, load.joining_s))),
+            *(_amount(load.day_bytes), price),
+        )
+    return [table, "all learners of a link together; a fragment: the largest, of all of them, up and down"]
 
 
 def _rates(plan: Plan) -> Iterator[str]:
@@ -260,18 +219,15 @@ def _survived(plan: Plan) -> list[Any]:
     for one in plan.fault_outcomes:
         stop = "stop until you act" if one.stopped_s is None else f"stop for {seconds(one.stopped_s)}"
         table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, Text(one.words))
-    return [table, *_expected(plan)]
-
-
-def _expected(plan: Plan) -> Iterator[str]:
     told = plan.expected
     each = ", ".join(f"{name} {number(hours)} h" for name, hours in told.unit_mtbf_hours.items())
-    yield f"mean time between failures of one learner: {each}; {told.losses_per_day:.3g} failures a day in all"
-    yield (
+    return [
+        table,
+        f"mean time between failures of one learner: {each}; {told.losses_per_day:.3g} failures a day in all",
         f"each is back in {told.outage_s:.0f} s: on average {told.alive_mean:.3g} of {len(plan.recipe.learners)} are "
         f"alive, and fewer than K = {plan.recipe.quorum} for {told.below_quorum:.2g} of the time, if failures are "
-        "independent"
-    )
+        "independent",
+    ]
 
 
 def _foreseen(plan: Plan) -> Iterator[str]:
@@ -280,15 +236,12 @@ def _foreseen(plan: Plan) -> Iterator[str]:
         return
     rate = f"steps of {told.step_s:g} s" + (" assumed; give --step-seconds" if told.step_is_assumed else "")
     part = "the whole run" if told.whole else f"its first {seconds(told.run_s)}"
+    goodput, uptime, participation, committed = map(
+        percent, (told.goodput, told.uptime, told.participation, told.committed)
+    )
     yield f"one simulation of {part}, with {told.losses} losses of learners, in {rate}"
-    yield (
-        f"goodput {percent(told.goodput)} of learners' time stepping; uptime {percent(told.uptime)} with at least one "
-        "that steps"
-    )
-    yield (
-        f"participation {percent(told.participation)} in commits; {percent(told.committed)} of the tokens committed "
-        "that all could process"
-    )
+    yield f"goodput {goodput} of learners' time stepping; uptime {uptime} with at least one that steps"
+    yield f"participation {participation} in commits; {committed} of the tokens committed that all could process"
 
 
 def _cost(plan: Plan) -> Iterator[str]:

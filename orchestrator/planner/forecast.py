@@ -13,7 +13,7 @@ from orchestrator.planner.fleet.recipes import fleet
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.fleet.spot import spot_hours
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.step_times import unit_step_s
+from orchestrator.planner.sizing.units import unit_step_s
 from orchestrator.recipe.config import Recipe
 
 STEPS_MAX = 20_000  # of all learners together

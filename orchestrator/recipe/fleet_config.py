@@ -15,6 +15,7 @@ class LinkConfig(Section):
     between: tuple[str, str] = Field(description="two regions of [[pools]], of run.control or fleet.syncer_region")
     gbit_s: PositiveFloat = Field(description="each way, as far as this run may use it")
     latency_ms: NonNegativeFloat = Field(0.0, description="one way")
+    price_per_gb: NonNegativeFloat | None = Field(None, description="in the currency of the pools' prices")
 
 
 class FleetPoolConfig(Section):

@@ -13,10 +13,9 @@ from random import Random
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.speeds import Varying
 from orchestrator.planner.sizing import rates
-from orchestrator.planner.sizing.fault_tolerance import HOUR_S, unit_mtbf_hours
-from orchestrator.planner.sizing.link_load import home
+from orchestrator.planner.sizing.links import home
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.step_times import unit_step_s
+from orchestrator.planner.sizing.units import HOUR_S, unit_mtbf_hours, unit_step_s
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.fleet_config import FleetConfig
 from outer.protocol.schedule import Budget

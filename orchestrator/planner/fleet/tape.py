@@ -17,7 +17,7 @@ from orchestrator.planner.fleet.recipes import fleet
 from orchestrator.planner.fleet.run import Outcome, simulate
 from orchestrator.planner.fleet.spot import DAY_S, Interval, absences, comings
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.step_times import unit_step_s
+from orchestrator.planner.sizing.units import unit_step_s
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.simulation.tape_log import bare

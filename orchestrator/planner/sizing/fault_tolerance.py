@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.recipe.config import PoolConfig, Recipe
-
-HOUR_S, DAY_S = 3600.0, 86400.0
+from orchestrator.planner.sizing.units import DAY_S, availability, fleet_pool, unit_mtbf_hours
+from orchestrator.recipe.config import Recipe
 
 
 @dataclass(frozen=True)
@@ -49,25 +48,6 @@ def expected(recipe: Recipe) -> Expected:
         below_quorum=sum(_counts(alive)[: recipe.quorum]),
         step_loss_most=recipe.sync.round_steps + recipe.sync.overlap_steps,
     )
-
-
-def availability(recipe: Recipe, pool: PoolConfig) -> float:
-    """The share of the time in which one learner is there: of its spot hours, all but what its failures take."""
-    mtbf, outage = unit_mtbf_hours(recipe, pool), recipe.fleet.outage_s / HOUR_S
-    spot = next((told.spot for told in recipe.fleet.pools if told.name == pool.name), 1.0)
-    return spot * mtbf / (mtbf + outage)
-
-
-def unit_mtbf_hours(recipe: Recipe, pool: PoolConfig) -> float:
-    """Mean time between failures of one learner: the pool's own, or that of a chip over the number of its chips."""
-    said = {each.name: each for each in recipe.fleet.pools}.get(pool.name)
-    return (said and said.mtbf_hours) or recipe.fleet.mtbf_hours / unit_chips(recipe, pool)
-
-
-def unit_chips(recipe: Recipe, pool: PoolConfig) -> int:
-    """Chips of one learner: the pool's own number, or the devices that it steps on."""
-    said = {each.name: each for each in recipe.fleet.pools}.get(pool.name)
-    return (said and said.chips) or pool.known_devices
 
 
 def _counts(alive: list[float]) -> list[float]:
@@ -135,8 +115,8 @@ def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> 
     left, quorum = len(recipe.learners) - size, recipe.quorum
     holds = left >= quorum
     with_syncer = kind == "region" and name == hub
-    said = {pool.name: pool for pool in recipe.fleet.pools}.get(name) if kind == "pool" else None
-    often = f", {1.0 - said.spot:.0%} of the day," if said is not None and said.spot < 1.0 else ""
+    spot = fleet_pool(recipe, name).spot if kind == "pool" else 1.0
+    often = f", {1.0 - spot:.0%} of the day," if spot < 1.0 else ""
     lost = f"{kind} {name}{often} with {size} of {len(recipe.learners)} learners"
     if with_syncer:
         words = "the syncer, and probably the orchestrator, run there too: see their rows"
@@ -144,7 +124,7 @@ def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> 
     if holds:
         return FaultOutcome(lost, True, 0.0, f"{left} remain, K = {quorum}: the run goes on with {left} learners")
     fix = f"sync.quorum = {left} or less would go on" if left else f"spread the learners over more {kind}s"
-    away = (1.0 - said.spot) * DAY_S if said is not None and often else recipe.fleet.outage_s
+    away = (1.0 - spot) * DAY_S if often else recipe.fleet.outage_s
     return FaultOutcome(lost, False, away, f"only {left} remain, K = {quorum}: no commit; {fix}")
 
 

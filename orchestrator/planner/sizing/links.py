@@ -1,124 +1,127 @@
-"""Whether the links are wide enough: for one fragment by its deadline, for all at once, and for the mean.
+"""Traffic over links, against their capacity: on average, for one fragment in time, and what it costs.
 
-Looks only at nodes whose bandwidth is known, and counts each one's way to all others as one link.
+Every learner exchanges with the syncer, so a link is between a learners' region and the syncer's, as the recipe's
+[fleet] declares it, or between a declared node and all others. Knows payloads alone, as traffic.py does.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.planner.sizing.draft import Draft, gib
 from orchestrator.planner.sizing.nodes import Node
-from orchestrator.planner.sizing.rates import floor_s
-from orchestrator.planner.sizing.traffic import DOWN_BYTES
-from orchestrator.recipe.problems import Problem
-from outer.protocol.leases import longest_s
+from orchestrator.planner.sizing.traffic import Flow, Traffic
+from orchestrator.planner.sizing.units import DAY_S
+from orchestrator.recipe.config import Recipe
+
+SHARE = 0.8  # of a link, on average, above which bursts and other traffic make fragments late
+GB = 1e9
 
 
 @dataclass(frozen=True)
-class _Link:
-    """A node's way to the others, and how many learners' fragments cross it."""
+class LinkLoad:
+    """The learners at one end of a link, on their way to the syncer and back. Bits per second each way."""
 
-    node: Node
-    bits: float  # per second
+    ends: str  # regions, or a node
+    field: str  # of the recipe or the nodes
     learners: int
+    up_bytes: float  # of all its learners, per syncer step on average
+    down_bytes: float  # the same; once for all learners of another region: one brings a version to the others
+    up_bits: float | None  # per second, on average; None: the step's length is not given
+    down_bits: float | None
+    link_bits: float | None  # declared; None: it is not
+    latency_s: float
+    fragment_s: float | None  # until the largest fragment of all of them is up, merged at once, and down again
+    window_s: float | None  # tau steps, in which that should be over
+    contribution_s: float | None  # until the largest one is up, alone on the link
+    version_s: float | None  # until the largest one is down; None as above
+    joining_s: float | None  # until one learner that joins has a peer's or the syncer's state, over this link alone
+    day_bytes: float | None  # both ways
+    day_price: float | None  # None: no price is declared
+
+    @property
+    def share(self) -> float | None:
+        """The part of the link that is used, in its busier direction."""
+        if self.up_bits is None or self.down_bits is None or self.link_bits is None:
+            return None
+        return max(self.up_bits, self.down_bits) / self.link_bits
 
 
-def _links(draft: Draft) -> list[_Link]:
-    """Of known speed: from learners that are not on the syncer's node, and to the syncer's."""
-    hub = draft.node_of("syncer")
-    if hub is None:
-        return []
-    away = Counter(place for place in draft.placement.learners.values() if place != hub.name)
-    crossing = [(node, away[node.name]) for node in draft.nodes] + [(hub, away.total())]
-    return [
-        _Link(node, node.bandwidth_bits, count) for node, count in crossing if count and node.bandwidth_bits is not None
-    ]
+def of_regions(recipe: Recipe, traffic: Traffic, hub: str | None, step_s: float | None) -> Iterator[LinkLoad]:
+    """A load for each region of the recipe's pools but `hub`, the syncer's. `step_s`: of a syncer step, if known."""
+    counted = Counter(pool.region for pool in recipe.learners.values() if pool.region not in (None, hub))
+    links = {frozenset(link.between): link for link in recipe.fleet.links}
+    for region, count in sorted(counted.items(), key=lambda item: str(item[0])) if hub else ():
+        link = links.get(frozenset((str(region), str(hub))))
+        bits, latency_s = (None, 0.0) if link is None else (link.gbit_s * 1e9, link.latency_ms / 1e3)
+        price = None if link is None else link.price_per_gb
+        field = f"fleet.links {region} - {hub}"
+        yield _load(f"{region} - {hub}", field, count, 1, recipe, traffic, step_s, bits, latency_s, price)
 
 
-def _whole(draft: Draft) -> int:
-    """Bytes of the largest fragment in float32, by which its deadlines grow."""
-    return DOWN_BYTES * max(row.elements for row in draft.rows)
+def of_nodes(
+    recipe: Recipe,
+    traffic: Traffic,
+    nodes: Sequence[Node],
+    learners: Mapping[str, tuple[str, ...]],
+    hub: str | None,
+    step_s: float | None,
+) -> Iterator[LinkLoad]:
+    """A load for each node of known bandwidth: those with learners, and `hub`, the syncer's."""
+    away = Counter(places[0] for places in learners.values() if places[0] != hub)
+    for node in nodes:
+        here, bits = away.total() if node.name == hub else away[node.name], node.bandwidth_bits
+        if hub is not None and here and bits is not None:
+            yield _load(node.name, f"{node.name} bandwidth", here, here, recipe, traffic, step_s, bits, 0.0, None)
 
 
-def _transfers(draft: Draft) -> Iterator[tuple[str, float, str, int]]:
-    """(field, its value in seconds, what has to cross by then, bytes of it)."""
-    sync, moved = draft.recipe.sync, draft.traffic
-    yield "sync.read_timeout_s", sync.read_timeout_s, "contribution", moved.learner_up.peak_bytes
-    yield "sync.transfer_s", sync.transfer_s, "version", _whole(draft)  # who joins, or is late, takes no differences
+def home(recipe: Recipe) -> str | None:
+    """The region in which the syncer is counted where nothing else says: the recipe's word, else most learners'."""
+    most = Counter(pool.region for pool in recipe.learners.values() if pool.region is not None).most_common(1)
+    return recipe.fleet.syncer_region or recipe.run.control.get("region") or (most[0][0] if most else None)
 
 
-def _crowd(link: _Link) -> float:
-    return link.learners / link.bits
+def _load(
+    ends: str,
+    field: str,
+    learners: int,
+    fetched: int,
+    recipe: Recipe,
+    traffic: Traffic,
+    step_s: float | None,
+    bits: float | None,
+    latency_s: float,
+    price: float | None,
+) -> LinkLoad:
+    """`fetched`: how often a version comes down the link."""
+    up, down = traffic.learner_up, traffic.learner_down
+    moved = learners * up.per_step_bytes + fetched * down.per_step_bytes
+    day_bytes = None if step_s is None else moved * DAY_S / step_s
+    joining = max(traffic.joining_bytes, traffic.donation_bytes or 0)
+
+    def takes_s(size: float, ways: int) -> float | None:
+        return None if bits is None else 8 * size / bits + ways * latency_s
+
+    return LinkLoad(
+        ends=ends,
+        field=field,
+        learners=learners,
+        up_bytes=learners * up.per_step_bytes,
+        down_bytes=fetched * down.per_step_bytes,
+        up_bits=_times(up, learners),
+        down_bits=_times(down, fetched),
+        link_bits=bits,
+        latency_s=latency_s,
+        fragment_s=takes_s(learners * up.peak_bytes + fetched * down.peak_bytes, 2),
+        window_s=None if step_s is None else recipe.sync.overlap_steps * step_s,
+        contribution_s=takes_s(up.peak_bytes, 2),
+        version_s=takes_s(down.peak_bytes, 2),
+        joining_s=takes_s(joining, 1),
+        day_bytes=day_bytes,
+        day_price=None if day_bytes is None or price is None else price * day_bytes / GB,
+    )
 
 
-def deadlines(draft: Draft) -> Iterator[Problem]:
-    """A fragment that takes longer than its deadline, alone on its link, never arrives."""
-    for field, floor, what, size in _transfers(draft):
-        slowest = min(_links(draft), key=lambda link: link.bits, default=None)
-        if slowest is not None and (takes := 8 * size / slowest.bits) > longest_s(floor, _whole(draft)):
-            yield Problem(
-                field,
-                floor,
-                f"one {what} of the largest fragment takes {takes:.3g} s over {slowest.node.name}'s "
-                f"{slowest.bits / 1e9:g} Gbit/s: every one would be late",
-                f"set {field} above {floor_s(takes, _whole(draft)):.3g}{_smaller(draft, what)}",
-            )
-
-
-def crowding(draft: Draft) -> Iterator[Problem]:
-    """As `deadlines`, for all learners that share a link and are asked at once."""
-    for field, floor, what, size in _transfers(draft):
-        busiest, deadline = max(_links(draft), key=_crowd, default=None), longest_s(floor, _whole(draft))
-        if busiest is None or 8 * size / min(link.bits for link in _links(draft)) > deadline:
-            continue  # none, or a limit already
-        if (takes := 8 * size * busiest.learners / busiest.bits) > deadline:
-            yield Problem(
-                field,
-                floor,
-                f"{busiest.learners} {what}s of the largest fragment at once take {takes:.3g} s over "
-                f"{busiest.node.name}'s {busiest.bits / 1e9:g} Gbit/s: some would be late",
-                f"set {field} above {floor_s(takes, _whole(draft)):.3g}{_smaller(draft, what)}",
-            )
-
-
-def donations(draft: Draft) -> Iterator[Problem]:
-    """A peer's state that takes longer than its deadline never arrives; the joiner then starts from the syncer."""
-    homes = set(draft.placement.learners.values())
-    speeds = [(node.bandwidth_bits, node) for node in draft.nodes if node.name in homes and node.bandwidth_bits]
-    size, deadline = draft.traffic.donation_bytes, draft.recipe.sync.transfer_s
-    if size is None or len(homes) < 2 or not speeds:
-        return
-    bits, node = min(speeds, key=lambda speed: speed[0])
-    if (takes := 8 * size / bits) > longest_s(deadline, size):
-        yield Problem(
-            "sync.transfer_s",
-            deadline,
-            f"a peer's state of {gib(size)} takes {takes:.3g} s over {node.name}'s {bits / 1e9:g} Gbit/s: who joins "
-            "there, or from there, starts from the syncer, with a fresh inner optimizer",
-            f'set sync.transfer_s above {floor_s(takes, size):.3g}, or sync.recover = "syncer"',
-        )
-
-
-def _smaller(draft: Draft, what: str) -> str:
-    more = f", sync.P above {len(draft.rows)}" if draft.recipe.sync.round_steps > len(draft.rows) else ""
-    half = what == "contribution" and draft.recipe.sync.codec.startswith("fp32")
-    return more + (', or sync.codec = "bf16"' if half else "")
-
-
-def rate(draft: Draft) -> Iterator[Problem]:
-    """On average, the fragments that fall due in a step must cross within a step."""
-    busiest = max(_links(draft), key=_crowd, default=None)
-    moved, round_steps = draft.traffic, draft.recipe.sync.round_steps
-    mean = max(moved.learner_up.per_second_bits or 0.0, moved.learner_down.per_second_bits or 0.0)
-    if busiest is not None and (needed := mean * busiest.learners) > busiest.bits:
-        yield Problem(
-            "sync.H",
-            round_steps,
-            f"what is due to and from {busiest.learners} learner{'s' * (busiest.learners > 1)} needs "
-            f"{needed / 1e9:.3g} Gbit/s in the mean, over {busiest.node.name}'s {busiest.bits / 1e9:g} Gbit/s",
-            f"set sync.H to at least {math.ceil(round_steps * needed / busiest.bits)}",
-        )
+def _times(flow: Flow, learners: int) -> float | None:
+    return None if flow.per_second_bits is None else learners * flow.per_second_bits

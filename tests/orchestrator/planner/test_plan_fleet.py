@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner.plan import Plan, PlanContext, as_json, make
-from orchestrator.planner.sizing.cost import cost
+from orchestrator.planner.make import make
+from orchestrator.planner.plan import Plan, PlanContext, as_json
+from orchestrator.planner.sizing.costs import cost
 from orchestrator.planner.sizing.fault_tolerance import FaultOutcome, expected
-from orchestrator.planner.sizing.link_load import LinkLoad
+from orchestrator.planner.sizing.links import LinkLoad
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import from_text
 from orchestrator.recipe.config import Recipe
@@ -93,12 +94,15 @@ def test_values_out_of_range_and_unknown_keys_are_refused_by_their_field() -> No
 
 def test_the_load_of_a_link_is_what_one_computes_by_hand() -> None:
     (load,) = planned(recipe()).loads
-    assert (load.region, load.syncer_region, load.learners) == ("east", "west", 2)
+    assert (load.ends, load.field, load.learners) == ("east - west", "fleet.links east - west", 2)
     assert load.up_bytes == pytest.approx(2 * 700 / 24)
     assert load.down_bits == pytest.approx(8 * 1400 / 24 / 2.0), "once for both learners"
     assert load.share == pytest.approx(8 * 1400 / 48 / 2000)
     assert load.fragment_s == pytest.approx(8 * (2 * 200 + 400) / 2000 + 0.5)
     assert (load.window_s, load.joining_s) == (4.0, pytest.approx(8 * 4200 / 2000 + 0.25))
+    assert load.day_bytes == pytest.approx((2 * 700 + 1400) / 24 * 43_200) and load.day_price is None
+    (priced,) = planned(recipe(fleet=FLEET | {"links": [LINK | {"price_per_gb": 50.0}]})).loads
+    assert priced.day_price == pytest.approx(50.0 * load.day_bytes / 1e9)
 
 
 def loads_of(**fleet: Any) -> tuple[LinkLoad, ...]:
@@ -106,9 +110,9 @@ def loads_of(**fleet: Any) -> tuple[LinkLoad, ...]:
 
 
 def test_the_syncers_region_is_the_options_then_the_recipes_then_where_it_is_placed() -> None:
-    assert loads_of()[0].syncer_region == "west"
-    assert loads_of(syncer_region="east")[0].region == "west"
-    assert planned(recipe(fleet={"syncer_region": "east"}), syncer_region="west").loads[0].region == "east"
+    assert loads_of()[0].ends == "east - west"
+    assert loads_of(syncer_region="east")[0].ends == "west - east"
+    assert planned(recipe(fleet={"syncer_region": "east"}), syncer_region="west").loads[0].ends == "east - west"
 
 
 def test_a_link_that_cannot_carry_the_mean_breaks_a_limit_and_its_fix_mends_it() -> None:
@@ -135,9 +139,9 @@ def test_doubtful_links_are_warned_of() -> None:
 
     assert warned(fleet={"links": [LINK | {"gbit_s": 1.5e-6}]}) == ["sync.tau"]  # 4.8 s, of 4.0 s
     assert warned(fleet={"links": [LINK | {"gbit_s": 1e-5}]}) == []
-    assert warned(sync={"tau": 0, "read_timeout_s": 9.0}, fleet={"links": [LINK | {"gbit_s": 0.25e-6}]}) == [
-        "fleet.links east - west"
-    ]
+    assert warned(
+        sync={"tau": 0, "read_timeout_s": 9.0, "transfer_s": 200.0}, fleet={"links": [LINK | {"gbit_s": 0.25e-6}]}
+    ) == ["fleet.links east - west"]
     south = [*TWO_REGIONS["pools"], {"name": "c", "region": "west"}, {"name": "d", "learners": 2, "region": "south"}]
     wide = {"links": [LINK | {"gbit_s": 1e-5}]}
     plan = make_with_south(recipe(pools=south, fleet=wide))
@@ -148,7 +152,7 @@ def test_doubtful_links_are_warned_of() -> None:
 def make_with_south(wanted: Recipe) -> Plan:
     nodes = from_text([*NODES, "CPU=100,region=south"])
     tokens = Shapes(shapes().fragments, 1400, 2800, (400, 400, 400, 200), dict.fromkeys("abcd", 1000))
-    return make(wanted, tokens, PlanContext(nodes, "declared", 2, "/shared/run", shared_store=True))
+    return make(wanted, tokens, PlanContext(nodes, "declared", 2, "/shared/run", shared_store=True, forecast=False))
 
 
 # ------------------------------------------------------------------ cost
@@ -243,13 +247,13 @@ def test_what_the_syncer_takes_with_it_follows_from_durability_and_store() -> No
 
 
 def test_a_local_node_has_no_region_to_place_the_syncer_in() -> None:
-    here = PlanContext(from_text(["CPU=9"]), "this machine", 2, "/shared/run", shared_store=True)
+    here = PlanContext(from_text(["CPU=9"]), "this machine", 2, "/shared/run", shared_store=True, forecast=False)
     plan = make(recipe(fleet={"syncer_region": "east"}), shapes(), here)
     assert not plan.placement.shortfalls
-    assert [load.region for load in plan.loads] == ["west"]
+    assert [load.ends for load in plan.loads] == ["west - east"]
 
 
 def test_all_of_it_is_in_the_json() -> None:
     told = as_json(planned(recipe()), [])
     assert told["links"][0]["share"] == pytest.approx(8 * 1400 / 48 / 2000)
-    assert {"fleet", "expected", "survives", "cost"} <= told.keys()
+    assert {"fleet", "expected", "fault_outcomes", "cost"} <= told.keys()

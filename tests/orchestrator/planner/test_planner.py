@@ -11,8 +11,10 @@ import pytest
 
 from orchestrator.accounting.summary import ELEMENT_BYTES
 from orchestrator.cli.plan import _wanted
-from orchestrator.planner.plan import Plan, PlanContext, make
-from orchestrator.planner.sizing import fit, lint, memory
+from orchestrator.planner import checks
+from orchestrator.planner.make import make
+from orchestrator.planner.plan import Plan, PlanContext
+from orchestrator.planner.sizing import capacity, memory
 from orchestrator.planner.sizing.model_sizes import Shapes, shapes_of
 from orchestrator.planner.sizing.nodes import from_text
 from orchestrator.planner.sizing.traffic import DOWN_BYTES, table, traffic
@@ -235,14 +237,14 @@ def test_leaves_of_other_kinds_have_no_gradients_and_those_not_sent_are_not_plac
 def test_constants_are_those_of_the_code_that_runs() -> None:
     from chaos.actor import CPUS
 
-    assert fit.SERVICE_CPUS == {
+    assert capacity.SERVICE_CPUS == {
         "orchestrator": actor.ORCHESTRATOR_CPUS,
         "syncer": syncer_manager.SYNCER_CPUS,
         "metrics": metrics_actor.CPUS,
         "chaos": CPUS,
     }
-    assert fit.AGENT_CPUS == placement.AGENT_CPUS
-    assert fit.SHARD_CPUS == SHARD_CPUS
+    assert capacity.AGENT_CPUS == placement.AGENT_CPUS
+    assert capacity.SHARD_CPUS == SHARD_CPUS
     assert DOWN_BYTES == ELEMENT_BYTES
 
 
@@ -263,7 +265,6 @@ def test_a_sound_plan_warns_of_nothing() -> None:
 
 
 SPREAD = [{"name": "a", "learners": 3, "region": "west"}, {"name": "b", "learners": 1, "region": "east"}]
-FAULT = {"kind": "kill", "learner": "any"}
 
 
 @pytest.mark.parametrize(
@@ -276,12 +277,7 @@ FAULT = {"kind": "kill", "learner": "any"}
         ({"sync": {"grace": 0, "participants": "reported"}}, "sync.grace", "takes the first 2 of 4"),
         ({"sync": {"gamma": 0, "participants": "reported"}}, "sync.grace", "takes the first 2 of 4"),
         ({"outer": {"momentum": 0.96}}, "outer.momentum", "about 125"),
-        ({"eval": {"every": 11}}, "eval.every", "less than a round of 12"),
-        ({"chaos": {"faults": [FAULT | {"at_step": 1201}]}}, "chaos.faults.0.at_step", "about syncer step 1200"),
-        ({"chaos": {"faults": [FAULT | {"at_s": 1201}]}}, "chaos.faults.0.at_s", "after about 1200 s"),
-        ({"data": {"span_steps": 81}}, "data.span_steps", "up to 122 steps"),
         ({"sync": {"tau": 3}}, "sync.tau", "25%"),
-        ({"sync": {"H": 13}}, "sync.H", "3 or 4 steps apart"),
     ],
 )  # fmt: skip
 def test_a_doubtful_setting_is_warned_of_once_and_by_its_field(sections: dict[str, Any], field: str, says: str) -> None:
@@ -299,10 +295,6 @@ def test_a_doubtful_setting_is_warned_of_once_and_by_its_field(sections: dict[st
         {"sync": {"tau": 3, "adopt": "rebase"}},  # what was not read is kept
         {"outer": {"momentum": 0.95}},  # 100 rounds do
         {"outer": {"optimizer": "adam"}},
-        {"eval": {"every": 12}},
-        {"eval": {"every": 0}},
-        {"chaos": {"faults": [FAULT | {"at_step": 1200}]}},
-        {"data": {"span_steps": 80}},
         {"pools": [{"name": "a", "learners": 1}], "sync": {"quorum": 1, "grace": "infinite"}},
     ],
 )
@@ -328,7 +320,7 @@ def test_a_tensor_beyond_four_thirds_of_the_mean_fragment_is_warned_of_with_what
     assert (warning.field, warning.fix) == ("sync.split", "give true, which cuts it by rows, or P = 2")
     assert planned(of=shapes(150, 100, 100, 100)).warnings == ()
     (still,) = planned(recipe(sync={"split": True}), of=shapes(500, 100, 100, 100)).warnings
-    assert (still.field, still.fix.split(",")[0]) == ("sync.P", "give 1"), "it cannot be cut"
+    assert (still.field, still.fix) == ("sync.P", "give 1 or less"), "it cannot be cut"
     (dealt,) = planned(recipe(sync={"split": True, "fragmentation": "tensor"}), of=shapes(500, 100, 100, 100)).warnings
     assert (dealt.field, dealt.fix) == ("sync.fragmentation", "give balanced")
 
@@ -355,21 +347,12 @@ def test_more_learners_than_cores_are_warned_of_only_where_ray_is_told_of_more()
 
 
 def test_versions_beyond_the_local_object_store_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lint, "local_store_bytes", lambda: 512 * 2**20)
+    monkeypatch.setattr(checks, "local_store_bytes", lambda: 512 * 2**20)
     size = 512 * 2**20 // 4 // 4 // 4  # 4 learners, 4 fragments, 4 bytes
     here: dict[str, Any] = {"nodes": ["CPU=100"], "source": "this machine", "cores": 4}
     assert planned(of=shapes(size, size, size, size), **here).warnings == ()
     (warning,) = planned(of=shapes(size, size, size, size + 1), **here).warnings
     assert warning.field == "model"
-
-
-def test_a_node_without_a_cpu_to_spare_is_warned_of() -> None:
-    # 1.1 CPU of services, 4 of learners.
-    (warning,) = planned(nodes=["CPU=5.1,name=full"]).warnings
-    assert warning.field == "full CPU"
-    (warning,) = planned(nodes=["CPU=1.2", "CPU=1,count=4"]).warnings
-    assert "node-1 and 3 more" in warning.message
-    assert planned(nodes=["CPU=5.11,name=full"]).warnings == ()
 
 
 # ------------------------------------------------------------------ limits
@@ -378,8 +361,8 @@ def test_a_node_without_a_cpu_to_spare_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("sections", "nodes", "field"),
     [
-        ({"pools": [{"name": "a", "learners": 5}]}, ["CPU=4"], "pools.0.learners"),
-        ({"pools": [{"name": "a", "accelerator": "H100"}]}, ["CPU=9,GPU=1"], "pools.0.accelerator"),
+        ({"pools": [{"name": "a", "learners": 5}]}, ["CPU=4"], "pools.0"),
+        ({"pools": [{"name": "a", "accelerator": "H100"}]}, ["CPU=9,GPU=1"], "pools.0"),
         ({}, ["CPU=9,memory=2.1,name=n"], "n memory"),
         (
             {"pools": [{"name": "a", "resources": {"GPU": 1}}]},
@@ -416,22 +399,21 @@ def test_a_learner_has_the_part_of_a_gpus_memory_that_xla_takes_there() -> None:
 
 
 def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() -> None:
-    # All 4 learners are away from the syncer: 4 * 1600 bits of contributions in 2 s.
-    found = planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=3.1e-6"])
+    # All 4 learners are away from the syncer: 4 * (1600 up + 3200 down) bits in tau = 2 steps of 2 s.
+    found = planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=4.7e-6"], step_s=2.0)
     assert found.ok
-    assert [warning.field for warning in found.warnings] == ["sync.read_timeout_s"]
-    assert "4 contributions" in found.warnings[0].message
-    assert planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=3.3e-6"]).warnings == ()
+    assert [warning.field for warning in found.warnings] == ["sync.tau"]
+    assert "4 learners takes 4.09 s up and down over node-1" in found.warnings[0].message
+    assert planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=4.9e-6"], step_s=2.0).warnings == ()
     # The learners' own links are wide, the syncer's is not.
-    hub = ["CPU=1.1,name=hub,bandwidth=3.1e-6", "CPU=2.1,bandwidth=1,count=2"]
-    assert "hub's" in planned(nodes=hub).warnings[0].message
+    hub = ["CPU=1.1,name=hub,bandwidth=4.7e-6", "CPU=2.1,bandwidth=1,count=2"]
+    assert "over hub" in planned(nodes=hub, step_s=2.0).warnings[0].message
 
 
 def test_a_link_below_the_mean_rate_is_a_limit_with_the_round_that_would_do() -> None:
     # Down 1400 bytes a round of 12 steps of 0.01 s: 93 kbit/s for each of 4 learners.
     slow = ["CPU=1.1,name=n", "CPU=9,bandwidth=0.0001"]
     (limit,) = planned(nodes=slow, step_s=0.01).limits
-    assert (limit.field, limit.value) == ("sync.H", 12)
-    assert "sync.H to at least 45" in limit.fix
-    wider = recipe(sync={"H": 45, "P": None, "quorum": 1})
-    assert "sync.H" not in {limit.field for limit in planned(wider, nodes=slow, step_s=0.01).limits}
+    assert (limit.field, limit.value) == ("node-1 bandwidth", "0.0001 Gbit/s")
+    assert "sync.H to at least 56" in limit.fix
+    assert planned(recipe(sync={"H": 56}), nodes=slow, step_s=0.01).limits == ()

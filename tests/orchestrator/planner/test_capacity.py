@@ -1,4 +1,4 @@
-"""Packing: nothing is over-committed, an obvious fit is found, and who finds no place is told why and what to do."""
+"""Capacity: nothing is over-committed, an obvious fit is found, and the plan says what finds no place and why."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.planner.sizing.fit import SERVICE_CPUS, UNIT, Placement, Service, claim, fit, services
+from orchestrator.planner.sizing.capacity import UNIT, Placement, Service, claim, place, services
 from orchestrator.planner.sizing.nodes import Node, from_file, from_ray, from_text, this_machine
-from orchestrator.recipe.config import EvalConfig, PoolConfig, Recipe
+from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
-from orchestrator.recipe.resources import ACCELERATOR, REGION, bears
+from orchestrator.recipe.resources import ACCELERATOR, REGION, Shape, bears
 from orchestrator.recipe.toml_text import load
 
 RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
@@ -34,7 +34,7 @@ def wanted(chaos: bool = False, region: str | None = None, **run: Any) -> list[S
 
 
 def packed(pools: list[PoolConfig], texts: list[str], anywhere: bool = False) -> Placement:
-    return fit(learners(*pools), wanted(), from_text(texts), anywhere)
+    return place(learners(*pools), wanted(), from_text(texts), anywhere)
 
 
 # ------------------------------------------------------------------ properties
@@ -92,34 +92,23 @@ def test_no_node_is_ever_over_committed_and_labels_bind(
     nodes = built(node_tables)
     pools = learners(*(pool(f"p{i}", table.pop("learners"), **table) for i, table in enumerate(map(dict, pool_tables))))
     also = wanted(chaos=True, metrics=True)
-    found = fit(pools, also, nodes, anywhere)
-    cpus = {service.name: service.resources["CPU"] for service in also}
+    found = place(pools, also, nodes, anywhere)
+    cpus = {service.name: service.asked.resources["CPU"] for service in also}
     for node in nodes:
         asked: dict[str, int] = {}
-        for name, place in found.learners.items():
-            if place == node.name:
+        for name, places in found.learners.items():
+            if node.name in places:
                 assert anywhere or pools[name].region in (None, node.region)
                 assert bears(node, claim(pools[name], anywhere).labels)
                 for kind, amount in pools[name].resources.items():
                     asked[kind] = asked.get(kind, 0) + round(amount * UNIT)
-        for name, place in found.services.items():
-            if place == node.name:
+        for name, at in found.services.items():
+            if at == node.name:
                 asked["CPU"] = asked.get("CPU", 0) + round(cpus[name] * UNIT)
         for kind, amount in asked.items():
             assert amount <= round(node.resources.get(kind, 0.0) * UNIT)
     told = sum(one.units for one in found.shortfalls)
     assert told == len(pools) + len(also) - len(found.learners) - len(found.services)
-
-
-@given(POOLS)
-def test_a_node_made_for_each_learner_and_one_for_the_services_is_enough(pool_tables: list[dict[str, Any]]) -> None:
-    pools = learners(*(pool(f"p{i}", table.pop("learners"), **table) for i, table in enumerate(map(dict, pool_tables))))
-    claims = {name: claim(one, anywhere=False) for name, one in pools.items()}
-    nodes = [Node(asked.labels, asked.resources, f"for {name}") for name, asked in claims.items()]
-    head = Node({}, {"CPU": sum(SERVICE_CPUS.values()) + EvalConfig().resources["CPU"]}, "head")
-    found = fit(pools, wanted(chaos=True, metrics=True), [head, *nodes], anywhere=False)
-    assert found.shortfalls == ()
-    assert len(found.learners) == len(pools)
 
 
 # ------------------------------------------------------------------ choices
@@ -131,7 +120,7 @@ def test_learners_without_a_gpu_stay_off_the_gpu_nodes() -> None:
         ["name=gpu,CPU=8,GPU=1", "name=cpu,CPU=10"],
     )
     assert found.shortfalls == ()
-    assert found.learners["learner-gpu-0"] == "gpu"
+    assert found.learners["learner-gpu-0"] == ("gpu",)
 
 
 def test_what_fits_to_the_last_unit_fits_and_one_unit_less_does_not() -> None:
@@ -143,10 +132,10 @@ def test_what_fits_to_the_last_unit_fits_and_one_unit_less_does_not() -> None:
 def test_an_island_has_its_part_on_each_of_its_nodes_or_no_place() -> None:
     island = [pool("i", 2, resources={"CPU": 2}, processes=4, hosts=2)]
     found = packed(island, ["CPU=1.1", "name=a,CPU=4", "name=b,CPU=8", "name=c,CPU=4"])
-    places = sorted(sorted([found.learners[name], *found.others[name]]) for name in found.learners)
+    places = sorted(sorted(places) for places in found.learners.values())
     assert (found.shortfalls, places) == ((), [["a", "b"], ["b", "c"]])
     (lost,) = packed(island, ["CPU=1.1", "name=a,CPU=16"]).shortfalls
-    assert "room for 0 of 2, each spread over 2 nodes" in lost.reason
+    assert "room for 0 of 2" in lost.reason and "a learner is spread over 2" in lost.reason
 
 
 def test_who_can_go_to_one_place_only_goes_first() -> None:
@@ -161,9 +150,9 @@ def test_services_make_room_for_a_learner_that_needs_a_whole_node() -> None:
 
 def test_the_syncer_goes_to_the_region_that_it_is_asked_for_in() -> None:
     nodes = from_text(["name=a,CPU=4,region=us", "name=b,CPU=4,region=eu"])
-    found = fit(learners(pool()), wanted(region="eu"), nodes, anywhere=False)
-    assert (found.services["syncer"], found.services["evaluator"]) == ("b", "a")
-    (lost,) = fit(learners(pool()), wanted(region="asia"), nodes, anywhere=False).shortfalls
+    found = place(learners(pool()), wanted(region="eu"), nodes, anywhere=False)
+    assert (found.services["orchestrator"], found.services["syncer"]) == ("a", "b")
+    (lost,) = place(learners(pool()), wanted(region="asia"), nodes, anywhere=False).shortfalls
     assert (lost.who, lost.field) == ("syncer", "--syncer-region")
     assert "region is eu, us" in lost.reason
 
@@ -171,12 +160,9 @@ def test_the_syncer_goes_to_the_region_that_it_is_asked_for_in() -> None:
 def test_services_keep_to_the_control_nodes_except_those_that_may_be_anywhere() -> None:
     nodes = from_text(["name=a,CPU=4", "name=b,CPU=4,labels.role=control"])
     asked = wanted(chaos=True, metrics=True, control={"role": "control"})
-    found = fit(learners(pool()), asked, nodes, anywhere=False)
-    assert found.services == dict.fromkeys(("orchestrator", "syncer", "evaluator"), "b") | {
-        "metrics": "a",
-        "chaos": "a",
-    }
-    lost = fit(learners(pool()), asked, nodes[:1], anywhere=False).shortfalls
+    found = place(learners(pool()), asked, nodes, anywhere=False)
+    assert {found.services[name] for name in ("orchestrator", "syncer", "evaluator")} == {"b"}
+    lost = place(learners(pool()), asked, nodes[:1], anywhere=False).shortfalls
     assert [(one.who, one.field) for one in lost] == [
         (name, "run.control") for name in ("orchestrator", "syncer", "evaluator")
     ]
@@ -187,7 +173,7 @@ def test_a_local_node_takes_every_region_but_not_every_accelerator() -> None:
     gpu = pool(region="mars", accelerator="H100", resources={"GPU": 1})
     assert packed([gpu], ["CPU=4,GPU=1,accelerator=H100"], anywhere=True).shortfalls == ()
     (lost,) = packed([gpu], ["CPU=4,GPU=1,accelerator=A100"], anywhere=True).shortfalls
-    assert lost.field == "pools.0.accelerator"
+    assert lost.field == "pools.0" and ACCELERATOR in lost.reason
 
 
 # ------------------------------------------------------------------ accelerators, by their labels
@@ -197,79 +183,65 @@ V6E = "TPU=8,CPU=180,region=us-east,accelerator=TPU-V6E,topology=2x4"
 V5P = "TPU=4,CPU=208,region=us-west,accelerator=TPU-V5P,topology=2x2x1"
 
 
-def tpus(*texts: str) -> list[tuple[str, str]]:
-    """Who of the shipped TPU recipe finds no place, by field."""
+def tpus(*texts: str) -> list[str]:
+    """Pools and services of the shipped TPU recipe that find no place."""
     recipe = load(RECIPES / "tpu-two-generations.toml")
-    found = fit(recipe.learners, services(recipe, anywhere=False), from_text([CONTROL, *texts]), anywhere=False)
-    return [(one.who, one.field) for one in found.shortfalls]
+    found = place(recipe.learners, services(recipe, anywhere=False), from_text([CONTROL, *texts]), anywhere=False)
+    return [one.who for one in found.shortfalls]
 
 
 def test_each_learner_of_the_tpu_recipe_takes_a_slice_of_its_own_and_of_its_size() -> None:
     assert tpus(f"{V6E},count=2", f"{V5P},count=2") == []
-    assert tpus(V6E, f"{V5P},count=2") == [("v6e", "pools.0.learners")]
+    assert tpus(V6E, f"{V5P},count=2") == ["v6e"]
     two_in_one = V6E.replace("TPU=8", "TPU=16").replace(",topology=2x4", "")
-    assert tpus(two_in_one, f"{V5P},count=2") == [("v6e", "pools.0.topology")], "nobody says that it is such a slice"
+    assert tpus(two_in_one, f"{V5P},count=2") == ["v6e"], "nobody says that it is such a slice"
     larger = V6E.replace("TPU=8", "TPU=4").replace("2x4", "4x4") + ",count=4"
-    assert tpus(larger, f"{V5P},count=2") == [("v6e", "pools.0.topology")]
+    assert tpus(larger, f"{V5P},count=2") == ["v6e"]
 
 
 def test_an_accelerator_that_was_named_by_hand_is_had_by_its_label() -> None:
     corrected = pool(accelerator="A100-80G", resources={"GPU": 1})
     row = {"Alive": True, "NodeID": "ab", "Resources": {"CPU": 12.0, "GPU": 1.0, "accelerator_type:A100": 1.0}}
     by_hand = from_ray([row | {"Labels": {ACCELERATOR: "A100-80G"}}])
-    assert fit(learners(corrected), wanted(), by_hand, anywhere=False).shortfalls == ()
+    assert place(learners(corrected), wanted(), by_hand, anywhere=False).shortfalls == ()
     assert packed([corrected], ["CPU=12,GPU=1,accelerator=A100-80G"]).shortfalls == ()
     assert packed([corrected], [f"CPU=12,GPU=1,labels.{ACCELERATOR}=A100-80G"]).shortfalls == ()
-    (lost,) = fit(learners(corrected), wanted(), from_ray([row]), anywhere=False).shortfalls
-    assert lost.field == "pools.0.accelerator"
+    (lost,) = place(learners(corrected), wanted(), from_ray([row]), anywhere=False).shortfalls
+    assert lost.field == "pools.0" and ACCELERATOR in lost.reason
 
 
 @pytest.mark.parametrize(
-    ("one", "texts", "field", "reason", "fix"),
+    ("one", "texts", "reason", "fix"),
     [
-        (pool(region="mars"), ["CPU=8,region=eu"], "pools.0.region", "there are: eu", "--labels region=mars"),
+        (pool(region="mars"), ["CPU=8,region=eu"], "the label region = mars; there, region is eu", "region=mars"),
         (
             pool(accelerator="H100"),
             ["CPU=8,GPU=1,accelerator=A100"],
-            "pools.0.accelerator",
-            "has ray.io/accelerator-type = H100; there are: A100",
-            "one of them",
+            "ray.io/accelerator-type = H100; there, ray.io/accelerator-type is A100",
+            "add 1 times CPU=1, ray.io/accelerator-type=H100",
         ),
-        (
-            pool(resources={"GPU": 8}),
-            ["CPU=8,GPU=4,name=big"],
-            "pools.0.resources.GPU",
-            "asks for 8 GPU on one node; the most is 4, on big",
-            "at most 4",
-        ),
-        (pool(resources={"TPU": 4}), ["CPU=8"], "pools.0.resources.TPU", "the most is 0", "add nodes with TPU"),
-        (
-            pool(resources={"CPU": 6, "GPU": 1}),
-            ["CPU=8", "CPU=2,GPU=1"],
-            "pools.0.resources",
-            "no node has CPU=6, GPU=1 together",
-            "add such a node",
-        ),
+        (pool(resources={"GPU": 8}), ["CPU=8,GPU=4"], "none has 8 GPU: the largest has 4", "GPU=8"),
+        (pool(resources={"TPU": 4}), ["CPU=8"], "none has 4 TPU: the largest has 0", "add 1 times TPU=4"),
+        (pool(resources={"CPU": 6, "GPU": 1}), ["CPU=8", "CPU=2,GPU=1"], "none has 6 CPU, 1 GPU together", "GPU=1"),
         (
             pool(count=5, resources={"CPU": 2}),
             ["CPU=8"],
-            "pools.0.learners",
-            "room for 3 of 5; lacking: CPU on 1 of 1 nodes",
-            "pools.0.learners=3, or add CPU=2 for each of 2 more",
+            "room for 3 of 5: of 1 living nodes some have 2 CPU, but others are using them",
+            "add 2 times CPU=2, or set pools.0.learners=3",
         ),
     ],
 )
-def test_who_does_not_fit_is_told_why_and_what_would_help(
-    one: PoolConfig, texts: list[str], field: str, reason: str, fix: str
+def test_a_pool_that_does_not_fit_is_told_why_and_what_would_help(
+    one: PoolConfig, texts: list[str], reason: str, fix: str
 ) -> None:
-    (shortfall,) = packed([one], texts).shortfalls
-    assert (shortfall.who, shortfall.field) == ("a", field)
+    shortfall = packed([one], texts).shortfalls[0]
+    assert (shortfall.who, shortfall.field) == ("a", "pools.0")
     assert reason in shortfall.reason
     assert fix in shortfall.fix
 
 
 def test_a_cluster_without_cpus_has_no_place_for_the_services() -> None:
-    found = fit({}, [Service("syncer", {"CPU": 0.5}, {})], from_text(["GPU=4"]), anywhere=False)
+    found = place({}, [Service("syncer", Shape({"CPU": 0.5}, {}))], from_text(["GPU=4"]), anywhere=False)
     assert [one.who for one in found.shortfalls] == ["syncer"]
 
 
@@ -359,9 +331,9 @@ def test_an_evaluator_with_a_gpu_goes_where_one_is_whatever_the_control_nodes_ar
     nodes = from_text(["name=a,CPU=4,labels.role=control", "name=b,CPU=4,GPU=1"])
     raw = {"name": "r", "pools": [{"name": "a"}], "budget": {"tokens": 1}, "eval": {"resources": {"GPU": 1}}}
     recipe = Recipe.model_validate(raw | {"run": {"control": {"role": "control"}}})
-    found = fit(learners(pool()), services(recipe, anywhere=False), nodes, anywhere=False)
+    found = place(learners(pool()), services(recipe, anywhere=False), nodes, anywhere=False)
     assert (found.services["syncer"], found.services["evaluator"]) == ("a", "b")
-    (lost,) = fit(learners(pool()), services(recipe, anywhere=False), nodes[:1], anywhere=False).shortfalls
+    (lost,) = place(learners(pool()), services(recipe, anywhere=False), nodes[:1], anywhere=False).shortfalls
     assert (lost.who, lost.reason) == (
         "evaluator",
         "1 GPU are asked for, and no node that it may be on has so much left",

@@ -1,4 +1,4 @@
-"""What a long run costs: its log grows with its steps, and nothing else does."""
+"""What keeping a run costs: its log grows with its steps, and nothing else does; commits and checkpoints by hand."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner.sizing.upkeep import CONSTANTS, Upkeep, upkeep
+from orchestrator.planner.sizing.costs import CONSTANTS, Upkeep, storage, upkeep
+from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe
+from outer.protocol.fragments import Fragment, Tensor
 
 ROOT = Path(__file__).resolve().parents[3]
 VALUES = [10**9 // 6] * 24  # bytes of each fragment: 4 GB
@@ -21,7 +23,7 @@ def planned(steps: int = 1000, learners: int = 64, step_s: float | None = 1.0, *
         "pools": [{"name": "p", "learners": learners}],
         "budget": {"syncer_steps": steps},
     }
-    return upkeep(Recipe.model_validate(given | tables), VALUES, steps, step_s, step_s, [1, 2])
+    return upkeep(Recipe.model_validate(given | tables), VALUES, steps, step_s, step_s)
 
 
 def test_the_log_has_so_many_bytes_for_each_step_commit_and_contribution() -> None:
@@ -32,14 +34,13 @@ def test_the_log_has_so_many_bytes_for_each_step_commit_and_contribution() -> No
     assert planned(step_s=None).log_day_bytes is None
 
 
-def test_no_time_and_no_memory_depends_on_the_age_of_the_run() -> None:
+def test_no_time_depends_on_the_age_of_the_run() -> None:
     young, old = planned(steps=10**5), planned(steps=10**7)
     assert (young.failover_s, young.failover_silent_s, young.end_s) == (
         old.failover_s,
         old.failover_silent_s,
         old.end_s,
     )
-    assert (young.syncer_bytes, young.orchestrator_bytes) == (old.syncer_bytes, old.orchestrator_bytes) == (1, 2)
     assert old.check_core_s == pytest.approx(100 * young.check_core_s), "it reads the whole log"
     assert planned(steps=10).end_s < young.end_s, "a short run has a shorter tail"
 
@@ -54,3 +55,20 @@ def test_each_constant_names_a_benchmark_that_is_there_or_says_that_it_is_assume
     sources = {constant.source for constant in CONSTANTS.values()}
     assert "benchmarks/failover.py" in sources
     assert [source for source in sources if source != "assumed" and not (ROOT / source).exists()] == []
+
+
+def test_a_commit_is_parameters_and_outer_state_and_a_round_writes_all_of_them_once() -> None:
+    """Two fragments of 100 and 300 elements with momentum, H = 4, half a second a step, three learners."""
+    fragments = tuple(Fragment(i, (Tensor(f"t{i}", (n,), "float32"),)) for i, n in enumerate((100, 300)))
+    shapes = Shapes(fragments, 1600, 3200, (400, 1200), {"p": 8})
+    raw = {"name": "run", "sync": {"H": 4, "P": 2}, "pools": [{"name": "p", "learners": 3}], "budget": {"tokens": 1}}
+    of = [Recipe.model_validate(raw | {"durability": {"mode": mode, "every_s": 100.0, "keep": 2}})
+          for mode in ("journal", "checkpoint")]  # fmt: skip
+    cost, without = (storage(recipe, shapes, 0.5) for recipe in of)
+    assert (cost.commit_bytes, cost.journal_per_second_bytes) == (1600.0, 3200 / 2.0)
+    assert cost.journal_bytes == 3200 + 32 * 1600
+    assert (without.commit_bytes, without.journal_per_second_bytes, without.journal_bytes) == (0.0, 0.0, 0)
+    assert cost.checkpoint_bytes == without.checkpoint_bytes == 3200 + 3 * (1600 + 3200 + 1600)
+    assert cost.checkpoint_per_second_bytes == cost.checkpoint_bytes / 100.0
+    assert cost.checkpoints_bytes == 3 * cost.checkpoint_bytes
+    assert storage(of[0], shapes, None).journal_per_second_bytes is None, "not guessed"

@@ -1,0 +1,115 @@
+"""Makes the plan of a recipe. A pure function of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from orchestrator.planner.checks import checked
+from orchestrator.planner.forecast import forecast
+from orchestrator.planner.plan import Pace, Plan, PlanContext
+from orchestrator.planner.sizing import capacity, links, memory
+from orchestrator.planner.sizing.costs import cost, storage, upkeep, value_bytes
+from orchestrator.planner.sizing.fault_tolerance import expected, fault_outcomes
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.planner.sizing.traffic import table, traffic
+from orchestrator.planner.sizing.units import unit_step_s
+from orchestrator.recipe.config import PoolConfig, Recipe
+from orchestrator.recipe.problems import Problem
+
+
+def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Problem] = ()) -> Plan:
+    """The plan of a resolved recipe. `busy`: warnings about the nodes, which the caller found."""
+    context = _completed(context, recipe)
+    wanted, grown = capacity.services(recipe, context.local, context.syncer_region), _grown(recipe)
+    placement = capacity.place(recipe.learners, wanted, context.nodes, context.local)
+    regions, pace = _regions(recipe, context, placement), _pace(recipe, shapes, context.step_s)
+    rows, hub_node = table(shapes.fragments, recipe.sync), placement.services.get("syncer")
+    moved = traffic(
+        rows,
+        recipe.sync,
+        {name: regions[name] for name in recipe.learners},
+        regions.get("syncer", context.syncer_region),
+        pace.syncer_steps,
+        shapes.parameter_bytes,
+        shapes.inner_state_bytes,
+        pace.step_s,
+    )
+    hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or links.home(recipe)
+    aged = upkeep(recipe, value_bytes(shapes), pace.syncer_steps, pace.step_s, context.step_s)
+    losses = expected(recipe)
+    foreseen = forecast(recipe, shapes, context.step_s, hub) if context.forecast else None
+    whole = foreseen if foreseen is not None and foreseen.whole else None
+    committed = None if whole is None else whole.committed
+    with_quorum = 1.0 - losses.below_quorum
+    run_s = pace.run_s / with_quorum if pace.run_s and with_quorum and recipe.budget.syncer_steps is not None else None
+    if whole is not None and not whole.step_is_assumed:
+        run_s = whole.run_s
+    run_tokens = recipe.budget.tokens or pace.syncer_steps * pace.step_tokens
+    plan = Plan(
+        recipe=recipe,
+        context=context,
+        shapes=shapes,
+        fragments=rows,
+        placement=placement,
+        at_max=capacity.place(grown, wanted, context.nodes, context.local) if grown else None,
+        regions=regions,
+        pace=pace,
+        traffic=moved,
+        storage=storage(recipe, shapes, pace.step_s),
+        upkeep=aged,
+        memory=memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools]),
+        loads=(
+            *links.of_regions(recipe, moved, hub, pace.step_s),
+            *links.of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
+        ),
+        expected=losses,
+        fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s, aged.failover_s),
+        forecast=foreseen,
+        cost=cost(recipe, shapes.step_tokens, context.step_s, run_tokens, committed, run_s),
+    )
+    return checked(plan, busy)
+
+
+def _completed(context: PlanContext, recipe: Recipe) -> PlanContext:
+    """The context, completed from the recipe's `fleet`. A local node has no region."""
+    region = context.syncer_region or (None if context.local else recipe.fleet.syncer_region)
+    return replace(context, step_s=context.step_s or recipe.fleet.step_s, syncer_region=region)
+
+
+def _grown(recipe: Recipe) -> dict[str, PoolConfig]:
+    """Every learner by name with the pools at their `max`; empty where none says that it may grow."""
+    pools = [pool.model_copy(update={"learners": pool.max or pool.learners}) for pool in recipe.pools]
+    found = {name: pool for pool in pools for name in pool.names(pool.learners)}
+    return found if len(found) > len(recipe.learners) else {}
+
+
+def _regions(recipe: Recipe, context: PlanContext, placement: capacity.Placement) -> dict[str, str | None]:
+    """Where each learner and service is: by its node, else, for a learner without one, where its pool wants it."""
+    if context.local:
+        return dict.fromkeys([*recipe.learners, "syncer"])
+    of_node = {node.name: node.region for node in context.nodes}
+    found = {name: pool.region for name, pool in recipe.learners.items()}
+    found |= {name: of_node[places[0]] for name, places in placement.learners.items()}
+    return found | {name: of_node[node] for name, node in placement.services.items()}
+
+
+def _pace(recipe: Recipe, shapes: Shapes, step_s: float | None) -> Pace:
+    step_tokens = sum(shapes.step_tokens[pool.name] for pool in recipe.learners.values())
+    steps = recipe.budget.syncer_steps
+    if steps is None:
+        assert recipe.budget.tokens is not None
+        steps = max(1, -(-recipe.budget.tokens // step_tokens))
+    takes_s = [unit_step_s(recipe, pool, step_s) for pool in recipe.learners.values()]
+    known_s = [seconds for seconds in takes_s if seconds is not None]
+    # The syncer's clock is the median learner's step.
+    syncer_s = median(known_s) if len(known_s) == len(takes_s) else None
+    return Pace(
+        syncer_steps=steps,
+        rounds=steps / recipe.sync.round_steps,
+        step_tokens=step_tokens,
+        learner_tokens={pool.name: steps * shapes.step_tokens[pool.name] for pool in recipe.pools},
+        step_s=syncer_s,
+        run_s=None if syncer_s is None else steps * syncer_s,
+    )
