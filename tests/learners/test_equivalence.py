@@ -50,7 +50,9 @@ def with_fragment(task, fragment, params, theta):
     return jax.tree.unflatten(jax.tree.structure(params), list(leaves.values()))
 
 
-@pytest.mark.parametrize(("fragments_count", "round_steps", "overlap"), [(6, 6, 2), (4, 4, 0), (3, 7, 3)])
+@pytest.mark.parametrize(
+    ("fragments_count", "round_steps", "overlap"), [pytest.param(6, 6, 2, marks=pytest.mark.full), (4, 4, 0), (3, 7, 3)]
+)
 def test_strict_overlap_with_everyone_is_synchronous_streaming_diloco_to_the_bit(
     task, fragments_count, round_steps, overlap
 ):

@@ -1,17 +1,15 @@
-"""One Ray and one compilation cache for the whole session; every test is a run of its own in it.
+"""One Ray and one compilation cache for the whole session. Many claims are asserted over the folder of one run.
 
 What is not under test has generous deadlines: a learner on a busy machine may be silent or starting for long.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chaos.actor import start
-from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
@@ -20,6 +18,7 @@ from orchestrator.runtime.launch import local_cluster, start_and_wait
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.store.run_store import RunStore
+from tests.runtime.results import Result
 
 LEARNERS = 3
 
@@ -47,20 +46,6 @@ def recipe(name: str, corpus: str, **sections: Any) -> Recipe:
     for section, table in sections.items():
         tables[section] = tables[section] | table if isinstance(tables.get(section), dict) else table
     return resolve(Recipe.model_validate(tables))
-
-
-@dataclass(frozen=True)
-class Result:
-    summary: dict[str, Any]
-    events: list[Event]
-    folder: Path
-    seed: int
-
-    def facts(self, kind: type[Any]) -> list[Any]:
-        return [event.fact for event in self.events if isinstance(event.fact, kind)]
-
-    def of(self, kind: type[Any]) -> list[Event]:
-        return [event for event in self.events if isinstance(event.fact, kind)]
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +87,10 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
         store.write_text(RECIPE_FILE, dump(wanted))
         place, failed = RunPlacement(namespace(name), cores), []
 
+        statuses: list[Mapping[str, Any]] = []
+
         def guarded(status: Mapping[str, Any]) -> None:
+            statuses.append(status)
             try:
                 if not failed:
                     on_status(status)
@@ -113,6 +101,6 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
         summary = start_and_wait(wanted, store, place, start, guarded, detach=False)
         if failed:
             raise failed[0]
-        return Result(summary, read_run(store.root), store.root, wanted.seed)
+        return Result(summary, read_run(store.root), store.root, wanted.seed, statuses)
 
     return run_recipe

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,11 @@ from typing import Any
 import ray
 
 from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected
 from orchestrator.eventlog.reader import read_run
 from orchestrator.store.run_store import RunStore
 from tests.runtime.conftest import LEARNERS, namespace
+from tests.runtime.results import STOPPED
 
 Status = Mapping[str, Any]
 FOREVER = {"syncer_steps": 1_000_000}  # the script ends the run
@@ -34,7 +35,7 @@ class Script:
             self._left.pop(0)[1](status)
 
     def _stop(self, status: Status) -> None:
-        self._store.write_json("stop", {"reason": "the script is over"})
+        self._store.write_json("stop", {"reason": STOPPED})
 
 
 def nothing(status: Status) -> None:
@@ -57,21 +58,26 @@ def said(folder: Path, holds: Callable[[Event], bool]) -> Callable[[Status], boo
     return lambda status: any(map(holds, read_run(folder)))
 
 
-class Later:
-    """So many seconds have passed since the first look, and that many syncer steps were made after these seconds."""
+def more(syncer_steps: int) -> Callable[[Status], bool]:
+    """So many more syncer steps than at the first look."""
+    enough: list[int] = []
 
-    def __init__(self, seconds: float, syncer_steps: int) -> None:
-        self._seconds, self._steps = seconds, syncer_steps
-        self._until: float | None = None
-        self._enough: int | None = None
+    def look(status: Status) -> bool:
+        enough.append(status["run"]["syncer_step"] + syncer_steps)
+        return bool(status["run"]["syncer_step"] >= enough[0])
 
-    def __call__(self, status: Status) -> bool:
-        step: int = status["run"]["syncer_step"]
-        if self._until is None:
-            self._until = time.monotonic() + self._seconds
-        if self._enough is None and time.monotonic() >= self._until:
-            self._enough = step + self._steps
-        return self._enough is not None and step >= self._enough
+    return look
+
+
+def healed(folder: Path, kind: str) -> Callable[[Status], bool]:
+    """The log says that the fault of this kind has ended."""
+
+    def look(status: Status) -> bool:
+        events = read_run(folder)
+        struck = {e.fact.fault for e in events if isinstance(e.fact, FaultInjected) and e.fact.fault_kind == kind}
+        return any(isinstance(event.fact, FaultHealed) and event.fact.fault in struck for event in events)
+
+    return look
 
 
 def inject(

@@ -19,7 +19,11 @@ from orchestrator.store.run_store import RunStore
 from orchestrator.study.seed_run import SeedRun
 from tests.runtime.conftest import namespace, recipe
 
-pytestmark = [pytest.mark.runtime, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of Ray Data
+pytestmark = [
+    pytest.mark.runtime,
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Ray Data
+]
 STEPS = 30
 
 
@@ -80,7 +84,6 @@ def test_its_folder_says_what_was_done_and_holds_the_model(by_ray_train: tuple[P
     assert of_run(RunStore(folder)).tensors.keys()
 
 
-@pytest.mark.full
 def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(ray_cluster: Any, corpus: str, tmp_path: Path) -> None:
     """Paced, so that checkpoints come before the end; the losses after it are those of a run without a fault."""
     kill = AfterCheckpoint(tmp_path / "run")

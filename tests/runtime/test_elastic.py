@@ -11,9 +11,8 @@ from orchestrator.eventlog.facts import LearnerLost, PoolScaled
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import DrainStarted, LearnerFenced
-from tests.runtime.replayed import assert_bit_equal
+from tests.runtime.results import assert_bit_equal, assert_kept
 from tests.runtime.script import FOREVER
-from tests.runtime.test_runs import assert_kept, participants
 
 pytestmark = [pytest.mark.runtime, pytest.mark.full]
 
@@ -71,7 +70,7 @@ def test_a_pool_grows_with_learners_that_start_from_a_peers_state(elastic):
     assert (first.learners, first.added, first.removed) == (4, NEWCOMERS, ())
     joined = [event.fact.source for event in elastic.of(StateReceived) if event.writer in NEWCOMERS]
     assert joined == ["peer", "peer"]
-    assert {(name, 1) for name in NEWCOMERS} <= participants(elastic)
+    assert {(name, 1) for name in NEWCOMERS} <= elastic.participants()
 
 
 def test_a_pool_shrinks_by_learners_that_leave_without_a_loss(elastic):
@@ -81,7 +80,7 @@ def test_a_pool_shrinks_by_learners_that_leave_without_a_loss(elastic):
     assert set(NEWCOMERS) <= set(left)
     assert_nothing_lost(elastic, *NEWCOMERS)
     gone_at = max(left[name] for name in NEWCOMERS)
-    assert {name for name, _ in participants(elastic, after=gone_at)} == {"learner-t-0", "learner-t-1"}
+    assert {name for name, _ in elastic.participants(after=gone_at)} == {"learner-t-0", "learner-t-1"}
 
 
 def test_a_learner_whose_process_is_told_to_end_leaves_in_order_and_another_comes(elastic):
@@ -89,7 +88,7 @@ def test_a_learner_whose_process_is_told_to_end_leaves_in_order_and_another_come
     assert ("learner-t-1", 1) in drains
     assert ("learner-t-1", 1, "drained") in {(f.learner, f.incarnation, f.reason) for f in elastic.facts(LearnerFenced)}
     assert_nothing_lost(elastic, "learner-t-1")
-    assert ("learner-t-1", 2) in participants(elastic)
+    assert ("learner-t-1", 2) in elastic.participants()
 
 
 def test_a_run_whose_learners_come_and_go_is_computed_again_to_the_bit(elastic):

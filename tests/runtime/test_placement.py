@@ -21,7 +21,7 @@ from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import ENDING
 from tests.waiting import DEADLINE_S
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
 
 ROOT = Path(__file__).parents[2]
 TYPE, POD = "ray.io/accelerator-type", "ray.io/tpu-pod-type"

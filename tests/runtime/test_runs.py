@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from learners.protocol.facts import Adopted, Donated, LoopFailed, StateReceived, StepFinished
+from learners.protocol.facts import Adopted, Donated, LoopFailed, PhaseEntered, StateReceived, StepFinished
 from orchestrator.checkers.suite import check_run
 from orchestrator.cli.app import build
-from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, LearnerLost, LearnerStarted
+from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, LearnerLost, LearnerStarted, RunStarted
 from orchestrator.eventlog.reader import read_run
 from outer.numeric import codec
 from outer.protocol.facts import (
@@ -24,91 +24,70 @@ from outer.protocol.facts import (
     SpanReturned,
     SyncerStarted,
 )
-from tests.runtime.replayed import assert_bit_equal
-from tests.runtime.script import BY_HAND, FOREVER, Later, Script, all_step, inject, kill, nothing
+from tests.runtime.conftest import LEARNERS
+from tests.runtime.results import assert_bit_equal, assert_kept
+from tests.runtime.script import BY_HAND, FOREVER, Script, all_step, healed, inject, kill, more, nothing
 
 pytestmark = pytest.mark.runtime
+LEARNERS_ALL = {f"learner-t-{index}" for index in range(LEARNERS)}
 
 
-def assert_kept(result, state="finished"):
-    """No check fails, the run came to the end that it should, and the accounts of tokens are exact.
-
-    `state`: `finished` by its budget, or `stopped` by its script.
-    """
-    assert [check for check in result.summary["checks"] if check["status"] not in ("pass", "idle")] == []
-    assert (result.summary["state"], result.summary["ok"]) == (state, state == "finished"), result.summary["reason"]
-    assert state == "finished" or result.summary["reason"] == "the script is over"
-    tokens = result.summary["tokens"]
-    assert tokens["processed"] == tokens["committed"] + tokens["in_flight"] + sum(tokens["discarded"].values())
-    assert tokens["processed"] == sum(fact.tokens for fact in result.facts(StepFinished))
-    assert tokens["in_flight"] == 0
+# ------------------------------------------------------------------ without faults
 
 
-def participants(result, after=float("-inf")):
-    """(learner, incarnation) of everything merged after a moment."""
-    return {
-        (each.learner, each.incarnation)
-        for event in result.of(Committed)
-        if event.at > after
-        for each in event.fact.participants
-    }
-
-
-def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(run, corpus):
-    statuses = []
+@pytest.fixture(scope="module")
+def plain(run, corpus):
+    """All learners are in one region, whose node has two cores."""
     asked = {"every": 20, "sets": [{"name": "again", "path": corpus}], "batch_size": 3}
-    result = run("plain", statuses.append, budget={"syncer_steps": 80}, eval=asked)
-    assert_kept(result)
+    pools = [{"name": "t", "learners": LEARNERS, "batch_size": 2, "slowdown": 20.0, "region": "eu"}]
+    return run("plain", cores=2, pools=pools, budget={"syncer_steps": 80}, eval=asked)
 
-    assert result.summary["eval_loss"] < result.summary["initial_eval_loss"]
-    assert result.facts(LearnerLost) == []
-    assert result.summary["faults"] == []
-    assert result.summary["rounds_per_fragment"] == 20
-    assert sum(result.summary["goodput_categories"].values()) == pytest.approx(1.0, abs=0.01)
-    assert result.summary["goodput_categories"]["unattributed"] <= 0.01
-    assert min(result.summary["participation"]["by_learner"].values()) > 0.5
-    assert {row["name"] for row in statuses[-1]["learners"]} == {f"learner-t-{i}" for i in range(3)}
-    assert statuses[-1]["run"]["state"] == "finished"
-    assert json.loads((result.folder / "summary.json").read_text()) == result.summary
-    sealed = [verdict for verdict in check_run(result.folder) if verdict.name.startswith("log.")]
+
+def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(plain):
+    assert_kept(plain)
+    assert plain.summary["eval_loss"] < plain.summary["initial_eval_loss"]
+    assert plain.facts(LearnerLost) == []
+    assert plain.summary["faults"] == []
+    assert plain.summary["rounds_per_fragment"] == 20
+    assert sum(plain.summary["goodput_categories"].values()) == pytest.approx(1.0, abs=0.01)
+    assert plain.summary["goodput_categories"]["unattributed"] <= 0.01
+    assert min(plain.summary["participation"]["by_learner"].values()) > 0.5
+    assert {row["name"] for row in plain.statuses[-1]["learners"]} == LEARNERS_ALL
+    assert plain.statuses[-1]["run"]["state"] == "finished"
+    assert json.loads((plain.folder / "summary.json").read_text()) == plain.summary
+    sealed = [verdict for verdict in check_run(plain.folder) if verdict.name.startswith("log.")]
     assert [verdict for verdict in sealed if verdict.status != "pass"] == [], "nobody wrote behind the seal"
 
-    evaluated = result.facts(Evaluated)
-    assert evaluated[-1].metrics == {"again/loss": evaluated[-1].loss}, "the same text under another name"
-    told = CliRunner().invoke(build(), ["evaluate", str(result.folder), "--json"])
-    own, again = json.loads(told.stdout)
-    assert own["loss"] == again["loss"] == pytest.approx(evaluated[-1].loss, rel=1e-5), (
-        "the files say what the log does"
-    )
 
-    manifest = json.loads((result.folder / "final" / "manifest.json").read_text())["tensors"]
-    newest = {commit.fragment: commit.digest for commit in result.facts(Committed)}
-    with np.load(result.folder / "final" / "parameters.npz", allow_pickle=False) as arrays:
+def test_the_log_names_the_sources_that_made_it_and_every_learners_phases(plain):
+    (begun,) = plain.facts(RunStarted)
+    assert len(begun.versions["code"]) == 16
+    assert {event.writer for event in plain.of(PhaseEntered)} == LEARNERS_ALL
+
+
+def test_the_files_say_what_the_log_does(plain):
+    evaluated = plain.facts(Evaluated)
+    assert evaluated[-1].metrics == {"again/loss": evaluated[-1].loss}, "the same text under another name"
+    told = CliRunner().invoke(build(), ["evaluate", str(plain.folder), "--json"])
+    own, again = json.loads(told.stdout)
+    assert own["loss"] == again["loss"] == pytest.approx(evaluated[-1].loss, rel=1e-5)
+
+    manifest = json.loads((plain.folder / "final" / "manifest.json").read_text())["tensors"]
+    newest = {commit.fragment: commit.digest for commit in plain.facts(Committed)}
+    with np.load(plain.folder / "final" / "parameters.npz", allow_pickle=False) as arrays:
         for fragment, digest in newest.items():
             names = [name for name, about in manifest.items() if about["fragment"] == fragment]
             flat = b"".join(arrays[name].tobytes() for name in names)
             assert codec.digest(np.frombuffer(flat, np.uint8)) == digest, "final/ holds what was committed last"
 
 
-def test_a_version_leaves_the_syncer_once_for_a_region_though_the_learner_that_fetched_it_dies(run, tmp_path_factory):
+def test_a_version_leaves_the_syncer_once_for_a_region(plain):
     """Without relays each of the three learners would fetch every version."""
-    folder, name, statuses = tmp_path_factory.mktemp("relayed"), "relayed", []
-    script = Script(
-        folder,
-        (all_step(syncer_step=20), inject(name, "kill", "learner-t-1")),
-        (all_step(1, 2, 1), nothing),
-        (Later(0.0, 40), nothing),
-    )
+    sent = max(status["syncer"]["sent_bytes"].get("eu", 0) for status in plain.statuses)
+    assert 0 < sent < 0.6 * plain.summary["wire_bytes"]["down"]
 
-    def look(status):
-        statuses.append(status)
-        script(status)
 
-    pools = [{"name": "t", "learners": 3, "batch_size": 2, "slowdown": 20.0, "region": "eu"}]
-    result = run(name, look, folder, cores=2, pools=pools, sync={"quorum": 1}, budget=FOREVER, chaos=BY_HAND)
-    assert_kept(result, "stopped")
-    sent = max(status["syncer"]["sent_bytes"].get("eu", 0) for status in statuses)
-    assert 0 < sent < 0.6 * result.summary["wire_bytes"]["down"]
+# ------------------------------------------------------------------ a kill and a freeze
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +98,16 @@ def struck(run, tmp_path_factory):
         folder,
         (all_step(syncer_step=20), inject(name, "kill", "learner-t-1")),
         (all_step(1, 2, 1), nothing),
-        (Later(0.0, 20), inject(name, "freeze", "learner-t-2", duration_s=12.0)),
-        (Later(12.0, 20), nothing),
+        (more(20), inject(name, "freeze", "learner-t-2", duration_s=12.0)),
+        (healed(folder, "freeze"), nothing),
         (all_step(1, 2, 1), nothing),
-        (Later(0.0, 20), nothing),
+        (more(20), nothing),
     )
-    result = run(name, script, folder, sync={"quorum": 1}, budget=FOREVER, chaos=BY_HAND)
-    assert_kept(result, "stopped")
-    return result
+    return run(name, script, folder, sync={"quorum": 1}, budget=FOREVER, chaos=BY_HAND)
+
+
+def test_a_run_with_a_kill_and_a_freeze_passes_every_check(struck):
+    assert_kept(struck, "stopped")
 
 
 def test_a_killed_learner_is_found_out_at_once_and_contributes_again_with_a_peers_moments(struck):
@@ -134,7 +115,7 @@ def test_a_killed_learner_is_found_out_at_once_and_contributes_again_with_a_peer
     (lost,) = struck.of(LearnerLost)
     assert lost.fact.learner == injected.fact.target == "learner-t-1"
     assert lost.fact.cause == "died", "its process is watched: nobody waits for its lease"
-    assert ("learner-t-1", 2) in participants(struck, after=injected.at)
+    assert ("learner-t-1", 2) in struck.participants(after=injected.at)
     (fault,) = [row for row in struck.summary["faults"] if row["kind"] == "kill"]
     assert fault["injected"]
     assert fault["recovery_s"] is not None
@@ -165,7 +146,7 @@ def test_a_freeze_past_the_lease_excludes_a_learner_that_then_goes_on_as_the_sam
         for name in (each.learner for each in event.fact.participants)
     }
     assert while_out == {"learner-t-0", "learner-t-1"}, "the others go on without it"
-    assert ("learner-t-2", 1) in participants(struck, after=renewed.at)
+    assert ("learner-t-2", 1) in struck.participants(after=renewed.at)
     assert [fact.learner for fact in struck.facts(LearnerLost)] == ["learner-t-1"]
 
 
@@ -174,6 +155,9 @@ def test_a_run_with_a_kill_and_a_freeze_is_computed_again_to_the_bit(struck):
     assert told["equal"]["commit"] == struck.summary["commits"]
     assert told["equal"]["contribution"] == sum(len(fact.participants) for fact in struck.facts(Committed))
     assert told["equal"]["state"] >= 1, "the killed learner came back from a peer's state"
+
+
+# ------------------------------------------------------------------ more deaths
 
 
 @pytest.mark.full
@@ -219,6 +203,7 @@ def test_all_but_one_killed_from_outside_below_quorum_nothing_commits_until_one_
     assert len(steps_alone(result.events)) > 10, "the survivor steps on below quorum"
 
 
+@pytest.mark.full
 def test_all_learners_killed_at_once_the_run_goes_on_from_the_same_versions(run):
     struck = []
 
@@ -251,7 +236,7 @@ def test_a_learner_frozen_for_too_long_is_ended_and_restarted(run):
     assert_kept(result)
     (lost,) = result.facts(LearnerLost)
     assert (lost.learner, lost.cause) == ("learner-t-0", "lease_expired")
-    assert ("learner-t-0", 2) in participants(result)
+    assert ("learner-t-0", 2) in result.participants()
 
 
 @pytest.mark.full
@@ -268,4 +253,4 @@ def test_a_training_loop_that_raises_is_recorded_with_its_traceback_and_restarte
     (lost,) = result.facts(LearnerLost)
     assert lost.cause == "failed"
     assert "this sample cannot be learned" in lost.detail
-    assert (lost.learner, 2) in participants(result)
+    assert (lost.learner, 2) in result.participants()

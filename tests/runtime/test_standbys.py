@@ -8,9 +8,8 @@ import ray
 
 from orchestrator.eventlog.facts import LearnerLost, OrchestratorFollowed
 from tests.runtime.conftest import namespace
-from tests.runtime.replayed import assert_bit_equal
+from tests.runtime.results import assert_bit_equal, assert_kept
 from tests.runtime.script import FOREVER, Script, kill, stepping
-from tests.runtime.test_runs import assert_kept, participants
 
 pytestmark = [pytest.mark.runtime, pytest.mark.full]
 
@@ -73,7 +72,7 @@ def test_a_run_with_standbys_passes_every_check_and_is_computed_again_to_the_bit
     result, _, _ = stood_in
     assert_kept(result, "stopped")
     assert [fact.incarnation for fact in result.facts(LearnerLost) if fact.learner == A] == [1, 2, 3, 4]
-    assert {(A, 1), (A, 3), (A, 4)} <= participants(result), "2 may die before it is in a commit"
+    assert {(A, 1), (A, 3), (A, 4)} <= result.participants(), "2 may die before it is in a commit"
     assert_bit_equal(result.folder)
 
 

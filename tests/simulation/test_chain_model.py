@@ -74,7 +74,9 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", [pytest.param(name, marks=pytest.mark.full) if name == "two learners" else name for name in WORLDS]
+)
 def test_nothing_acknowledged_is_lost_in_silence_and_nobody_is_silenced(world: str) -> None:
     states, fault = next(faults(WORLDS[world]))
     assert not fault

@@ -18,7 +18,7 @@ CUT_AT_S, CUT_S = 60.0, 600.0
 HEALED_S = CUT_AT_S + CUT_S
 
 
-@pytest.mark.parametrize("adopt", ["overwrite", "rebase"])
+@pytest.mark.parametrize("adopt", ["overwrite", pytest.param("rebase", marks=pytest.mark.full)])
 def test_a_learner_that_is_cut_off_for_ten_minutes_steps_on_and_is_the_same_incarnation_afterwards(adopt: str) -> None:
     options = draw(1, "calm", syncer_steps=3600, P=2, H=4, tau=1, grace=0.0, adopt=adopt)
     cut = Fault(CUT_AT_S, "cut_two_way", "a", CUT_S, 1.0)

@@ -29,13 +29,14 @@ def struck(kind: str, runs: int, steps: int) -> list[Outcome]:
     return found
 
 
+@pytest.mark.parametrize("runs", [10, pytest.param(100, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", ["tail_lost", "zombie"])
-def test_a_hundred_times_nobody_is_silenced_and_every_lost_fact_is_named(kind: str) -> None:
+def test_nobody_is_silenced_and_every_lost_fact_is_named(kind: str, runs: int) -> None:
     """The checks `facts.*` and `bounds.silent` are among those that hold."""
-    outcomes = struck(kind, 100, SHORT)
+    outcomes = struck(kind, runs, SHORT)
     assert [violation for outcome in outcomes for violation in outcome.violations] == []
     named = sum(outcome.facts.get("FactsLost", 0) > 0 for outcome in outcomes)
-    assert named > 50 if kind == "tail_lost" else named == 0
+    assert named > runs // 2 if kind == "tail_lost" else named == 0
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 import learners.protocol.adoption
-import learners.protocol.staged_reads
-import outer.protocol.members
 import outer.protocol.open_step
-import outer.protocol.reads.requests
-import outer.protocol.recovery
-import outer.protocol.sample_spans
-import outer.protocol.sessions
-import outer.protocol.syncer
 from chaos.simulation.cluster import Outcome, play
 from chaos.simulation.profile import Fault, draw
 from outer.protocol.syncer import Syncer

@@ -235,6 +235,7 @@ def test_a_step_whose_bits_differ_is_named_with_the_setting_that_mends_it(
     assert finding.status == status and fix in finding.fix
 
 
+@pytest.mark.full
 def test_the_first_burn_in_of_a_hardware_kind_is_the_reference_of_the_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

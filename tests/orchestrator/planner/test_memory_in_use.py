@@ -104,6 +104,7 @@ print(json.dumps(held - before))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap is another one")
 @pytest.mark.parametrize(("process", "does"), [("learner-large", LEARNER), ("syncer", SYNCER)])
 def test_a_process_holds_what_plan_says(process: str, does: str) -> None:

@@ -243,11 +243,21 @@ def large(count: int, codec: str, seed: int = 3) -> tuple[Fragment, Vector, list
     return fragment, base, [encode(codec, theta.astype(np.float32), base) for theta in moved]
 
 
+FULL = pytest.mark.full
+KINDS = [
+    *product(["tensor", "row", "fragment"], [2, 3, 7, 8, 9, 21], ["fp32", "bf16"]),
+    *product(["tensor", "row", "fragment"], [2, 7, 9], sorted({*NAMES} - {"fp32", "bf16"})),
+]
+
+
 @pytest.mark.parametrize(
-    ("codec", "count"),
-    [*product(["fp32", "bf16"], [2, 3, 7, 8, 9, 21]), *product(sorted({*NAMES} - {"fp32", "bf16"}), [2, 7, 9])],
+    ("granularity", "count", "codec"),
+    # Of every codec and of every granularity one in `make test`, all others in `make test-all`.
+    [
+        pytest.param(*kind, marks=() if (kind[0] == "tensor" and kind[1] == 7) or kind[1:] == (9, "fp32") else FULL)
+        for kind in KINDS
+    ],
 )
-@pytest.mark.parametrize("granularity", ["tensor", "row", "fragment"])
 def test_large_fragments_merge_as_the_plain_implementation_and_to_the_bit_in_any_number_of_threads(
     granularity: str, count: int, codec: str
 ) -> None:
