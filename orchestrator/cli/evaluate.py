@@ -25,6 +25,7 @@ from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.permission import recipe_of_parameters
 from orchestrator.recipe.config import EvalConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import parse
 from orchestrator.store.readers import located, recipe_of
 from orchestrator.store.run_store import RunStore
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from orchestrator.store.export import Model
 
 ALL = "all"
+# A recipe for its [eval] alone, where parameters come from a file.
+_AROUND: dict[str, Any] = {"name": "file", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}}
 OWN = "held-out"
 
 
@@ -45,10 +48,10 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="Also on the held-out part of other text, or of a prepared folder."),
     ] = None,
-    sequences: Annotated[
-        int | None, typer.Option(min=1, help="Held-out samples of each set [the run's eval.sequences, or 256].")
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of [eval], e.g. eval.sequences=4096."),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 32,
     task: Annotated[
         str | None,
         typer.Option(metavar="FACTORY", help="The parameters' task, if it is not built in: allows its code to run."),
@@ -63,7 +66,7 @@ def evaluate(
             raise InputError([Problem("--checkpoint", checkpoint, "belongs to a run", "leave out one of the two")])
         with apart(as_json):
             rows = [
-                *_rows(None if from_ is not None else located(run), from_, checkpoint, on or [], sequences, batch, task)
+                *_rows(None if from_ is not None else located(run), from_, checkpoint, on or [], overrides or [], task)
             ]
         if as_json:
             typer.echo(json.dumps(rows))
@@ -76,8 +79,7 @@ def _rows(
     file: Path | None,
     checkpoint: str | None,
     on: list[str],
-    sequences: int | None,
-    batch: int,
+    overrides: list[str],
     allowed: str | None,
 ) -> Iterator[dict[str, Any]]:
     """A row for each model and set. Raises InputError."""
@@ -86,8 +88,9 @@ def _rows(
     from learners.training.evaluator import Measurement
     from learners.training.task import loss_unit
 
-    asked = EvalConfig() if store is None else recipe_of(store).eval
-    count = sequences or asked.sequences
+    base = _AROUND if store is None else recipe_of(store).canonical()
+    asked = parse(base, overrides).eval
+    count = asked.sequences
     with Progress(console=Console(stderr=True), transient=True) as bar:
         sets: list[tuple[str, Measurement]] = []
         for name, model in _models(store, file, checkpoint):
@@ -102,7 +105,7 @@ def _rows(
                 params = tree.parameters(
                     task, model.tensors, model.task["seed"], model.warm_start, measurement.shardings
                 )
-                found = measurement.means(params, count, batch, partial(_show, bar, line))
+                found = measurement.means(params, count, asked.batch_size, partial(_show, bar, line))
                 yield {
                     "parameters": name,
                     "syncer_step": int(model.metadata["syncer_step"]),

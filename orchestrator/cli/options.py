@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-Name = Annotated[str | None, typer.Option("--name", help="The run's name; its store is runs/NAME.")]
 NewName = Annotated[str | None, typer.Option("--name", help="The run's name, instead of the recipe's.")]
 Overrides = Annotated[
     list[str] | None,

@@ -203,49 +203,7 @@ def _remove(table: Any, path: Sequence[str]) -> bool:
 
 # ------------------------------------------------------------------ writing one's own
 
-_TEMPLATE = """\
-# A run of Decoupled DiLoCo. What is left out has its default; unknown keys are refused.
-# Any value can be changed for one run: diloco run THIS-FILE --set sync.quorum=3
-name = "{name}"
-seed = 0                        # of initial parameters, the order of the data, and chaos
-task = "learners.training.models.language:ByteLanguageModel"   # package.module:factory; bring your own
-
-[model]                         # arguments of the task's factory
-layers = 3
-width = 96
-
-[data]                          # without `path`: the sources of Python's standard library
-sequence_length = 96            # tokens (bytes) per sample
-
-[inner]                         # each learner's own optimizer: any of optax, by name
-optimizer = "adamw"
-lr = 3e-3                       # peak; follows the run's progress, not the learner's step count
-
-[sync]                          # how fragments are exchanged
-P = 12                          # fragments the model is dealt into
-H = 12                          # syncer steps in which every fragment is synced once
-tau = 2                         # steps a fragment may be in flight
-quorum = 2                      # K: without this many learners nothing commits
-
-[outer]                         # the syncer's optimizer, applied to the merged outer gradient
-optimizer = "sgd"
-lr = 0.7
-momentum = 0.5                  # Nesterov
-merge = "rda"                   # radial-directional averaging; or "avg", "median", "clip"
-
-[[pools]]                       # learner units of one kind in one place; repeat for further ones
-name = "local"                  # learners are called learner-local-0, learner-local-1, ...
-learners = 4
-batch_size = 8                  # samples per step and learner
-
-[budget]                        # one of the two: tokens, syncer_steps
-tokens = 3_200_000              # committed
-
-[eval]                          # held-out loss of the syncer's parameters
-every = 200                     # syncer steps
-"""
-
 
 def template(name: str) -> str:
     """A commented recipe with good defaults and no faults: four learners on this machine's CPUs."""
-    return _TEMPLATE.format(name=name)
+    return Path(__file__).with_name("template.toml").read_text(encoding="utf-8").replace("NAME", name, 1)

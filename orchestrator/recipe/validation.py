@@ -6,7 +6,7 @@ Starts no Ray and creates nothing. Imports the numeric modules, and with them JA
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from orchestrator.recipe.problems import InputError, Problem, from_error, neares
 from orchestrator.recipe.resources import REGION, refusals
 from orchestrator.recipe.tasks import build_task, host_only
 from outer.journal.object_store import absolute, objects
+from outer.protocol.fragments import Tensor
 from outer.weights import check as check_weights
 
 Check = Callable[[Recipe], Iterator[Problem]]
@@ -330,7 +331,6 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
             yield Problem("init_digest", recipe.init_digest, "is given without init_from", "give both, or leave it out")
         return
     from learners.training import weights
-    from orchestrator.recipe.warm_start import misfits
 
     try:
         named = weights.read(recipe.init_from)
@@ -347,7 +347,35 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
         tensors = tree.tensors_of(task)
     except (InputError, ValueError):
         return  # reported by _builds or _deals
-    yield from misfits(recipe, task, named, tensors)
+    yield from _misfits(recipe, task, named, tensors)
+
+
+def _misfits(recipe: Recipe, task: Any, named: Any, tensors: Sequence[Tensor]) -> Iterator[Problem]:
+    """Every difference between the tensors of `init_from` and those of the task.
+
+    A Hugging Face folder also says what no shape shows, such as the base of rotary positions: each [model] key that
+    differs is named with the folder's value.
+    """
+    from learners.training import weights
+    from learners.training.models import huggingface
+
+    folder = Path(str(recipe.init_from)).expanduser()
+    if huggingface.is_folder(folder):
+        if not (settled := getattr(getattr(task, "config", None), "settled", None)):
+            message = "cannot start from a Hugging Face folder"
+            yield Problem("task", recipe.task, message, f'set task = "{huggingface.TASK}"')
+            return
+        has, wanted = settled(task.vocabulary), huggingface.model_table(folder)
+        if wrong := [key for key, value in wanted.items() if has[key] != value]:
+            for key in wrong:
+                value = str(wanted[key]).lower()  # a number or a bool, as TOML writes them
+                message = f"is {wanted[key]} in init_from's {huggingface.CONFIG}"
+                yield Problem(f"model.{key}", has[key], message, f"set model.{key} = {value}")
+            return
+    if differences := weights.differences(named, tensors):
+        fix = "give the parameters of the same model, or make [model] what it was for them"
+        message = f"does not fit the task's parameters: {', '.join(differences)}"
+        yield Problem("init_from", recipe.init_from, message, fix)
 
 
 # ------------------------------------------------------------------ helpers

@@ -71,7 +71,7 @@ def test_the_final_parameters_have_the_loss_that_the_run_logged(run: Path) -> No
     row, _ = told(str(run / "seed"))
     assert row["loss"] == pytest.approx(logged["eval_loss"], rel=1e-6) and row["samples"] == 40
     assert (row["syncer_step"], row["tokens_committed"]) == (logged["syncer_steps"], logged["tokens"])
-    again, _ = told(str(run / "seed"), "--batch", "7")
+    again, _ = told(str(run / "seed"), "--set", "eval.batch_size=7")
     assert again["loss"] == pytest.approx(row["loss"], rel=1e-5), "batches are means weighed by their samples"
 
 

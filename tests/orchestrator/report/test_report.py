@@ -282,7 +282,7 @@ def invoke(*arguments: str) -> Any:
 def test_the_command_reports_on_any_run_folder(tmp_path: Path, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
-    arguments = ["--name", "small", "--out", "mine.html"] if named else [str(folder)]
+    arguments = ["small", "--out", "mine.html"] if named else [str(folder)]
     written = json.loads(invoke("report", *arguments, "--json").stdout)["written"]
     place = [tmp_path / "mine.html", tmp_path / "mine.md"] if named else [folder / "report.html", folder / "report.md"]
     assert written == [str(path) for path in place]
@@ -293,10 +293,8 @@ def test_the_command_reports_on_any_run_folder(tmp_path: Path, named: bool, monk
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "name one run"),
-        (("runs/small", "--name", "small"), "name one run"),
-        (("--name", "smal"), "known runs: small"),
-        (("runs",), "holds no run"),
+        (("smal",), "known runs: small"),
+        (("runs",), "is no run's folder"),
         (("runs/small", "--out", "here.pdf"), "must end in .html"),
         (("runs/small", "--out", "no/such/here.html"), "mkdir -p"),
         (("runs/small",), "segment 0 of syncer"),
