@@ -1,0 +1,53 @@
+"""Runs that were frozen: every check, figure and simulated history is what it was (tests/frozen/write.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.frozen.write import EXPECTED, FOLDERS, REPLAYED, SEEDS, digests, folders, said_of, written
+
+NAMES = sorted(str(path.relative_to(EXPECTED).with_suffix("")) for path in EXPECTED.rglob("*.json"))
+FEW = 20  # seeds
+
+
+def test_every_run_that_can_be_written_is_frozen() -> None:
+    assert set(folders()) == set(NAMES)
+
+
+@pytest.mark.parametrize("kind", ["real", "simulated", "planted"])
+def test_checks_and_figures_of_a_frozen_run_are_what_they_were(kind: str) -> None:
+    names = [name for name in NAMES if name.startswith(kind)]
+    assert names
+    different = {}
+    for name in names:
+        before, now = written(name), json.loads(json.dumps(said_of(FOLDERS / name)))
+        for part in ("verdicts", "summary"):
+            keys = before[part].keys() | now[part].keys()
+            changed = {key: (before[part].get(key), now[part].get(key)) for key in keys}
+            changed = {key: pair for key, pair in changed.items() if pair[0] != pair[1]}
+            if changed:
+                different[name, part] = changed
+    assert not different
+
+
+def test_a_few_seeds_have_the_histories_that_they_had() -> None:
+    before = json.loads(SEEDS.read_text())
+    assert digests(range(1, FEW + 1)) == {key: before[key] for key in map(str, range(1, FEW + 1))}
+
+
+@pytest.mark.full
+def test_all_seeds_have_the_histories_that_they_had() -> None:
+    before = json.loads(SEEDS.read_text())
+    assert digests(map(int, before)) == before
+
+
+@pytest.mark.full
+def test_a_frozen_run_is_computed_again_to_the_bit(tmp_path: pytest.TempPathFactory) -> None:
+    out = str(tmp_path / "again")
+    command = [sys.executable, "-m", "orchestrator", "replay", str(FOLDERS / REPLAYED), "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
