@@ -1,4 +1,4 @@
-"""`diloco check RUN_DIR`: check a run's log."""
+"""`diloco check RUN`: check a run's log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
-from orchestrator.cli.options import AsJson, RunFolder
-from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.store.run_store import RunStore
+from orchestrator.cli.options import AsJson, Run
+from orchestrator.store.readers import located
 
 JOBS_MAX = 4  # more readers than checks can follow
 PROGRESS_S = 5.0
@@ -25,16 +24,13 @@ Jobs = Annotated[
 
 
 def check(
-    run_dir: RunFolder,
+    run: Run = None,
     as_json: AsJson = False,
     jobs: Jobs = None,
 ) -> None:
     """Make every check on a run's log; exit code 5 if one fails, or cannot be made."""
     with reported(as_json):
-        store = RunStore(run_dir)
-        if not store.exists:
-            problem = Problem("RUN_DIR", run_dir, "no such folder", "give a run's folder, for example runs/demo")
-            raise InputError([problem])
+        store = located(run, any_folder=True)
         from orchestrator.accounting.verdicts import sound
         from orchestrator.checkers.suite import check_run
         from orchestrator.report.headline import STATUS_WORDS

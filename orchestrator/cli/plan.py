@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from orchestrator.cli.errors import UNFIT, apart, reported
-from orchestrator.cli.options import AsJson, NewName, Overrides, RunDir
+from orchestrator.cli.options import AsJson, Overrides, RunDir
 from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.planner.sizing import nodes as known
 from orchestrator.planner.sizing.nodes import Node
@@ -23,14 +23,12 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RunStore
 
-STEP_S_MOST = 86_400.0
 # File systems that several hosts can mount; FUSE's are named fuse.WHAT.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse.")
 
 
 def plan(
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
-    name: NewName = None,
     run_dir: RunDir = None,
     address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="Plan for the nodes of this Ray cluster.")
@@ -43,32 +41,21 @@ def plan(
     nodes: Annotated[
         str | None, typer.Option("--nodes", metavar="FILE", help="Declare nodes in JSON or TOML; - is stdin.")
     ] = None,
-    syncer_region: Annotated[
-        str | None, typer.Option("--syncer-region", help="Where to count the syncer [on the first node with room].")
-    ] = None,
-    step_seconds: Annotated[
-        float | None,
-        typer.Option("--step-seconds", help="Length of a learner's step [fleet.step_s]: traffic in bit/s too."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run needs, sends and survives, and whether it fits; exit code 6 if not."""
     with reported(as_json):
-        named = [] if name is None else [f"name={json.dumps(name)}"]
         with apart(as_json):
-            resolved = prepare(recipe, [*(overrides or []), *named])
+            resolved = prepare(recipe, overrides)
             store = store_of(resolved, run_dir)
             shapes = _shapes(resolved)
         declared = _declared(node or [], nodes)
-        if step_seconds is not None and not 0 < step_seconds <= STEP_S_MOST:
-            words = "must be above 0, and at most a day"
-            raise InputError([Problem("--step-seconds", step_seconds, words, "leave it out if unknown")])
         from orchestrator.planner.make import make
         from orchestrator.planner.plan import as_json as plan_json
 
-        plan_context, busy = _plan_context(resolved, store, declared, address, step_seconds, syncer_region)
+        plan_context, busy = _plan_context(resolved, store, declared, address)
         made = make(resolved, shapes, plan_context, busy)
-        given = [str(recipe), *(part for item in [*(overrides or []), *named] for part in ("--set", item))]
+        given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = _commands(given, run_dir, address, made)
         if as_json:
             typer.echo(json.dumps(plan_json(made, commands), allow_nan=False))
@@ -113,8 +100,6 @@ def _plan_context(
     store: RunStore,
     declared: Sequence[Node],
     address: str | None,
-    step_s: float | None,
-    syncer_region: str | None,
 ) -> tuple[Any, list[Problem]]:
     """The context, with the declared nodes, or else the cluster's, or else this machine; and warnings about them."""
     from orchestrator.planner.plan import PlanContext
@@ -132,8 +117,6 @@ def _plan_context(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         store=str(store.root),
         shared_store=on_network(store.root),
-        step_s=step_s,
-        syncer_region=syncer_region,
     )
     return plan_context, busy
 

@@ -234,7 +234,7 @@ def _foreseen(plan: Plan) -> Iterator[str]:
     told = plan.forecast
     if told is None:
         return
-    rate = f"steps of {told.step_s:g} s" + (" assumed; give --step-seconds" if told.step_is_assumed else "")
+    rate = f"steps of {told.step_s:g} s" + (" assumed; give fleet.step_s" if told.step_is_assumed else "")
     part = "the whole run" if told.whole else f"its first {seconds(told.run_s)}"
     goodput, uptime, participation, committed = map(
         percent, (told.goodput, told.uptime, told.participation, told.committed)

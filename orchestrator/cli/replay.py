@@ -1,4 +1,4 @@
-"""`diloco replay RUN_DIR`: compute a recorded run again and compare every digest. Needs no cluster."""
+"""`diloco replay RUN`: compute a recorded run again and compare every digest. Needs no cluster."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
-from orchestrator.cli.options import AsJson, RunFolder
+from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.permission import permit
 from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.events import Event, finite
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import hash_in
-from orchestrator.store.readers import RECIPE_FILE, recipe_of
+from orchestrator.store.readers import RECIPE_FILE, located, recipe_of
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed, StepPassed
 
@@ -32,7 +32,7 @@ KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared
 
 
 def replay(
-    run_dir: RunFolder,
+    run: Run = None,
     until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="The last syncer step to replay.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the parameters there.")] = None,
     every: Annotated[
@@ -47,13 +47,13 @@ def replay(
         typer.Option(metavar="FUNCTION", help="A rule of the run that is not built in: allows its code to run."),
     ] = None,
     diff: Annotated[
-        str | None, typer.Option(metavar="OTHER_DIR", help="Only show the first event in which two logs differ.")
+        str | None, typer.Option(metavar="OTHER", help="Only show the first event in which two logs differ.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute a recorded run again and compare it to the bit; exit code 5 if it differs, or was not fully recorded."""
     with reported(as_json):
-        log = _log("RUN_DIR", run_dir, columns=diff is None)
+        log = _log("RUN", run, columns=diff is None)
         if diff is not None:
             if until is not None or out is not None or every or task is not None or rule:
                 fix = "leave out --until, --out, --evaluate-every, --task and --rule"
@@ -73,14 +73,13 @@ class _Log:
     sealed: bool
 
 
-def _log(field: str, run_dir: str, columns: bool) -> _Log:
+def _log(field: str, run: str | None, columns: bool) -> _Log:
     """A run's log, unchanged as far as its chains and its seal show; `columns`: without objects. Raises InputError."""
     from orchestrator.checkers.log import LogCheck, LogFolder
     from orchestrator.replay.said import said_in
 
-    store = RunStore(run_dir)
-    if not store.exists:
-        raise InputError([Problem(field, run_dir, "no such folder", "give a run's folder, for example runs/demo")])
+    store = located(run)
+    run_dir = str(store.root)
     events: list[Event] = []
     said: dict[Key, Said] | None = None
     try:
@@ -162,7 +161,7 @@ def _replay(
             view.close()
     except TapeError as error:
         fix = f"what else the log tells of this: diloco check {store.root}"
-        raise InputError([Problem("RUN_DIR", str(store.root), f"cannot be replayed: {error}", fix)]) from error
+        raise InputError([Problem("RUN", str(store.root), f"cannot be replayed: {error}", fix)]) from error
     outcome |= {"name": recipe.name, "sealed": log.sealed, "synthetic": tape.synthetic}
     if as_json:
         typer.echo(json.dumps(finite(outcome), allow_nan=False))
@@ -177,7 +176,7 @@ def _check_recipe(log: _Log) -> None:
     begun = log.config_hash or here
     if begun != here:
         message = f"its {RECIPE_FILE} has the config hash {here}, and by its log the run was begun with {begun}"
-        raise InputError([Problem("RUN_DIR", str(log.store.root), message, f"restore {RECIPE_FILE}")])
+        raise InputError([Problem("RUN", str(log.store.root), message, f"restore {RECIPE_FILE}")])
 
 
 def _check_out(out: Path, name: str) -> None:

@@ -36,14 +36,14 @@ class FleetPoolConfig(Section):
 class FleetConfig(Section):
     """Settings for planning alone. A run does not read them, and its hash does not cover them."""
 
-    step_s: PositiveFloat | None = Field(
-        None, le=86_400.0, description="seconds of a step without a pool's slowdown; --step-seconds overrides it"
-    )
+    step_s: PositiveFloat | None = Field(None, le=86_400.0, description="seconds of a step without a pool's slowdown")
     mtbf_hours: PositiveFloat = Field(8766.0, le=1e9, description="mean time between failures of one chip: a year")
     detect_s: NonNegativeFloat = Field(3.0, le=1e7, description="until a lost learner is noticed")
     replace_s: NonNegativeFloat = Field(600.0, le=1e7, description="mean time until its hardware is replaced")
     start_s: NonNegativeFloat = Field(60.0, le=1e7, description="process, imports, compiler, and a peer's state")
-    syncer_region: str | None = Field(None, pattern=LABEL, description="of the syncer; --syncer-region overrides it")
+    syncer_region: str | None = Field(
+        None, pattern=LABEL, description="of the syncer; default: on the first node with room"
+    )
     links: tuple[LinkConfig, ...] = ()
     pools: tuple[FleetPoolConfig, ...] = ()
 

@@ -47,9 +47,10 @@ class _Status(_Part):
     written_at: FiniteFloat | None = None
 
 
-def located(run: str | None) -> RunStore:
+def located(run: str | None, any_folder: bool = False) -> RunStore:
     """Return the store of a run by its folder or its name; of None, the only run in runs/.
 
+    `any_folder`: also of a folder that has lost all by which a run is known.
     Raises InputError, which names the known runs.
     """
     known = known_runs()
@@ -61,6 +62,8 @@ def located(run: str | None) -> RunStore:
     for store in (RunStore(run), RunStore.named(run)):
         if any(store.path(name).exists() for name in (RECIPE_FILE, STATUS_FILE, LOG)):
             return store
+    if any_folder and RunStore(run).exists:
+        return RunStore(run)
     near = nearest(run, known)
     fix = f'did you mean "{near}"? {fix}' if near else fix
     raise InputError([Problem("RUN", run, "is no run's folder or name", fix)])

@@ -164,9 +164,9 @@ def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: 
         assert (done.exit_code, done.stdout) == (2, "")
         assert words in done.stderr
 
-    refused("no such folder", tmp_path / "none")
+    refused("is no run's folder", tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    refused("holds no log", tmp_path / "empty")
+    refused("is no run's folder", tmp_path / "empty")
     damaged = folder(tmp_path / "damaged", run, run.events)
     segment = damaged / segment_key("syncer", 0)
     segment.write_bytes(segment.read_bytes().replace(b"syncer", b"broken", 1))

@@ -142,7 +142,7 @@ def _of_service(service: Service, nodes: Sequence[Node]) -> Shortfall:
     labels, asked = service.asked.labels, service.asked.resources
     if why := misses(labels, nodes):
         others = {key: value for key, value in labels.items() if key != REGION}
-        field = "run.control" if misses(others, nodes) else "--syncer-region"
+        field = "run.control" if misses(others, nodes) else "fleet.syncer_region"
         fix = f"start such a node (ray start --labels; as a --node: labels.NAME=VALUE), or correct {field}"
         return Shortfall(service.name, field, 1, why, fix)
     what = ", ".join(f"{amount:g} {kind}" for kind, amount in asked.items())

@@ -153,7 +153,7 @@ def test_the_syncer_goes_to_the_region_that_it_is_asked_for_in() -> None:
     found = place(learners(pool()), wanted(region="eu"), nodes, anywhere=False)
     assert (found.services["orchestrator"], found.services["syncer"]) == ("a", "b")
     (lost,) = place(learners(pool()), wanted(region="asia"), nodes, anywhere=False).shortfalls
-    assert (lost.who, lost.field) == ("syncer", "--syncer-region")
+    assert (lost.who, lost.field) == ("syncer", "fleet.syncer_region")
     assert "region is eu, us" in lost.reason
 
 
