@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
-from orchestrator.recipe.fleet_config import FleetConfig
+from orchestrator.recipe.config import SYNCER, ChaosConfig, FleetConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.recipe.validation import problems as problems_of
 from orchestrator.runtime.data_parallel.striking import STRIKING

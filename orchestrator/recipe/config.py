@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from learners.config import CorpusConfig, DataConfig, InnerConfig, WarmStart, once
-from orchestrator.recipe.fleet_config import LABEL, FleetConfig
 from orchestrator.recipe.tpu_slices import GENERATIONS, slice_hosts
 from outer.config import OuterConfig, Section, SyncConfig
 
@@ -21,6 +20,7 @@ SYNCER = "syncer"  # where a fault can strike, beside the learners
 Point = Literal["received", "merging", "merged", "journaling", "journaled", "applied", "announced"]
 EVAL_SETS_MOST = 16
 STANDBY_MOST = 4
+LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
 
 
@@ -245,6 +245,50 @@ class RunConfig(Section):
         default_factory=dict,
         description="labels of the nodes that all actors of a run but its learners may run on, on a cluster",
     )
+
+
+class LinkConfig(Section):
+    """The link between two regions."""
+
+    between: tuple[str, str] = Field(description="two regions of [[pools]], of run.control or fleet.syncer_region")
+    gbit_s: PositiveFloat = Field(description="each way, as far as this run may use it")
+    latency_ms: NonNegativeFloat = Field(0.0, description="one way")
+    price_per_gb: NonNegativeFloat | None = Field(None, description="in the currency of the pools' prices")
+
+
+class FleetPoolConfig(Section):
+    """What `diloco plan` needs to know of one learner of a pool."""
+
+    name: str = Field(description="of one of [[pools]]")
+    step_s: PositiveFloat | None = Field(
+        None, le=86_400.0, description="seconds of a step of its learners without slowdown, instead of fleet.step_s"
+    )
+    chips: PositiveInt | None = Field(None, description="that fail independently; default: its accelerators, or 1")
+    price_per_hour: NonNegativeFloat | None = Field(None, description="in any currency, the same for all pools")
+    mtbf_hours: PositiveFloat | None = Field(
+        None, le=1e9, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
+    )
+    spot: float = Field(1.0, gt=0.0, le=1.0, description="share of the day in which it is available")
+
+
+class FleetConfig(Section):
+    """Settings for planning alone. A run does not read them, and its hash does not cover them."""
+
+    step_s: PositiveFloat | None = Field(None, le=86_400.0, description="seconds of a step without a pool's slowdown")
+    mtbf_hours: PositiveFloat = Field(8766.0, le=1e9, description="mean time between failures of one chip: a year")
+    detect_s: NonNegativeFloat = Field(3.0, le=1e7, description="until a lost learner is noticed")
+    replace_s: NonNegativeFloat = Field(600.0, le=1e7, description="mean time until its hardware is replaced")
+    start_s: NonNegativeFloat = Field(60.0, le=1e7, description="process, imports, compiler, and a peer's state")
+    syncer_region: str | None = Field(
+        None, pattern=LABEL, description="of the syncer; default: on the first node with room"
+    )
+    links: tuple[LinkConfig, ...] = ()
+    pools: tuple[FleetPoolConfig, ...] = ()
+
+    @property
+    def outage_s(self) -> float:
+        """Mean seconds from a learner's loss to its next step."""
+        return self.detect_s + self.replace_s + self.start_s
 
 
 class Recipe(Section):

@@ -16,8 +16,7 @@ from orchestrator.planner.sizing import rates
 from orchestrator.planner.sizing.links import home
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.units import HOUR_S, unit_mtbf_hours, unit_step_s
-from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.fleet_config import FleetConfig
+from orchestrator.recipe.config import FleetConfig, Recipe
 from outer.protocol.schedule import Budget
 
 NOISE = 0.02  # standard deviation of a step's time, as a share of it

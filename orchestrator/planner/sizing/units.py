@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import overload
 
-from orchestrator.recipe.config import PoolConfig, Recipe
-from orchestrator.recipe.fleet_config import FleetPoolConfig
+from orchestrator.recipe.config import FleetPoolConfig, PoolConfig, Recipe
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 

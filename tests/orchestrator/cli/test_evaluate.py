@@ -123,19 +123,6 @@ def test_checkpoints_have_the_loss_of_the_parameters_that_they_keep(run: Path, t
     assert [row["syncer_step"] for row in rows] == [4, 4]
 
 
-def test_a_tasks_own_metrics_are_shown() -> None:
-    pytest.importorskip("sklearn")
-    import jax
-
-    from learners.config import DataConfig
-    from learners.training.evaluator import Measurement
-    from learners.training.models.vision import Digits
-
-    task = Digits(DataConfig(), 0, layers=1, width=8, heads=2)
-    found = Measurement(task).means(task.init(jax.random.key(0)), 50, 32)
-    assert 0.0 <= found["accuracy"] <= 1.0 and found["loss"] > 0.0
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -111,18 +111,6 @@ def test_a_job_that_does_not_start_is_explained_once(monkeypatch: pytest.MonkeyP
     assert len([text for text in said if "run.control" in text]) == 1
 
 
-def test_a_job_server_that_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "POLL_S", 0.0)
-    monkeypatch.setattr(jobs, "LOST_S", -1.0)
-
-    class Gone(Server):
-        def get_job_info(self, _: str) -> JobDetails:
-            raise ConnectionError("gone")
-
-    with pytest.raises(ConnectionError, match="has gone"):
-        jobs.follow(Gone([]), "id", lambda _: None)  # type: ignore[arg-type]
-
-
 class Frozen(Server):
     """Its job prints a line; then nothing comes any more, for a while or for ever."""
 
@@ -142,16 +130,6 @@ class Frozen(Server):
         while not self._ended:
             await asyncio.sleep(0.01)
         yield "two\n"
-
-
-def test_a_job_server_that_freezes_while_it_is_listened_to_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "POLL_S", 0.0)
-    monkeypatch.setattr(jobs, "ASK_S", 0.05)
-    monkeypatch.setattr(jobs, "LOST_S", 0.3)
-    said: list[str] = []
-    with pytest.raises(ConnectionError, match="has gone: frozen"):
-        jobs.follow(Frozen(questions_answered=3), "id", said.append)  # type: ignore[arg-type]
-    assert said == ["one\n"]
 
 
 def test_a_job_that_prints_nothing_for_long_is_no_server_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,27 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from learners.config import DataConfig, InnerConfig
-from learners.lockstep import LockStep
+from learners.config import DataConfig
 from learners.training.data import corpus
 from learners.training.data.token_corpus import TokenCorpus
 from orchestrator.cli.app import build
 from orchestrator.prepare import preparation
 from orchestrator.prepare.preparation import Options, prepare
 from orchestrator.recipe.problems import InputError
-from outer.config import OuterConfig, SyncConfig
-from outer.numeric.optimizer import resolve
-from outer.protocol.syncer import Budget
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -252,50 +245,3 @@ def test_the_commands_tell_what_they_made_and_what_they_left_out(tmp_path: Path)
     assert run.invoke(build(), ["data", "check", str(sources)]).exit_code == 2
     again = run.invoke(build(), ["data", "prepare", str(sources), "--out", str(out), "--held-out", "2"])
     assert again.exit_code == 2 and "--held-out" in again.stderr
-
-
-class Bigrams:
-    """A table of bigrams over tokens of any vocabulary."""
-
-    def __init__(self, data: DataConfig, seed: int) -> None:
-        self._length = data.sequence_length
-        self.corpus = corpus.corpus(data, seed)
-
-    def init(self, rng: jax.Array) -> Any:
-        return {"logits": jnp.zeros((self.corpus.vocabulary, self.corpus.vocabulary))}
-
-    def loss(self, params: Any, batch: jax.Array, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logits = params["logits"][batch[:, :-1]]
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:].astype(jnp.int32)).mean(), {}
-
-    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
-        return resolve("inner", inner.optimizer, inner.lr, inner.options)
-
-    def batch(self, start: int, count: int) -> Any:
-        return self.corpus.batch(start, count)
-
-    def tokens(self, count: int) -> int:
-        return count * self._length
-
-    def held_out(self, start: int, count: int) -> Any:
-        return self.corpus.held_out_batch(start, count)
-
-
-def test_learners_train_on_the_projects_own_docs(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    prepare(Options((str(ROOT / "docs"),), out, train_bpe=BPE, held_out=0.1, shard_tokens=20_000), quiet)
-    task = Bigrams(DataConfig(kind="tokens", path=str(out), sequence_length=32), seed=0)
-    shell = LockStep(
-        task=task,
-        sync=SyncConfig.model_validate({"P": 1, "H": 4}),
-        outer_config=OuterConfig(),
-        inner=InnerConfig(lr=0.3),
-        learners={"a": 8, "b": 8},
-        quorum=2,
-        budget=Budget(tokens=None, syncer_steps=12),
-        span_steps=4,
-    )
-    parameters = shell.run()
-    held_out = jnp.asarray(task.held_out(0, 32))
-    values = {"logits": jnp.asarray(parameters.thetas[0]).reshape(BPE, BPE)}
-    assert float(task.loss(values, held_out, jax.random.key(0))[0]) < 0.95 * np.log(BPE)

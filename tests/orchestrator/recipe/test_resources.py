@@ -21,7 +21,6 @@ from orchestrator.recipe.resources import (
     Shape,
     local_store_bytes,
     memory_settings,
-    misses,
     refusals,
     shape,
     unschedulable_reason,
@@ -73,12 +72,6 @@ def test_a_unit_asks_for_its_resources_in_one_bundle_and_for_nodes_by_label() ->
     assert shape(pool()) == Shape({"CPU": 1}, {})
 
 
-def test_a_slice_is_told_from_others_of_its_generation_by_its_size() -> None:
-    assert shape(v6e()).labels == {"ray.io/accelerator-type": "TPU-V6E", "ray.io/tpu-pod-type": "v6e-8"}
-    v5p = pool(resources={"TPU": 4}, accelerator="TPU-V5P", topology="2x2x1")
-    assert shape(v5p).labels == {"ray.io/accelerator-type": "TPU-V5P", "ray.io/tpu-pod-type": "v5p-8"}
-
-
 def test_on_a_cluster_of_one_local_node_labels_are_not_asked_for() -> None:
     assert shape(v6e(region="us-east"), anywhere=True) == Shape({"TPU": 8}, {})
     assert control({"role": "control"}, anywhere=True) == {}
@@ -89,16 +82,14 @@ def test_on_a_cluster_of_one_local_node_labels_are_not_asked_for() -> None:
 # ------------------------------------------------------------------ learners that share a GPU
 
 
-@pytest.mark.parametrize(("share", "fraction"), [(0.25, "0.225"), (0.5, "0.450"), (1 / 3, "0.300"), (1, "0.900")])
+@pytest.mark.parametrize(
+    ("share", "fraction"), [(0.25, "0.225"), (0.5, "0.450"), (1 / 3, "0.300"), (1, "0.900"), (8, "0.850")]
+)
 def test_learners_that_share_a_gpu_leave_each_other_room(share: float, fraction: str) -> None:
     asked = pool(resources={"CPU": 1, "GPU": share})
     assert memory_settings(asked, {}) == {"XLA_CLIENT_MEM_FRACTION": fraction}
-    assert float(fraction) * round(1 / share) < 0.91
+    assert float(fraction) * max(1, round(1 / share)) < 0.91
     assert inside(None, asked, {})["runtime_env"] == {"env_vars": {"XLA_CLIENT_MEM_FRACTION": fraction}}
-
-
-def test_a_learner_on_several_gpus_leaves_room_for_nccl() -> None:
-    assert memory_settings(pool(resources={"GPU": 8}), {}) == {"XLA_CLIENT_MEM_FRACTION": "0.850"}
 
 
 @pytest.mark.parametrize("resources", [{"CPU": 1}, {"TPU": 4}])
@@ -271,11 +262,6 @@ A100 = Node({"region": "us-west", "ray.io/accelerator-type": "A100"}, {"CPU": 12
 )
 def test_a_claim_without_a_place_is_told_why(claim: Shape, nodes: list[Node], says: str) -> None:
     assert unschedulable_reason(claim, nodes) == says
-
-
-def test_labels_must_meet_on_one_node() -> None:
-    assert misses({"region": "us-east", "ray.io/accelerator-type": "H100"}, [HEAD, H100]) == ""
-    assert misses({"region": "us-west", "ray.io/accelerator-type": "H100"}, [HEAD, H100, A100]).startswith("no living")
 
 
 def test_a_local_object_store_grows_with_the_machine_and_stays_within_shared_memory(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.store.run_store import GRANTS_KEPT, RunStore, known_runs
+from orchestrator.store.run_store import GRANTS_KEPT, RunStore
 from tests.waiting import DEADLINE_S
 
 
@@ -122,14 +122,6 @@ def test_old_grants_go_and_none_of_their_numbers_is_granted_again(
     assert len(list((tmp_path / "grants/epoch/syncer").iterdir())) == GRANTS_KEPT
     assert slow.grant("epoch", "syncer") == 2 * GRANTS_KEPT, "it looked long ago, and its number was free again"
     assert store.granted("epoch", "syncer") == 2 * GRANTS_KEPT
-
-
-def test_runs_are_known_by_their_status(tmp_path: Path) -> None:
-    assert known_runs(tmp_path) == []
-    RunStore(tmp_path / "b").write_json("status.json", {})
-    RunStore(tmp_path / "a").write_json("status.json", {})
-    RunStore(tmp_path / "c").create()
-    assert known_runs(tmp_path) == ["a", "b"]
 
 
 def test_stores_and_input_errors_travel_between_processes(tmp_path: Path) -> None:

@@ -139,11 +139,6 @@ def test_auxiliary_values_are_shown_of_each_learner_and_as_their_mean() -> None:
     assert not any("auxiliary" in line for line in lines(model(RECIPE, about(), view(), {}, {})))
 
 
-def test_one_that_was_never_placed_has_no_process() -> None:
-    [shown] = model(RECIPE, about(), view(row(NAMES[2])), {}, {})["learners"]
-    assert (shown["pid"], shown["node"], shown["last_fault"]) == (None, None, None)
-
-
 def test_conditions_tell_whether_all_live_and_whether_the_quorum_is_met() -> None:
     dead = {"alive": False}
     for rows, all_live, quorum in (

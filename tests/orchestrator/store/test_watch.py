@@ -81,13 +81,6 @@ def test_a_run_that_has_ended_is_summed_up_at_once(world: World) -> None:
     assert world.now == 0
 
 
-def test_a_silence_within_the_limit_is_no_death(world: World) -> None:
-    world.status("running", at=0)
-    world.at(LOST_S - 1, lambda: world.status("finished", at=LOST_S - 1))
-    world.at(LOST_S, lambda: world.store.write_json("summary.json", {"ok": True}))
-    assert world.follow() == {"ok": True}
-
-
 def test_a_run_that_falls_silent_is_given_up(world: World) -> None:
     world.status("running", at=0)
     with pytest.raises(RunLost, match="no status for 5:0"):
@@ -126,8 +119,6 @@ CHECKS = [{"name": "books", "status": "violated", "reason": "x"}]
     ("summary", "code"),
     [
         ({"ok": True, "state": "finished", "checks": []}, 0),
-        ({"ok": False, "state": "stopped", "checks": []}, 0),
-        ({"ok": False, "state": "failed", "checks": []}, 4),
         ({"ok": False, "state": "finished", "checks": CHECKS}, 5),
     ],
 )
