@@ -29,7 +29,7 @@ from learners.config import DataConfig  # noqa: E402
 from learners.training.data.byte_corpus import ByteCorpus  # noqa: E402
 from learners.training.data.corpus import Corpus  # noqa: E402
 from learners.training.data.token_corpus import TokenCorpus  # noqa: E402
-from orchestrator.prepare.preparation import Options, prepare  # noqa: E402
+from orchestrator.prepare.preparation import PrepareOptions, prepare  # noqa: E402
 
 LENGTHS, SAMPLES, BATCHES, BPE = (96, 2048), 8, 200, 4096
 
@@ -56,9 +56,9 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
             part = whole[at : at + 2**18].tobytes().decode(errors="replace")
             (text / f"{index:05}.txt").write_text(part)
         rates = {}
-        prepare(Options((str(text / "0000?.txt"),), Path(folder, "trained"), train_bpe=BPE), lambda *news: None)
+        prepare(PrepareOptions((str(text / "0000?.txt"),), Path(folder, "trained"), train_bpe=BPE), lambda *news: None)
         for name, file in (("bytes", None), ("bpe", Path(folder, "trained", "tokenizer.json"))):
-            made = prepare(Options((str(text),), Path(folder, name), tokenizer=file), lambda *news: None)
+            made = prepare(PrepareOptions((str(text),), Path(folder, name), tokenizer=file), lambda *news: None)
             rates[name] = made["mb_s"]
         for length in LENGTHS:
             for kind, path in (("bytes", text), ("tokens", Path(folder, "bytes"))):

@@ -96,7 +96,7 @@ def reproducer(seed: int, profile: str) -> str:
 
 
 def record(tally: Tally, seconds: float, profile: str, seeds: range) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the tally as `--json` prints it."""
     return {
         "ok": not tally.violations,
         "profile": profile,
@@ -110,7 +110,7 @@ def record(tally: Tally, seconds: float, profile: str, seeds: range) -> dict[str
         "seeds_per_s": round(tally.seeds / seconds, 3),
         "digest": tally.digest,
         "violations": [
-            {"seed": seed, "promise": check, "reason": reason, "reproduce": reproducer(seed, profile)}
+            {"seed": seed, "check": check, "reason": reason, "reproduce": reproducer(seed, profile)}
             for seed, check, reason in tally.violations
         ],
         "faults": {

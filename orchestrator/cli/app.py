@@ -68,7 +68,7 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Wiring:
-    """What the composition root hands in from the room above, for commands to find in their context."""
+    """The functions of the room above, which the composition root hands in and commands find in their context."""
 
     starter: Callable[..., Any] | None  # starts chaos beside a run
     hostile: Any = None  # simulates a recipe under faults

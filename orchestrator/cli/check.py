@@ -35,7 +35,7 @@ def check(
         from orchestrator.checkers.suite import check_run
         from orchestrator.report.headline import STATUS_WORDS
 
-        verdicts = check_run(store.root, jobs or min(JOBS_MAX, cores()), Progress().show)
+        verdicts = check_run(store.root, jobs or min(JOBS_MAX, cores()), _Progress().show)
         passed = sound(verdicts)
         if as_json:
             typer.echo(json.dumps({"ok": passed, "checks": [asdict(verdict) for verdict in verdicts]}))
@@ -52,7 +52,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Progress:
+class _Progress:
     """Says on stderr how far a check has come, every few seconds."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ def prepare(
             problems.append(Problem("--held-out", held_out, "is no such share", fix))
         if problems:
             raise InputError(problems)
-        options = preparation.Options(
+        options = preparation.PrepareOptions(
             tuple(inputs), out.absolute(), tokenizer, train_bpe, end_token, workers or _cores(), shard_tokens, held_out,
             field,
         )  # fmt: skip

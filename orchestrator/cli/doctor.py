@@ -94,7 +94,7 @@ def findings(folder: Path) -> Iterator[Finding]:
 
 
 def device_findings(platform: str | None = None, deadline_s: float = GPU_S) -> Iterator[Finding]:
-    """What a process that takes the devices finds (learners/training/devices/device_checks.py).
+    """Yield the findings of a process that takes the devices (learners/training/devices/device_checks.py).
 
     `platform`: cpu, gpu or tpu; by default tpu on a machine with TPU chips and no GPU, else gpu.
     """

@@ -30,7 +30,7 @@ from orchestrator.store.readers import located, recipe_of
 from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:
-    from orchestrator.store.export import Model
+    from orchestrator.store.export import ExportedModel
 
 ALL = "all"
 # A recipe for its [eval] alone, where parameters come from a file.
@@ -123,7 +123,7 @@ def _show(bar: Progress, line: Any, done: int) -> None:
     bar.update(line, completed=done)
 
 
-def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -> Iterator[tuple[str, Model]]:
+def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -> Iterator[tuple[str, ExportedModel]]:
     from orchestrator.store import checkpoints, export
 
     if store is None:

@@ -17,7 +17,7 @@ from orchestrator.store.readers import located
 from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:
-    from orchestrator.store.export import Model
+    from orchestrator.store.export import ExportedModel
 
 NEWEST = "newest"
 
@@ -60,7 +60,7 @@ def export(
         )
 
 
-def of_checkpoint(store: RunStore, wanted: str) -> Model:
+def of_checkpoint(store: RunStore, wanted: str) -> ExportedModel:
     """Raises InputError for a checkpoint that is missing or damaged."""
     from orchestrator.store import checkpoints, export
     from outer.journal.framing import Damaged

@@ -147,7 +147,7 @@ def follow(client: Jobs, submission_id: str, say: Callable[[str], None]) -> JobD
 
 
 class _Follower:
-    """What has been printed of a job, and when its server last answered."""
+    """Prints a job's output once, and knows when its server last answered."""
 
     def __init__(self, client: Jobs, submission_id: str, say: Callable[[str], None]) -> None:
         self.answered_at = time.monotonic()

@@ -13,7 +13,7 @@ from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import parse
 
 if TYPE_CHECKING:
-    from orchestrator.store.export import Model
+    from orchestrator.store.export import ExportedModel
 
 _OWN = re.compile(r"learners\.training\.models\.\w+:\w+")  # the tasks that come with this package
 
@@ -36,7 +36,7 @@ def permit(
     raise InputError([Problem(option, allowed, message, fix)])
 
 
-def recipe_of_parameters(model: Model, allowed: str | None) -> Recipe:
+def recipe_of_parameters(model: ExportedModel, allowed: str | None) -> Recipe:
     """A recipe with the task, model, data and seed of exported or kept parameters, once their code may run.
 
     The task is also found in the working directory, as for a run. Raises InputError as `permit`.

@@ -28,7 +28,7 @@ CPUS = 0.1  # of the entrypoint: never zero, or it hangs while any node is parti
 
 @dataclass(frozen=True)
 class Submission:
-    """What is asked of a cluster's job server."""
+    """A job to ask a cluster's job server for."""
 
     submission_id: str
     entrypoint: str

@@ -40,7 +40,7 @@ PIECE = 2**18  # characters of a document that are tokenized together; the next 
 
 
 @dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """The options of the command. `train_bpe`: the vocabulary of a byte-level BPE to train first."""
 
     inputs: tuple[str, ...]
@@ -58,7 +58,7 @@ class Options:
 Show = Callable[[str, int, int], None]  # the stage, bytes done, bytes in all
 
 
-def prepare(options: Options, show: Show) -> dict[str, Any]:
+def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
     """Prepare, and return the outcome as `--json` prints it; `mb_s`: 1e6 bytes of text made in a second.
 
     Raises InputError where nothing can be prepared. What is unreadable beside the rest is in the outcome.
@@ -106,7 +106,7 @@ def prepare(options: Options, show: Show) -> dict[str, Any]:
     }
 
 
-def _no_text(options: Options, unreadable: Sequence[Unreadable]) -> list[Problem]:
+def _no_text(options: PrepareOptions, unreadable: Sequence[Unreadable]) -> list[Problem]:
     problems = [Problem("IN", one.input, one.reason, "name readable files") for one in unreadable]
     return problems or [Problem("IN", options.inputs, "hold no text", "name files with text")]
 
@@ -136,7 +136,7 @@ def _replace(path: Path, text: str) -> None:
 # ------------------------------------------------------------------ the tokenizer
 
 
-def _tokenizer(options: Options, slices: Sequence[tuple[Slice, ...]], show: Show) -> tuple[Coder, str | None]:
+def _tokenizer(options: PrepareOptions, slices: Sequence[tuple[Slice, ...]], show: Show) -> tuple[Coder, str | None]:
     """Copy the tokenizer into the folder, or train it there; return it and its SHA-256. Raises InputError."""
     path = options.out / TOKENIZER
     field = "--tokenizer" if options.tokenizer else "--train-bpe"
@@ -155,7 +155,7 @@ def _tokenizer(options: Options, slices: Sequence[tuple[Slice, ...]], show: Show
         raise InputError([Problem(field, value, text or str(error), fix)]) from error
 
 
-def _trained(options: Options, vocabulary: int, parts: Sequence[tuple[Slice, ...]], show: Show) -> str:
+def _trained(options: PrepareOptions, vocabulary: int, parts: Sequence[tuple[Slice, ...]], show: Show) -> str:
     """Train a byte-level BPE on the first documents of every part, and return its tokenizer.json."""
     try:
         from tokenizers import Tokenizer as Bpe
@@ -195,7 +195,7 @@ def _trained(options: Options, vocabulary: int, parts: Sequence[tuple[Slice, ...
 
 
 @dataclass(frozen=True)
-class Part:
+class TextPart:
     """A part to make. Its files are STEM.train, STEM.held_out and STEM.json; `tokenizer` is a path, None: bytes."""
 
     stem: str
@@ -231,10 +231,10 @@ class Made:
 _ADAPTER = TypeAdapter(Made)
 
 
-def _part(options: Options, sha256: str | None, index: int, slices: tuple[Slice, ...]) -> Part:
+def _part(options: PrepareOptions, sha256: str | None, index: int, slices: tuple[Slice, ...]) -> TextPart:
     settings = [sha256, options.end_token, options.field, options.held_out]
     sources = [(asdict(one.source) | {"path": ""}, one.begin, one.end) for one in slices]
-    return Part(
+    return TextPart(
         stem=str(options.out / PARTS / f"{index:06}"),
         slices=slices,
         tokenizer=None if sha256 is None else str(options.out / TOKENIZER),
@@ -245,7 +245,7 @@ def _part(options: Options, sha256: str | None, index: int, slices: tuple[Slice,
     )
 
 
-def make(part: Part) -> Made:
+def make(part: TextPart) -> Made:
     """Tokenize a part, or find that it has been."""
     stem = Path(part.stem)
     if (before := _whole(part)) is not None:
@@ -264,7 +264,7 @@ def make(part: Part) -> Made:
     return made
 
 
-def _whole(part: Part) -> Made | None:
+def _whole(part: TextPart) -> Made | None:
     """Return the record of a part that was made from the same things, and whose files have its digests."""
     stem = Path(part.stem)
     try:
@@ -353,7 +353,7 @@ class _Writer:
 # ------------------------------------------------------------------ all parts
 
 
-def _all(work: Sequence[Part], workers: int, show: Show) -> list[Made]:
+def _all(work: Sequence[TextPart], workers: int, show: Show) -> list[Made]:
     """Make every part in worker processes. An exception of one is raised here, and whole parts stay."""
     total, made = sum(one.bytes for part in work for one in part.slices), list[Made]()
     show("tokenizing", 0, total)
@@ -385,7 +385,12 @@ def _alone() -> None:
 
 
 def _joined(
-    options: Options, coder: Coder, sha256: str | None, work: Sequence[Part], made: Sequence[Made], show: Show
+    options: PrepareOptions,
+    coder: Coder,
+    sha256: str | None,
+    work: Sequence[TextPart],
+    made: Sequence[Made],
+    show: Show,
 ) -> Manifest:
     """Write the shards, and describe them."""
     dtype = manifests.smallest_dtype(coder.vocabulary)
@@ -422,15 +427,21 @@ def _joined(
     )
 
 
-def _sides(stems: Sequence[Path], made: Sequence[Made], share: float) -> tuple[list[shards.Span], list[shards.Span]]:
+def _sides(
+    stems: Sequence[Path], made: Sequence[Made], share: float
+) -> tuple[list[shards.TokenSpan], list[shards.TokenSpan]]:
     """Return the training and the held-out tokens in the order of the parts.
 
     Where the hashes put all documents on one side, the end of the last part is held out, as long as a mean document.
     """
     both = list(zip(stems, made, strict=True))
-    train = [shards.Span(stem.with_suffix(".train"), 0, one.train.tokens) for stem, one in both if one.train.tokens]
+    train = [
+        shards.TokenSpan(stem.with_suffix(".train"), 0, one.train.tokens) for stem, one in both if one.train.tokens
+    ]
     held = [
-        shards.Span(stem.with_suffix(".held_out"), 0, one.held_out.tokens) for stem, one in both if one.held_out.tokens
+        shards.TokenSpan(stem.with_suffix(".held_out"), 0, one.held_out.tokens)
+        for stem, one in both
+        if one.held_out.tokens
     ]
     if train and held:
         return train, held
@@ -440,5 +451,5 @@ def _sides(stems: Sequence[Path], made: Sequence[Made], share: float) -> tuple[l
         sum(one.end for one in train or held),
     )
     begin = max(0, last.end - max(1, round(tokens * (share if documents == 1 else 1 / documents))))
-    rest = [shards.Span(last.path, 0, begin)] if begin else []
-    return [*before, *rest], [shards.Span(last.path, begin, last.end)]
+    rest = [shards.TokenSpan(last.path, 0, begin)] if begin else []
+    return [*before, *rest], [shards.TokenSpan(last.path, begin, last.end)]

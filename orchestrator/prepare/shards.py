@@ -20,7 +20,7 @@ COPY_BYTES = 64 * BLOCK_BYTES
 
 
 @dataclass(frozen=True)
-class Span:
+class TokenSpan:
     """Tokens [begin, end) of a file."""
 
     path: Path
@@ -29,7 +29,7 @@ class Span:
 
 
 def write(
-    folder: Path, name: str, parts: Iterable[Span], dtype: str, shard_tokens: int, show: Callable[[int], None]
+    folder: Path, name: str, parts: Iterable[TokenSpan], dtype: str, shard_tokens: int, show: Callable[[int], None]
 ) -> tuple[Shard, ...]:
     """Write shards of `shard_tokens` each, the last with the rest. `show` gets the bytes of each block written."""
     itemsize = np.dtype(dtype).itemsize
@@ -53,14 +53,14 @@ def write(
     return tuple(shards)
 
 
-def _dealt(parts: Iterable[Span], shard_tokens: int) -> Iterator[list[Span]]:
+def _dealt(parts: Iterable[TokenSpan], shard_tokens: int) -> Iterator[list[TokenSpan]]:
     """Deal the parts into lists of `shard_tokens` each."""
-    shard, left = list[Span](), shard_tokens
+    shard, left = list[TokenSpan](), shard_tokens
     for part in parts:
         begin = part.begin
         while begin < part.end:
             end = min(part.end, begin + left)
-            shard.append(Span(part.path, begin, end))
+            shard.append(TokenSpan(part.path, begin, end))
             begin, left = end, left - (end - begin)
             if not left:
                 yield shard
@@ -69,7 +69,7 @@ def _dealt(parts: Iterable[Span], shard_tokens: int) -> Iterator[list[Span]]:
         yield shard
 
 
-def _blocks(span: Span, itemsize: int) -> Iterator[bytes]:
+def _blocks(span: TokenSpan, itemsize: int) -> Iterator[bytes]:
     with span.path.open("rb") as file:
         file.seek(span.begin * itemsize)
         left = (span.end - span.begin) * itemsize

@@ -27,7 +27,7 @@ TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".html", ".tex", ".c", ".h", ".cc
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """A file. `name`: relative to the input that it was found in. `kind`: text, jsonl, parquet or arrow."""
 
     name: str
@@ -39,12 +39,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Slice:
-    """What a part takes of a source: bytes [begin, end), row groups of a parquet file, or batches of an Arrow file.
+    """A part's share of a source: bytes [begin, end), row groups of a parquet file, or batches of an Arrow file.
 
     `bytes`: its share.
     """
 
-    source: Source
+    source: TextSource
     begin: int
     end: int
     bytes: int
@@ -58,7 +58,7 @@ class Unreadable:
     reason: str
 
 
-def found(inputs: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
+def found(inputs: Sequence[str]) -> tuple[list[TextSource], list[Unreadable]]:
     """Every file of the inputs, which are files, folders or globs: in their order, each sorted by name."""
     sources, unreadable = [], []
     for given in inputs:
@@ -74,7 +74,7 @@ def found(inputs: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
         for name, path in sorted(named):
             status = path.stat()
             kind = SUFFIXES.get(path.suffix.lower(), "text")
-            sources.append(Source(name, str(path.absolute()), kind, status.st_size, status.st_mtime_ns))
+            sources.append(TextSource(name, str(path.absolute()), kind, status.st_size, status.st_mtime_ns))
     return list(dict.fromkeys(sources)), unreadable
 
 
@@ -88,7 +88,7 @@ def _is_text(path: Path, root: Path) -> bool:
 # ------------------------------------------------------------------ parts
 
 
-def cut(sources: Iterable[Source], part_bytes: int) -> tuple[list[tuple[Slice, ...]], list[Unreadable]]:
+def cut(sources: Iterable[TextSource], part_bytes: int) -> tuple[list[tuple[Slice, ...]], list[Unreadable]]:
     """The parts, each of about `part_bytes`, in the order of the sources."""
     parts: list[tuple[Slice, ...]] = []
     unreadable: list[Unreadable] = []
@@ -109,7 +109,7 @@ def cut(sources: Iterable[Source], part_bytes: int) -> tuple[list[tuple[Slice, .
     return parts + ([tuple(open_part)] if open_part else []), unreadable
 
 
-def _slices(source: Source, part_bytes: int) -> Iterator[Slice]:
+def _slices(source: TextSource, part_bytes: int) -> Iterator[Slice]:
     if source.kind == "parquet":
         with pyarrow.parquet.ParquetFile(source.path) as file:
             groups = file.metadata.num_row_groups

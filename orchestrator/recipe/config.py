@@ -105,7 +105,7 @@ class PoolConfig(Section):
 
     @property
     def unit_resources(self) -> dict[str, float]:
-        """What all processes of one learner ask for together."""
+        """The sum of the resources of all processes of one learner."""
         return {kind: amount * self.processes for kind, amount in self.resources.items()}
 
     @model_validator(mode="after")
@@ -257,7 +257,7 @@ class LinkConfig(Section):
 
 
 class FleetPoolConfig(Section):
-    """What `diloco plan` needs to know of one learner of a pool."""
+    """One learner of a pool, as `diloco plan` is told of it."""
 
     name: str = Field(description="of one of [[pools]]")
     step_s: PositiveFloat | None = Field(

@@ -99,7 +99,7 @@ _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below
 
 
 def allowed(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """What an annotation allows: "a whole number above 0", "one of kill, freeze"."""
+    """Return in words what an annotation allows: "a whole number above 0", "one of kill, freeze"."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return allowed(arguments[0], (*metadata, *arguments[1:]))

@@ -46,7 +46,7 @@ def local_store_bytes() -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """What one learner needs of each of its nodes."""
+    """The needs of one learner on each of its nodes."""
 
     resources: Mapping[str, float]
     labels: Mapping[str, str]
@@ -174,14 +174,14 @@ def _slice(pool: PoolConfig, topology: str, field: str) -> Iterator[Problem]:
 
 
 @dataclass(frozen=True)
-class Node:
+class LiveNode:
     """A live node: its labels, and all its resources, free or used."""
 
     labels: Mapping[str, str]
     resources: Mapping[str, float]
 
 
-def misses(labels: Mapping[str, str], nodes: Sequence[Node]) -> str:
+def misses(labels: Mapping[str, str], nodes: Sequence[LiveNode]) -> str:
     """Why no node has all of these labels; empty if one has."""
     if _with(labels, nodes):
         return ""
@@ -192,7 +192,7 @@ def misses(labels: Mapping[str, str], nodes: Sequence[Node]) -> str:
     return f"no living node has {_labels(labels)}; there, {'; '.join(found)}"
 
 
-def unschedulable_reason(claim: Shape, nodes: Sequence[Node]) -> str:
+def unschedulable_reason(claim: Shape, nodes: Sequence[LiveNode]) -> str:
     """Why no node can hold a learner with these needs."""
     if not nodes:
         return "no node is alive"
@@ -212,12 +212,12 @@ def unschedulable_reason(claim: Shape, nodes: Sequence[Node]) -> str:
     return f"{where} some have {wanted}, but others are using them"
 
 
-def bears(node: Node, labels: Mapping[str, str]) -> bool:
+def bears(node: LiveNode, labels: Mapping[str, str]) -> bool:
     """Whether a node has all of these labels, compared letter by letter as Ray does."""
     return all(node.labels.get(key) == value for key, value in labels.items())
 
 
-def _with(labels: Mapping[str, str], nodes: Iterable[Node]) -> list[Node]:
+def _with(labels: Mapping[str, str], nodes: Iterable[LiveNode]) -> list[LiveNode]:
     return [node for node in nodes if bears(node, labels)]
 
 

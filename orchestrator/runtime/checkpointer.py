@@ -18,7 +18,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager
 from orchestrator.store import checkpoints
-from orchestrator.store.checkpoints import Manifest, Part
+from orchestrator.store.checkpoints import CheckpointManifest, CheckpointPart
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Objects
 
@@ -93,9 +93,9 @@ class Checkpointer:
         try:
             kept = await self._syncer.call("kept", identifier, SAVE_S, patience_s=SAVE_S, call_s=SAVE_S)
             given = await asyncio.gather(*(self._part(handle, identifier) for _, _, handle in savers))
-            parts = [Part(**each) for each in kept["parts"]]
-            parts += [Part(**each) for each in given if each is not None]
-            manifest = Manifest(
+            parts = [CheckpointPart(**each) for each in kept["parts"]]
+            parts += [CheckpointPart(**each) for each in given if each is not None]
+            manifest = CheckpointManifest(
                 snapshot=identifier,
                 run=self._run,
                 config_hash=self._recipe.config_hash,

@@ -24,7 +24,7 @@ import ray
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.resources import ACCELERATOR, Node, local_store_bytes, misses
+from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_bytes, misses
 from orchestrator.runtime import actor, job, metrics_actor, syncer_manager
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
@@ -254,7 +254,7 @@ def unplaceable(recipe: Recipe, offered: Mapping[str, float], labels: Mapping[st
     asked: dict[str, float] = {}
     wanted = [(f"pools.{index}", pool.unit_resources, pool.learners) for index, pool in enumerate(recipe.pools)]
     for index, pool in enumerate(recipe.pools):
-        if pool.accelerator and (why := misses({ACCELERATOR: pool.accelerator}, [Node(labels, offered)])):
+        if pool.accelerator and (why := misses({ACCELERATOR: pool.accelerator}, [LiveNode(labels, offered)])):
             fix = "leave it out here, or run on a cluster that has it: --address"
             yield Problem(f"pools.{index}.accelerator", pool.accelerator, why, fix)
     for field, resources, count in [*wanted, ("eval", recipe.eval.resources, 1)]:

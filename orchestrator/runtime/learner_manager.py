@@ -25,7 +25,7 @@ from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager
 from orchestrator.store.readers import object_of
 from orchestrator.store.run_store import RunStore
-from orchestrator.store.status_model import Placed
+from orchestrator.store.status_model import LearnerPlace
 from outer.journal.object_store import Objects
 from outer.protocol.events_effects import DrainRequested, Expect
 
@@ -153,10 +153,10 @@ class LearnerManager:
         return True
 
     @property
-    def placed(self) -> dict[str, Placed]:
+    def placed(self) -> dict[str, LearnerPlace]:
         """Where each learner is, for the status."""
         return {
-            name: Placed(
+            name: LearnerPlace(
                 first.pid,
                 first.node,
                 unit.fault or None,

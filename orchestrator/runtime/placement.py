@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from orchestrator.recipe.config import PoolConfig
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.resources import POD_TYPE, Node, memory_settings, misses, shape, unschedulable_reason
+from orchestrator.recipe.resources import POD_TYPE, LiveNode, memory_settings, misses, shape, unschedulable_reason
 from orchestrator.runtime.ray_await import CALL_S, within
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
@@ -185,8 +185,8 @@ def admit(labels: Mapping[str, str]) -> None:
         raise InputError([Problem("run.control", dict(labels), f"the syncer has no place: {why}", fix)])
 
 
-def _living() -> list[Node]:
-    return [Node(node["Labels"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+def _living() -> list[LiveNode]:
+    return [LiveNode(node["Labels"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def draining_nodes() -> dict[str, float | None]:

@@ -20,7 +20,7 @@ JOURNAL = "journal"  # its folder in the store
 REQUEST_FILE = "checkpoint.json"  # {"at"}: one is wanted now
 
 
-class Part(BaseModel):
+class CheckpointPart(BaseModel):
     """One object of a checkpoint."""
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -33,7 +33,7 @@ class Part(BaseModel):
     exact: bool = False  # nothing happened after it: the same incarnation can continue
 
 
-class Manifest(BaseModel):
+class CheckpointManifest(BaseModel):
     """The description of a whole checkpoint."""
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -46,7 +46,7 @@ class Manifest(BaseModel):
     syncer_step: NonNegativeInt  # of the newest commit in it
     tokens_committed: NonNegativeInt
     created_at: NonNegativeFloat  # Unix seconds
-    parts: list[Part]
+    parts: list[CheckpointPart]
     omitted: list[str]  # learners whose state did not come in time: they recover from a peer
 
     @property
@@ -54,28 +54,28 @@ class Manifest(BaseModel):
         return sum(part.bytes for part in self.parts)
 
     @property
-    def learners(self) -> dict[str, Part]:
+    def learners(self) -> dict[str, CheckpointPart]:
         return {part.learner: part for part in self.parts if part.learner}
 
 
 @dataclass
 class Resumption:
-    """What a run resumes from, beside its journal."""
+    """The checkpoint that a run resumes from, beside its journal, and damaged newer ones."""
 
-    manifest: Manifest | None = None
+    manifest: CheckpointManifest | None = None
     damage: list[tuple[int, str]] = field(default_factory=list)  # (snapshot, what is wrong with it)
 
 
-def write(store: Objects, manifest: Manifest) -> None:
+def write(store: Objects, manifest: CheckpointManifest) -> None:
     """Write the manifest, which completes a checkpoint. Raises OSError; FileExistsError if the number is taken."""
     parts.write(store, manifest.snapshot, parts.MANIFEST, {"manifest": manifest.model_dump(mode="json")}, [])
 
 
-def manifest_of(store: Objects, snapshot: int) -> Manifest:
+def manifest_of(store: Objects, snapshot: int) -> CheckpointManifest:
     """The manifest of a checkpoint. Raises Damaged."""
     header, _, _ = parts.read(store, snapshot, parts.MANIFEST)
     try:
-        manifest = Manifest.model_validate(header["manifest"])
+        manifest = CheckpointManifest.model_validate(header["manifest"])
     except (KeyError, ValidationError) as error:
         raise Damaged(f"its manifest is of another form: {error}") from error
     if manifest.snapshot != snapshot:
@@ -94,7 +94,7 @@ def complete(store: Objects, snapshot: int) -> bool:
 
 
 def damage(store: Objects, snapshot: int, run: str | None = None) -> list[str]:
-    """What is damaged in a checkpoint, part by part, in words; every byte is read."""
+    """List the damage of a checkpoint, part by part, in words; every byte is read."""
     try:
         manifest = manifest_of(store, snapshot)
     except Damaged as error:
@@ -139,7 +139,7 @@ def retire(store: Objects, keep: int) -> list[int]:
     return retired
 
 
-def describe(manifest: Manifest, now: float) -> dict[str, Any]:
+def describe(manifest: CheckpointManifest, now: float) -> dict[str, Any]:
     """A checkpoint's entry in lists."""
     return {
         "snapshot": manifest.snapshot,
@@ -153,7 +153,7 @@ def describe(manifest: Manifest, now: float) -> dict[str, Any]:
     }
 
 
-def exact_learners(manifest: Manifest, epochs: int, incarnations: Mapping[str, int]) -> Iterable[str]:
+def exact_learners(manifest: CheckpointManifest, epochs: int, incarnations: Mapping[str, int]) -> Iterable[str]:
     """Learners that can continue as the same incarnation: nothing may have happened since the suspension."""
     if not manifest.final or manifest.epoch != epochs:
         return
@@ -191,7 +191,7 @@ def checkpoint_damage(store: Objects, snapshot: int, run: str | None) -> list[st
 
 
 def journal_damage(store: Objects) -> list[str]:
-    """What is damaged in the journal, group by group, in words; every byte is read.
+    """List the damage of the journal, group by group, in words; every byte is read.
 
     May be asked while the run goes on: groups that are removed meanwhile are not damage.
     """

@@ -41,7 +41,7 @@ FORMAT = "decoupled-diloco/1"
 
 
 @dataclass(frozen=True)
-class Model:
+class ExportedModel:
     """Trained parameters, and what is needed to rebuild their task."""
 
     tensors: dict[str, weights.Flat]
@@ -54,7 +54,7 @@ class Model:
 
     @property
     def warm_start(self) -> WarmStart | None:
-        """What the run's parameters started from, where that is a file."""
+        """The file or folder that the run's parameters started from, if any."""
         path, digest = (json.loads(self.metadata.get(key, "null")) for key in STARTED_FROM)
         return WarmStart(path, digest) if path and digest else None
 
@@ -69,7 +69,7 @@ NESTED = ("model", "data", "seed")
 STARTED_FROM = ("init_from", "init_digest")
 
 
-def of_run(store: RunStore) -> Model:
+def of_run(store: RunStore) -> ExportedModel:
     """A run's final parameters, checked against their manifest. Raises InputError when there are none."""
     try:
         tensors = weights.read(store.root)
@@ -77,10 +77,10 @@ def of_run(store: RunStore) -> Model:
         raise InputError([_problem("RUN", store.root, error)]) from error
     recipe = recipe_of(store)
     manifest = store.read_json("final/manifest.json")
-    return Model(tensors, _about(recipe, manifest, object_of(store, "summary.json") or {}, tensors))
+    return ExportedModel(tensors, _about(recipe, manifest, object_of(store, "summary.json") or {}, tensors))
 
 
-def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
+def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> ExportedModel:
     """The parameters of a checkpoint; fragments without a commit have their initial values.
 
     Raises Damaged where it is damaged or lacks the description of its fragments.
@@ -102,10 +102,10 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
     values = [thetas[each.index] for each in fragments]
     tokens, left_out = manifest.tokens_committed, header["left_out"]
     model = of_parameters(recipe_of(store), manifest.syncer_step, fragments, values, tokens, left_out)
-    return Model(model.tensors, model.metadata | {"checkpoint": str(snapshot)})
+    return ExportedModel(model.tensors, model.metadata | {"checkpoint": str(snapshot)})
 
 
-def of_file(path: Path) -> Model:
+def of_file(path: Path) -> ExportedModel:
     """Read an exported file. Raises InputError for one that `write` did not write."""
     try:
         tensors = weights.read(path)
@@ -115,7 +115,7 @@ def of_file(path: Path) -> Model:
     if metadata.get("format") != FORMAT:
         fix = "give a file that diloco export has written, or a run"
         raise InputError([Problem("--from", str(path), "does not say which task its parameters belong to", fix)])
-    model = Model(tensors, metadata)
+    model = ExportedModel(tensors, metadata)
     try:
         _ = model.task, metadata["run"]
     except (KeyError, ValueError, RecursionError) as error:
@@ -131,7 +131,7 @@ def of_parameters(
     thetas: Sequence[weights.Flat],
     tokens: int,
     left_out: Mapping[str, str] | None = None,
-) -> Model:
+) -> ExportedModel:
     """Parameters from memory: float32[n] per fragment, as of a syncer step and a number of committed tokens.
 
     `left_out`: the leaves that are in no fragment, as Tensor.described by name.
@@ -139,22 +139,22 @@ def of_parameters(
     tensors = {name: np.array(values) for name, values in weights.joined(fragments, thetas).items()}
     manifest = {"syncer_step": syncer_step, "tensors": _described(fragments), "left_out": dict(left_out or {})}
     manifest["fragments"] = [codecs.digest(theta) for theta in thetas]
-    return Model(tensors, _about(recipe, manifest, {"tokens": {"committed": tokens}}, tensors))
+    return ExportedModel(tensors, _about(recipe, manifest, {"tokens": {"committed": tokens}}, tensors))
 
 
 @dataclass(frozen=True)
 class Form:
     """A form in which parameters are written: `save` to a path where nothing is, `read` them back from there."""
 
-    save: Callable[[Model, Path], None]
+    save: Callable[[ExportedModel, Path], None]
     read: Callable[[Path], weights.Named]
 
 
-def _save_safetensors(model: Model, path: Path) -> None:
+def _save_safetensors(model: ExportedModel, path: Path) -> None:
     save_file(model.tensors, path, metadata=model.metadata)
 
 
-def _save_huggingface(model: Model, folder: Path) -> None:
+def _save_huggingface(model: ExportedModel, folder: Path) -> None:
     """config.json and model.safetensors, which transformers loads, and the tokenizer where the data has one.
 
     Raises InputError for any model but a dense decoder.
@@ -189,7 +189,7 @@ def _save_huggingface(model: Model, folder: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps(how) + "\n", encoding="utf-8")
 
 
-def _save_orbax(model: Model, folder: Path) -> None:
+def _save_orbax(model: ExportedModel, folder: Path) -> None:
     """`params`, nested dictionaries by the parts of each path, and `about`, the metadata. Raises InputError."""
     ocp = _orbax()
     tree: dict[str, Any] = {}
@@ -235,7 +235,7 @@ FORMS = {
 }
 
 
-def write(model: Model, path: Path, name: str = "safetensors") -> None:
+def write(model: ExportedModel, path: Path, name: str = "safetensors") -> None:
     """Write a draft in one of FORMS, read it back, then rename it.
 
     Raises InputError when the path exists or cannot be written, or the form cannot hold the model; RuntimeError when

@@ -56,7 +56,7 @@ class ProgressTracker:
 
 
 @dataclass(frozen=True)
-class Placed:
+class LearnerPlace:
     """Where a learner's newest incarnation is, and what went wrong with the learner last."""
 
     pid: int | None
@@ -72,7 +72,7 @@ def model(
     about: RunInfo,
     view: Mapping[str, Any],
     syncer: Mapping[str, Any],
-    placed: Mapping[str, Placed],
+    placed: Mapping[str, LearnerPlace],
 ) -> dict[str, Any]:
     """`view`: the syncer's, empty before it answers; `syncer`: its pid, node and facts about the task."""
     task = syncer.get("task") or {}
@@ -153,7 +153,7 @@ def _target(recipe: Recipe, view: Mapping[str, Any], sample: int | None) -> int 
 
 
 def _learner(
-    recipe: Recipe, about: RunInfo, row: Mapping[str, Any], placed: Placed | None, sample: int | None
+    recipe: Recipe, about: RunInfo, row: Mapping[str, Any], placed: LearnerPlace | None, sample: int | None
 ) -> dict[str, Any]:
     pool = recipe.pool_of(row["name"])
     rate = pool.batch_size * sample / row["step_s"] if row["alive"] and row["step_s"] and sample else None
@@ -184,7 +184,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _means(told: Iterable[Mapping[str, float]]) -> dict[str, float | None]:
-    """Of the auxiliary values of the learners' last steps, over those learners that have them."""
+    """Return the means of the learners' auxiliary values in their last steps, over those learners that have them."""
     values: dict[str, list[float]] = {}
     for aux in told:
         for name, value in aux.items():
@@ -209,7 +209,7 @@ def _conditions(
     about: RunInfo,
     view: Mapping[str, Any],
     syncer: Mapping[str, Any],
-    placed: Mapping[str, Placed],
+    placed: Mapping[str, LearnerPlace],
 ) -> list[dict[str, str]]:
     if about.ended:
         return [_condition("Ended", about.state != ENDING, about.state.capitalize(), about.reason)]

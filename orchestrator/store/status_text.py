@@ -146,19 +146,19 @@ def conditions(status: Mapping[str, Any]) -> list[str]:
 
 
 def waiting(status: Mapping[str, Any]) -> list[str]:
-    """What the run waits for: which pool has no place and why, and whether the quorum is possible without it."""
+    """Say which pool has no place and why, and whether the quorum is possible without it."""
     conditions = part(status, "run").get("conditions") or []
     return [text(each.get("message")) for each in conditions if each.get("reason") == "NoPlace"]
 
 
 def states(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a reader wants to hear at once: the run's state, each learner's state and last fault, missing places."""
+    """Return all whose change is told at once: the run's state, each learner's state and last fault, missing places."""
     told = [(item.get("name"), item.get("state"), item.get("last_fault")) for item in status.get("learners") or []]
     return (part(status, "run").get("state"), *told, *waiting(status))
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What has changed, a line each: missing places, learners' states and last faults."""
+    """Return the changes, a line each: missing places, learners' states and last faults."""
     old = {item.get("name"): item for item in before.get("learners") or []}
     missed = waiting(before)
     lines = [message for message in waiting(after) if message not in missed]

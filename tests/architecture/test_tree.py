@@ -31,10 +31,10 @@ TOTALS = {PACKAGES: 63_000, ("tests",): 47_400, ("benchmarks",): 9500}
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
 TO_RENAME = {
     "Bounds", "Call", "Chain", "Commit", "Comparison", "Contributions", "Difference", "Durable", "Durations", "FactLog",
-    "Failures", "Fault", "Finding", "Group", "History", "Incarnation", "Job", "Layout", "Link", "Links", "Manifest",
-    "Mark", "Measured", "Member", "Mode", "Model", "Network", "Node", "Numbers", "Options", "Outcome", "Pace", "Part",
-    "Pieces", "Place", "Placed", "Point", "Progress", "Proposal", "Rank", "Received", "Refused", "Report", "Run",
-    "Said", "Section", "Sent", "Simulated", "Source", "Span", "Spans", "Stretch", "Table", "Tally", "Tape", "Timeline",
+    "Failures", "Fault", "Finding", "Group", "History", "Incarnation", "Job", "Layout", "Link", "Links",
+    "Mark", "Measured", "Member", "Mode", "Network", "Numbers", "Outcome", "Pace",
+    "Pieces", "Place", "Placed", "Point", "Proposal", "Rank", "Received", "Refused", "Report", "Run",
+    "Said", "Section", "Sent", "Simulated", "Spans", "Stretch", "Table", "Tally", "Tape", "Timeline",
     "Traffic", "Value", "Verdict", "Version", "Wanted",
 }  # fmt: skip
 

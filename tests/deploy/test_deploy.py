@@ -22,7 +22,7 @@ import yaml
 
 from orchestrator.cli.app import build
 from orchestrator.cli.submission import SECRETS
-from orchestrator.recipe.resources import Node, misses, shape, unschedulable_reason
+from orchestrator.recipe.resources import LiveNode, misses, shape, unschedulable_reason
 from orchestrator.recipe.toml_text import load
 from orchestrator.recipe.tpu_slices import GENERATIONS
 from orchestrator.recipe.validation import problems, resolve
@@ -206,12 +206,12 @@ def test_every_learner_of_the_recipe_finds_a_place_in_its_cluster(manifest: str,
     assert misses(recipe.run.control, nodes) == ""
 
 
-def nodes_of(group: dict[str, Any]) -> list[Node]:
+def nodes_of(group: dict[str, Any]) -> list[LiveNode]:
     """A worker group as the Ray nodes that it becomes."""
     kinds = {"cpu": "CPU", "nvidia.com/gpu": "GPU", "google.com/tpu": "TPU"}
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
     offered = {kinds[kind]: float(amount) for kind, amount in limits.items() if kind in kinds}
-    return [Node(group["labels"], offered)] * group["replicas"]
+    return [LiveNode(group["labels"], offered)] * group["replicas"]
 
 
 @pytest.mark.parametrize("manifest", ["cluster-gpu.yaml", "cluster-tpu.yaml"])
@@ -354,7 +354,7 @@ def test_the_launchers_file_has_rays_schema_and_a_token_everywhere() -> None:
     for name in ("head_start_ray_commands", "worker_start_ray_commands"):
         assert all("RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.decoupled-diloco/token" in c for c in config[name])
     recipe = load(DEPLOY / "recipes" / "two-regions-gpu.toml")
-    nodes = [Node(kind["labels"], kind["resources"]) for kind in config["available_node_types"].values()]
+    nodes = [LiveNode(kind["labels"], kind["resources"]) for kind in config["available_node_types"].values()]
     assert misses(recipe.run.control, nodes) == ""
     here = recipe.pools[0]
     assert "others are using them" in unschedulable_reason(shape(here), nodes), "its kind of node is there"

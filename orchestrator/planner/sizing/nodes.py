@@ -40,7 +40,7 @@ _SAID = {
 
 
 @dataclass(frozen=True)
-class Node(shape.Node):
+class Node(shape.LiveNode):
     """One host as Ray's scheduler sees it, empty. What is None is not known, and not checked."""
 
     name: str

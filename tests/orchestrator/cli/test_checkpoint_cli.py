@@ -22,7 +22,7 @@ from orchestrator.eventlog.log_writer import LogWriter
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store import checkpoints, watch
-from orchestrator.store.checkpoints import REQUEST_FILE, Manifest, Part
+from orchestrator.store.checkpoints import REQUEST_FILE, CheckpointManifest, CheckpointPart
 from orchestrator.store.run_store import RunStore
 from outer.journal import checkpoint_parts
 from outer.journal.groups import Logged
@@ -71,8 +71,10 @@ def take(store: RunStore, snapshot: int, journaled: StoredJournal | None = None)
     journaled = journaled or StoredJournal(Folder(store.root), "journal", 99, len(FRAGMENTS))
     run = journaled.run or "run"
     header, arrays = journaled.cut().part(1, snapshot, FRAGMENTS, INITIAL)
-    part = Part(**checkpoint_parts.write(Folder(store.root), snapshot, checkpoint_parts.SYNCER, header, arrays))
-    manifest = Manifest(
+    part = CheckpointPart(
+        **checkpoint_parts.write(Folder(store.root), snapshot, checkpoint_parts.SYNCER, header, arrays)
+    )
+    manifest = CheckpointManifest(
         snapshot=snapshot,
         run=run,
         config_hash="c",

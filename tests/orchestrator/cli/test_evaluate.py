@@ -20,7 +20,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store import checkpoints
-from orchestrator.store.checkpoints import Manifest, Part
+from orchestrator.store.checkpoints import CheckpointManifest, CheckpointPart
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
 from orchestrator.study.seed_run import SeedRun
@@ -111,10 +111,11 @@ def test_checkpoints_have_the_loss_of_the_parameters_that_they_keep(run: Path, t
         journal.write([Logged(Entry(step, 0, record), step - 1, 1.0, [theta, np.arange(3)])])
     for snapshot in (1, 2):
         header, arrays = journal.cut().part(1, snapshot, fragments, {})
-        part = Part(**checkpoint_parts.write(kept, snapshot, checkpoint_parts.SYNCER, header, arrays))
+        part = CheckpointPart(**checkpoint_parts.write(kept, snapshot, checkpoint_parts.SYNCER, header, arrays))
         about = {"run": journal.run or "", "config_hash": "c", "final": False, "epoch": 1, "created_at": 1.0}
         checkpoints.write(
-            kept, Manifest(snapshot=snapshot, syncer_step=4, tokens_committed=8, parts=[part], omitted=[], **about)
+            kept,
+            CheckpointManifest(snapshot=snapshot, syncer_step=4, tokens_committed=8, parts=[part], omitted=[], **about),
         )
     final, _ = told(str(run / "seed"))
     rows = [row for row in told(str(store.root), "--checkpoint", "all") if row["set"] == "held-out"]

@@ -23,7 +23,7 @@ from learners.training.data import corpus
 from learners.training.data.token_corpus import TokenCorpus
 from orchestrator.cli.app import build
 from orchestrator.prepare import preparation
-from orchestrator.prepare.preparation import Options, prepare
+from orchestrator.prepare.preparation import PrepareOptions, prepare
 from orchestrator.recipe.problems import InputError
 from tests.waiting import until
 
@@ -83,7 +83,7 @@ def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
     sources = text_files(tmp_path / "in")
     for train_bpe in (None, BPE):
         out = tmp_path / f"out{train_bpe}"
-        made = prepare(Options((str(sources),), out, train_bpe=train_bpe, held_out=0.3, part_bytes=5000), quiet)
+        made = prepare(PrepareOptions((str(sources),), out, train_bpe=train_bpe, held_out=0.3, part_bytes=5000), quiet)
         assert made["parts"] > 3 and made["unreadable"] == [] and not (out / "parts").exists()
         train, held_out = texts_of(out, False), texts_of(out, True)
         assert held_out and len(train) > len(held_out)
@@ -100,10 +100,10 @@ def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
 
 def test_a_document_is_held_out_by_its_content_whatever_is_beside_it(tmp_path: Path) -> None:
     sources = text_files(tmp_path / "in")
-    prepare(Options((str(sources),), tmp_path / "a", held_out=0.3), quiet)
+    prepare(PrepareOptions((str(sources),), tmp_path / "a", held_out=0.3), quiet)
     before = set(texts_of(tmp_path / "a", True))
     (sources / "00a.txt").write_text("another document")
-    prepare(Options((str(sources),), tmp_path / "b", held_out=0.3), quiet)
+    prepare(PrepareOptions((str(sources),), tmp_path / "b", held_out=0.3), quiet)
     assert set(texts_of(tmp_path / "b", True)) - {b"another document"} == before
 
 
@@ -111,7 +111,7 @@ def test_with_few_documents_the_end_of_the_last_is_held_out(tmp_path: Path) -> N
     sources = text_files(tmp_path / "in", 3)
     for given, share, held in ((sources, 1e-9, 1 / 3), (sources / "00.txt", 0.25, 0.25)):
         out = tmp_path / f"out-{given.name}"
-        prepare(Options((str(given),), out, held_out=share), quiet)
+        prepare(PrepareOptions((str(given),), out, held_out=share), quiet)
         found = TokenCorpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0)
         size = sum(path.stat().st_size + 1 for path in (sources.iterdir() if given == sources else [given]))
         assert found.held_out.tokens == round(held * size)
@@ -128,7 +128,9 @@ def test_jsonl_and_parquet_give_their_field_and_what_is_unreadable_is_named(tmp_
     pyarrow.parquet.write_table(table.drop_columns(["body"]), tmp_path / "c.parquet")
     (tmp_path / "d.parquet").write_bytes(b"no parquet")
     (tmp_path / "e.txt").write_bytes(b"\xff\xfe")
-    made = prepare(Options((str(tmp_path),), tmp_path / "out", field="body", held_out=0.2, part_bytes=2000), quiet)
+    made = prepare(
+        PrepareOptions((str(tmp_path),), tmp_path / "out", field="body", held_out=0.2, part_bytes=2000), quiet
+    )
     assert sorted(texts_of(tmp_path / "out", False) + texts_of(tmp_path / "out", True)) == sorted(
         text.encode() for text in documents
     )
@@ -151,7 +153,7 @@ def test_a_dataset_that_the_library_datasets_saved_gives_its_field(tmp_path: Pat
         with kind(str(tmp_path / "saved" / name), table.schema) as file:
             file.write_table(table, max_chunksize=7)
     (tmp_path / "saved/torn.arrow").write_bytes(b"no arrow at all")
-    asked = Options((str(tmp_path / "saved"),), tmp_path / "a", field="body", held_out=0.2, part_bytes=2000)
+    asked = PrepareOptions((str(tmp_path / "saved"),), tmp_path / "a", field="body", held_out=0.2, part_bytes=2000)
     made = prepare(asked, quiet)
     assert {one["input"] for one in made["unreadable"]} == {"torn.arrow"} and made["parts"] > 5
     assert sorted(texts_of(tmp_path / "a", False) + texts_of(tmp_path / "a", True)) == sorted(
@@ -164,7 +166,7 @@ def test_a_dataset_that_the_library_datasets_saved_gives_its_field(tmp_path: Pat
 def test_a_long_text_is_cut_at_ends_of_lines_and_loses_nothing(tmp_path: Path) -> None:
     text = "".join(f"line {index} of θ\n" for index in range(2000))
     (tmp_path / "long.txt").write_text(text)
-    prepare(Options((str(tmp_path / "long.txt"),), tmp_path / "out", held_out=0.2, part_bytes=3001), quiet)
+    prepare(PrepareOptions((str(tmp_path / "long.txt"),), tmp_path / "out", held_out=0.2, part_bytes=3001), quiet)
     found = texts_of(tmp_path / "out", False) + texts_of(tmp_path / "out", True)
     assert len(found) > 8 and all(part.endswith(b"\n") for part in found)
     assert sorted(b"".join(found).splitlines()) == sorted(text.encode().splitlines())
@@ -174,7 +176,7 @@ def test_a_part_that_is_damaged_or_of_a_changed_file_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = text_files(tmp_path / "in")
-    options = Options((str(sources),), tmp_path / "a", held_out=0.3, part_bytes=5000, train_bpe=BPE)
+    options = PrepareOptions((str(sources),), tmp_path / "a", held_out=0.3, part_bytes=5000, train_bpe=BPE)
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "_joined", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -183,7 +185,7 @@ def test_a_part_that_is_damaged_or_of_a_changed_file_is_made_again(
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
     made = prepare(options, quiet)
     assert made["parts_kept"] == made["parts"] - 1
-    prepare(Options((str(sources),), tmp_path / "b", held_out=0.3, part_bytes=5000, train_bpe=BPE), quiet)
+    prepare(PrepareOptions((str(sources),), tmp_path / "b", held_out=0.3, part_bytes=5000, train_bpe=BPE), quiet)
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
@@ -195,7 +197,7 @@ def test_a_killed_preparation_continues_with_equal_bits_from_any_number_of_worke
     script = (
         "import sys, pathlib; from orchestrator.prepare.preparation import *\n"
         "if __name__ == '__main__':\n"
-        "    prepare(Options((sys.argv[1],), pathlib.Path(sys.argv[2]), train_bpe=512, workers=2, held_out=0.3,"
+        "    prepare(PrepareOptions((sys.argv[1],), pathlib.Path(sys.argv[2]), train_bpe=512, workers=2, held_out=0.3,"
         " part_bytes=3000), lambda *news: None)\n"
     )
     file = tmp_path / "prepare.py"
@@ -208,11 +210,11 @@ def test_a_killed_preparation_continues_with_equal_bits_from_any_number_of_worke
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    options = Options((str(sources),), out, train_bpe=BPE, workers=1, held_out=0.3, part_bytes=3000)
+    options = PrepareOptions((str(sources),), out, train_bpe=BPE, workers=1, held_out=0.3, part_bytes=3000)
     if not (out / "manifest.json").exists():  # else it was faster than the kill
         assert prepare(options, quiet)["parts_kept"] >= 2
     unbroken = tmp_path / "unbroken"
-    prepare(Options((str(sources),), unbroken, train_bpe=BPE, workers=3, held_out=0.3, part_bytes=3000), quiet)
+    prepare(PrepareOptions((str(sources),), unbroken, train_bpe=BPE, workers=3, held_out=0.3, part_bytes=3000), quiet)
     assert content(out) == content(unbroken)
 
 
@@ -224,10 +226,10 @@ def test_folders_and_tokenizers_that_cannot_be_used_are_input_errors(tmp_path: P
         ({"tokenizer": tmp_path / "none.json"}, tmp_path / "b", "--tokenizer"),
     ):
         with pytest.raises(InputError) as caught:
-            prepare(Options((str(sources),), out, **given), quiet)  # type: ignore[arg-type]
+            prepare(PrepareOptions((str(sources),), out, **given), quiet)  # type: ignore[arg-type]
         assert [problem.field for problem in caught.value.problems] == [field]
     with pytest.raises(InputError, match="no such file"):
-        prepare(Options((str(tmp_path / "nowhere"),), tmp_path / "c"), quiet)
+        prepare(PrepareOptions((str(tmp_path / "nowhere"),), tmp_path / "c"), quiet)
 
 
 def test_the_commands_tell_what_they_made_and_what_they_left_out(tmp_path: Path) -> None:

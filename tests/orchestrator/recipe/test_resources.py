@@ -17,7 +17,7 @@ from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import (
     GPUS,
     LOCAL_STORE,
-    Node,
+    LiveNode,
     Shape,
     local_store_bytes,
     memory_settings,
@@ -218,9 +218,9 @@ def test_a_recipes_hardware_and_labels_are_checked_with_the_rest() -> None:
 
 # ------------------------------------------------------------------ what this cluster cannot give
 
-HEAD = Node({"region": "us-east"}, {"CPU": 8})
-H100 = Node({"region": "us-east", "ray.io/accelerator-type": "H100"}, {"CPU": 96, "GPU": 8})
-A100 = Node({"region": "us-west", "ray.io/accelerator-type": "A100"}, {"CPU": 12, "GPU": 1})
+HEAD = LiveNode({"region": "us-east"}, {"CPU": 8})
+H100 = LiveNode({"region": "us-east", "ray.io/accelerator-type": "H100"}, {"CPU": 96, "GPU": 8})
+A100 = LiveNode({"region": "us-west", "ray.io/accelerator-type": "A100"}, {"CPU": 12, "GPU": 1})
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ A100 = Node({"region": "us-west", "ray.io/accelerator-type": "A100"}, {"CPU": 12
         ),
         (
             Shape({"CPU": 50, "GPU": 8}, {}),
-            [Node({}, {"CPU": 64}), Node({}, {"CPU": 8, "GPU": 8})],
+            [LiveNode({}, {"CPU": 64}), LiveNode({}, {"CPU": 8, "GPU": 8})],
             "of 2 living nodes none has 50 CPU, 8 GPU together",
         ),
         (
@@ -260,7 +260,7 @@ A100 = Node({"region": "us-west", "ray.io/accelerator-type": "A100"}, {"CPU": 12
         (Shape({"CPU": 1}, {}), [], "no node is alive"),
     ],
 )
-def test_a_claim_without_a_place_is_told_why(claim: Shape, nodes: list[Node], says: str) -> None:
+def test_a_claim_without_a_place_is_told_why(claim: Shape, nodes: list[LiveNode], says: str) -> None:
     assert unschedulable_reason(claim, nodes) == says
 
 

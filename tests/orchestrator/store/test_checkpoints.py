@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator.store import checkpoints
-from orchestrator.store.checkpoints import Manifest, Part
+from orchestrator.store.checkpoints import CheckpointManifest, CheckpointPart
 from outer.journal import checkpoint_parts
 from outer.journal.framing import Damaged
 from outer.journal.identity import IDENTITY, identity_object
@@ -24,15 +24,15 @@ PARTS = ("syncer", "a.1", "b.2")
 
 def take(
     store: Folder, snapshot: int, run: str = RUN, final: bool = False, manifest: bool = True, epoch: int = 1
-) -> Manifest:
+) -> CheckpointManifest:
     """A checkpoint of two learners."""
     value = [np.full(9, snapshot, np.float32), np.arange(snapshot)]
     made = []
     for part in PARTS:
         learner, _, incarnation = part.partition(".")
         about = {"learner": learner, "incarnation": int(incarnation), "exact": True} if incarnation else {}
-        made.append(Part(**checkpoint_parts.write(store, snapshot, part, {"run": run}, value), **about))
-    whole = Manifest(
+        made.append(CheckpointPart(**checkpoint_parts.write(store, snapshot, part, {"run": run}, value), **about))
+    whole = CheckpointManifest(
         snapshot=snapshot,
         run=run,
         config_hash="c",
@@ -193,7 +193,7 @@ def test_the_manifest_goes_first_so_that_half_of_a_checkpoint_is_none(tmp_path: 
 # ------------------------------------------------------------------ who goes on as before
 
 
-def exact(manifest: Manifest, epochs: int = 1, **incarnations: int) -> set[str]:
+def exact(manifest: CheckpointManifest, epochs: int = 1, **incarnations: int) -> set[str]:
     return set(checkpoints.exact_learners(manifest, epochs, {"a": 1, "b": 2} | incarnations))
 
 

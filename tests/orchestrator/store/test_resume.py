@@ -10,7 +10,7 @@ import pytest
 
 from learners.training.data import corpus
 from orchestrator.eventlog.reader import SEAL_FILE
-from orchestrator.prepare.preparation import Options, prepare
+from orchestrator.prepare.preparation import PrepareOptions, prepare
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump
@@ -131,7 +131,7 @@ def test_a_run_on_shards_goes_on_with_the_same_shards_alone(store: RunStore, tmp
     for text in ("some text\n", "other text\n"):
         source.write_text(text * 200)
         shutil.rmtree(out, ignore_errors=True)
-        prepare(Options((str(source),), out, held_out=0.25), lambda *news: None)
+        prepare(PrepareOptions((str(source),), out, held_out=0.25), lambda *news: None)
         if text.startswith("some"):
             begun = resolve(again)
             store.write_text("config.toml", dump(begun))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
-from orchestrator.store.status_model import Placed, ProgressTracker, RunInfo, model
+from orchestrator.store.status_model import LearnerPlace, ProgressTracker, RunInfo, model
 from orchestrator.store.status_text import lines
 from outer.config import SyncConfig
 
@@ -117,7 +117,7 @@ def test_goodput_is_of_the_whole_run_as_its_log_says_and_unknown_before() -> Non
 def test_a_learners_state_is_its_phase_or_why_it_has_none(
     change: dict[str, Any], state: str, rate: float | None
 ) -> None:
-    placed = {NAMES[0]: Placed(11, "node-1", "killed")}
+    placed = {NAMES[0]: LearnerPlace(11, "node-1", "killed")}
     [shown] = model(RECIPE, about(), view(row(NAMES[0], **change)), SYNCER, placed)["learners"]
     assert (shown["state"], shown["tokens_per_s"]) == (state, rate)
     assert (shown["pool"], shown["region"], shown["pid"], shown["last_fault"]) == ("east", "r1", 11, "killed")
@@ -193,12 +193,16 @@ def test_conditions_say_that_a_syncer_is_on_its_way() -> None:
 
 def test_a_pool_without_a_place_is_told_with_the_quorum_that_is_impossible_without_it() -> None:
     why = "no node is alive"
-    placed = {NAMES[0]: Placed(None, None, None, why), NAMES[1]: Placed(1, "n", None), NAMES[2]: Placed(2, "n", None)}
+    placed = {
+        NAMES[0]: LearnerPlace(None, None, None, why),
+        NAMES[1]: LearnerPlace(1, "n", None),
+        NAMES[2]: LearnerPlace(2, "n", None),
+    }
     run = model(RECIPE, about(), view(), {}, placed)["run"]
     assert conditions({"run": run})["LearnersPlaced"] == ("False", "NoPlace")
     assert conditions({"run": run})["QuorumMet"] == ("True", "Met")
     messages = {each["type"]: each["message"] for each in run["conditions"]}
     assert messages["LearnersPlaced"] == f"pool east: 1 of 2 learners wait for a place: {why}"
-    short = model(RECIPE, about(), view(), {}, placed | {NAMES[2]: Placed(None, None, None, why)})
+    short = model(RECIPE, about(), view(), {}, placed | {NAMES[2]: LearnerPlace(None, None, None, why)})
     assert conditions(short)["QuorumMet"] == ("False", "NoPlace")
     assert conditions(model(RECIPE, about(), view(), {}, {}))["LearnersPlaced"] == ("True", "Placed")
