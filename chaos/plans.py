@@ -56,7 +56,7 @@ def random_faults(
         at_s -= chaos.mtbf_s * math.log(1.0 - times.random())
         kind = _pick(choices, chaos.kinds)
         learner = struck(kind, _pick(choices, learners))
-        lasts_s = chaos.duration_s
+        lasts_s = chaos.freeze_s if kind == "freeze" else chaos.duration_s
         yield PlannedFault(identifier, kind, learner, None, at_s, *_meaningful(kind, lasts_s, chaos.delay_s))
         identifier += 1
 

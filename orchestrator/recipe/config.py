@@ -194,7 +194,8 @@ class ChaosConfig(Section):
     faults: tuple[FaultConfig, ...] = ()
     mtbf_s: PositiveFloat | None = Field(None, description="mean time between further, random faults of the whole run")
     kinds: tuple[FaultKind, ...] = Field(("kill", "freeze"), min_length=1, description="of random faults")
-    duration_s: PositiveFloat = Field(5.0, description="of a random freeze, slow, straggle, link or corrupt")
+    freeze_s: PositiveFloat = Field(5.0, description="length of a random freeze")
+    duration_s: PositiveFloat = Field(5.0, description="of a random slow, straggle, link or corrupt")
     delay_s: PositiveFloat = Field(0.2, description="of every step in a random slow, on average in a straggle")
 
     @property

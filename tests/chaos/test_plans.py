@@ -27,7 +27,7 @@ PLANNED = ChaosConfig(
         FaultConfig(kind="kill", learner="any", at_s=9.0),
     )
 )
-RANDOM = ChaosConfig(mtbf_s=20.0, duration_s=4.0)
+RANDOM = ChaosConfig(mtbf_s=20.0, freeze_s=4.0)
 
 
 def test_a_plan_keeps_what_the_recipe_says() -> None:
@@ -49,6 +49,7 @@ def test_each_kind_keeps_the_numbers_that_mean_something_to_it() -> None:
         ),
         kinds=get_args(FaultKind),
         mtbf_s=1.0,
+        freeze_s=4.0,
         duration_s=3.0,
         delay_s=0.5,
     )
@@ -59,7 +60,7 @@ def test_each_kind_keeps_the_numbers_that_mean_something_to_it() -> None:
     drawn = {fault.kind: fault for fault in islice(random_faults(every, LEARNERS, 0, 0), 200)}
     assert set(drawn) == set(get_args(FaultKind))
     for kind, fault in drawn.items():
-        assert (fault.duration_s, fault.delay_s) == (lasting.get(kind, 0.0), delays.get(kind, 0.0))
+        assert (fault.duration_s, fault.delay_s) == ((lasting | {"freeze": 4.0}).get(kind, 0.0), delays.get(kind, 0.0))
 
 
 def test_the_chaos_recipe_has_every_fault_once() -> None:
