@@ -72,7 +72,19 @@ class OrchestratorActor:
             recipe, placement, self._store, self._code, self._emit, lambda: self._over, self._objects
         )
         self._evaluations = Evaluations(recipe, placement, self._store, self._code, self._emit)
-        self._checkpointer: Checkpointer | None = None
+        self._syncer = SyncerManager(
+            recipe,
+            placement,
+            self._store,
+            syncer_spec(recipe, self._code, self._objects),
+            self._emit,
+            self._learners.expected,
+            self._reattach,
+            self._learners.living_handles,
+        )
+        self._checkpoints = Checkpointer(
+            recipe, self._store, self._objects, self._syncer, self._learners.savers, self._emit
+        )
         self._view: dict[str, Any] = {}
         self._progress = ProgressTracker(time.monotonic)
         self._state, self._reason = "starting", ""
@@ -81,7 +93,6 @@ class OrchestratorActor:
         self._digest = ""  # of the final parameters
         self._main: asyncio.Task[dict[str, Any]] | None = None
         self._leaving: asyncio.Task[None] | None = None
-        self._syncer: SyncerManager | None = None
 
     def __repr__(self) -> str:
         return NAME
@@ -96,7 +107,6 @@ class OrchestratorActor:
     @OFTEN
     async def syncer(self) -> dict[str, Any]:
         """The syncer as a target of faults; `clock`: where the run is, as of the last look."""
-        assert self._syncer is not None
         down = self._syncer.down_s > 0.0
         return {
             "name": "syncer",
@@ -163,16 +173,6 @@ class OrchestratorActor:
         self._emit(RunStarted(recipe.name, recipe.config_hash, recipe.seed, versions(self._code)))
         self._write_status()
         epochs = self._store.granted("epoch", "syncer")
-        self._syncer = SyncerManager(
-            recipe,
-            self._placement,
-            self._store,
-            syncer_spec(recipe, self._code, self._objects),
-            self._emit,
-            self._learners.expected,
-            self._reattach,
-            self._learners.living_handles,
-        )
         if epochs and await self._take_over(epochs, left):
             return
         saved = await self._resume(epochs) if epochs else {}
@@ -184,7 +184,6 @@ class OrchestratorActor:
 
         False: there are none.
         """
-        assert self._syncer is not None
         learners = await self._learners.find({row["name"]: row for row in rows})
         served = await self._syncer.adopt(epoch)
         if not learners and not served:
@@ -221,7 +220,6 @@ class OrchestratorActor:
 
     async def _call(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
         """The answer of the syncer, of this epoch or the next."""
-        assert self._syncer is not None
         await self._look()  # else a silent syncer would not be noticed
         try:
             return await self._syncer.call(method, *arguments, patience_s=patience_s, call_s=call_s)
@@ -235,7 +233,6 @@ class OrchestratorActor:
         return bool(self._stop_reason or self._view.get("finished"))
 
     async def _watch(self) -> None:
-        assert self._syncer is not None
         status_at = waited_at = 0.0
         moved_at = time.monotonic() + self._recipe.run.start_s  # learners have to come up first
         self._state = "running"
@@ -266,19 +263,8 @@ class OrchestratorActor:
                 self._evaluations.start_if_due(self._syncer.handle, self._view["syncer_step"], fresh)
             await asyncio.sleep(POLL_S)
 
-    @property
-    def _checkpoints(self) -> Checkpointer:
-        assert self._syncer is not None
-        if self._checkpointer is None:
-            run = str(self._syncer.info["run"])
-            self._checkpointer = Checkpointer(
-                self._recipe, run, self._store, self._objects, self._syncer, self._learners.savers, self._emit
-            )
-        return self._checkpointer
-
     async def _look(self) -> bool:
         """Fetch the syncer's status; the last one stays while none serves. Returns whether one does."""
-        assert self._syncer is not None
         try:
             view = await self._syncer.view()
         except NoSyncer as error:
@@ -296,7 +282,6 @@ class OrchestratorActor:
 
     async def _end(self) -> None:
         """After the budget is reached or a stop was requested: learners leave, the result is evaluated and written."""
-        assert self._syncer is not None
         if self._stop_reason and self._recipe.sync.overlap == "free":
             await self._suspend()
         else:
@@ -323,17 +308,15 @@ class OrchestratorActor:
     async def _close(self, outcome: str) -> dict[str, Any]:
         """In every case: stop chaos and all writers, merge, seal and check the log, and write the summary."""
         self._learners.cancel()
-        if self._checkpointer is not None:
-            self._checkpointer.cancel()
+        self._checkpoints.cancel()
         ends: dict[str, Segmented | None] = {CHAOS: Segmented()}  # where each log ends
         try:
             ends |= {CHAOS: await within(CLOSE_S, ray.get_actor(CHAOS, self._placement.namespace).stop.remote())}
         except (ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead
             if self._store.granted("incarnation", CHAOS):
                 ends[CHAOS] = None
-        if self._syncer is not None:  # no late report may follow the seal of the syncer's log
-            with contextlib.suppress(TimeoutError, ray.exceptions.RayError):  # it is dead, or about to be
-                ends[SYNCER] = await self._syncer.close(CLOSE_S)
+        with contextlib.suppress(TimeoutError, ray.exceptions.RayError):  # it is dead, or about to be
+            ends[SYNCER] = await self._syncer.close(CLOSE_S)  # no late report may follow the seal of its log
         self._dismiss()
         self._emit(RunFinished(outcome, self._reason, self._digest))
         ends[NAME] = await asyncio.to_thread(self._log.close, CLOSE_S)
@@ -343,9 +326,7 @@ class OrchestratorActor:
 
     def _dismiss(self) -> None:
         """End every actor of the run except this one, and give their places back."""
-        handles = self._learners.handles
-        if self._syncer is not None:
-            handles.append(self._syncer.handle)
+        handles = [*self._learners.handles, self._syncer.handle]
         names = {"chaos", self._evaluations.name} | {
             agent_name(node["NodeID"]) for node in ray.nodes() if node["Alive"]
         }
@@ -368,22 +349,21 @@ class OrchestratorActor:
         os._exit(0)
 
     def _syncer_status(self) -> dict[str, Any]:
-        if self._syncer is None:
-            return {}
-        return {**self._syncer.info, "epoch": self._syncer.epoch, "down_s": self._syncer.down_s}
+        """Empty before the first epoch."""
+        syncer = self._syncer
+        return {**syncer.info, "epoch": syncer.epoch, "down_s": syncer.down_s} if syncer.epoch else {}
 
     def _write_status(self) -> None:
         learners = self._learners
-        newest = self._checkpointer.newest if self._checkpointer is not None else None
-        when = (self._started_at, time.time())
         about = RunInfo(
             self._state,
             self._reason,
-            *when,
+            self._started_at,
+            time.time(),
             self._evaluations.loss,
             learners.controller.pools.members,
             os.getpid(),
-            newest,
+            self._checkpoints.newest,
             self._accounts.tokens,
         )
         self._store.write_json(

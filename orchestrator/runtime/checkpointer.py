@@ -30,12 +30,11 @@ Savers = Callable[[], Sequence[tuple[str, int, Any]]]  # (learner, incarnation, 
 
 
 class Checkpointer:
-    """`run` is the journal's identity. One checkpoint at a time."""
+    """Takes one checkpoint at a time, once a syncer serves."""
 
     def __init__(
         self,
         recipe: Recipe,
-        run: str,
         runs: RunStore,
         store: Objects,
         syncer: SyncerManager,
@@ -43,9 +42,9 @@ class Checkpointer:
         emit: Callable[[Any], None],
     ) -> None:
         self.newest: dict[str, Any] | None = None  # as `checkpoints.describe`, for status pages
-        self._recipe, self._run, self._runs, self._store = recipe, run, runs, store
+        self._recipe, self._runs, self._store = recipe, runs, store
         self._syncer, self._savers, self._emit = syncer, savers, emit
-        self._due_at = time.monotonic() + recipe.durability.every_s
+        self._due_at: float | None = None  # the first one, so long after the first look
         self._requested: Any = None  # the last request that was carried out
         self._task: asyncio.Task[None] | None = None
 
@@ -56,8 +55,11 @@ class Checkpointer:
                 return
             self._task.result()
             self._task = None
+        now, every_s = time.monotonic(), self._recipe.durability.every_s
+        if self._due_at is None:
+            self._due_at = now + every_s
         asked = request is not None and request != self._requested
-        if asked or (self._recipe.durability.every_s and time.monotonic() >= self._due_at):
+        if asked or (every_s and now >= self._due_at):
             self._requested = request
             self._task = asyncio.create_task(self._take())
 
@@ -75,7 +77,7 @@ class Checkpointer:
         savers, identifier = list(self._savers()), await self.cut()
         if identifier is not None:
             await self.gather(identifier, savers)
-        self._due_at = time.monotonic() + (self._recipe.durability.every_s or 0.0)
+        self._due_at = time.monotonic() + self._recipe.durability.every_s
 
     async def cut(self, final: str = "") -> int | None:
         """Begin a snapshot; returns its number, or None if there is no syncer or the run is over."""
@@ -97,7 +99,7 @@ class Checkpointer:
             parts += [CheckpointPart(**each) for each in given if each is not None]
             manifest = CheckpointManifest(
                 snapshot=identifier,
-                run=self._run,
+                run=str(self._syncer.info["run"]),  # the journal's identity
                 config_hash=self._recipe.config_hash,
                 final=final,
                 epoch=kept["epoch"],
