@@ -274,14 +274,14 @@ class LearnerActor:
         return identity()
 
     def lead(self, ranks: Sequence[Any]) -> str:
-        """Of an island's rank 0: these are the handles of the others. Returns where they meet, as host:port."""
+        """Lead an island, as its rank 0, by the handles of the others. Returns where they meet, as host:port."""
         address = free_address()
         self._shell.lead(address, RayOthers(ranks))
         return address
 
     @ray.method(concurrency_group="loop")
     def prepare(self) -> None:
-        """Of a standby: see LearnerShell.prepare."""
+        """Prepare a standby: see LearnerShell.prepare."""
         self._shell.prepare()
 
     @ray.method(concurrency_group="loop")

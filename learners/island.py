@@ -151,7 +151,7 @@ class RankActor:
 
     @ray.method(concurrency_group="chaos")
     def disturb(self, kind: str, duration_s: float, delay_s: float, seed: str, expires_at: float) -> bool:
-        """As LearnerActor.disturb, of this rank's steps."""
+        """Suffer a fault in this rank's steps: see LearnerActor.disturb."""
         if time.time() >= expires_at:
             return False
         self._faults.begin(kind, duration_s, delay_s, seed)

@@ -1,6 +1,6 @@
-"""From a fresh process to a compiled step: what of a learner's start needs no incarnation and no syncer.
+"""Takes a process from its start to a compiled step, without an incarnation or a syncer.
 
-A learner does it when it starts, a standby ahead.
+A learner does this when it starts, a standby ahead of time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Preparation:
         self._imported = self._loaded = self._compiled = False
 
     def meet(self, address: str, others: Others | None = None) -> None:
-        """Of a rank of an island: where the ranks meet, and, of rank 0, how it reaches the others."""
+        """Say where the ranks of an island meet, and to rank 0 how it reaches the others."""
         self._address, self._others = address, others
 
     def end(self) -> None:
@@ -49,7 +49,7 @@ class Preparation:
             self.trainer.end()
 
     def ahead(self) -> None:
-        """What can be done while another process trains on the same devices: on accelerators, the imports alone."""
+        """Do all that can be done while another process trains on the same devices: on accelerators, the imports."""
         self._import()
         if asked(self._spec.platform) == "cpu":
             self.load()

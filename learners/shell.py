@@ -138,7 +138,7 @@ class LearnerShell:
     # -------------------------------------------------------------- called by the actor
 
     def prepare(self) -> None:
-        """Of a standby: do ahead what a successor will need."""
+        """Import and compile ahead, in a standby."""
         cores.lower()
         try:
             self._prepared.ahead()

@@ -1,4 +1,4 @@
-"""What an incarnation of a learner is started with."""
+"""The arguments of an incarnation of a learner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outer.journal.object_store import Objects
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """What an incarnation is started with."""
+    """The arguments of an incarnation; each rank of an island gets its own."""
 
     name: str
     incarnation: int  # 0: a standby, until it is promoted

@@ -1,4 +1,4 @@
-"""What a seed decides: a run's options and its planned faults. The same on every machine.
+"""Draws from a seed a run's options and its planned faults, the same on every machine.
 
 Every purpose draws from a stream of its own, by random() alone, whose values Python promises to keep.
 """

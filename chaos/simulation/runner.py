@@ -19,7 +19,7 @@ COLLECT = 5  # seeds between two collections of garbage
 
 @dataclass
 class Tally:
-    """Of all seeds run so far, in their order."""
+    """The sums over all seeds run so far, in their order."""
 
     seeds: int = 0
     events: int = 0  # handed to machines

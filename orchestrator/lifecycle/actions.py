@@ -1,4 +1,4 @@
-"""What the controller asks of the shell that drives it: the Ray manager, or a simulator."""
+"""The actions that the controller asks of the shell that drives it: the Ray manager, or the simulator."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Rank:
 
 @dataclass
 class Incarnation:
-    """What is known of a unit's newest incarnation."""
+    """The state of a unit's newest incarnation."""
 
     number: int = 0  # 0: there has been none
     ranks: tuple[Rank, ...] = ()
@@ -103,7 +103,7 @@ class Incarnation:
 
 @dataclass
 class Unit:
-    """What is known of one learner."""
+    """The state of one learner."""
 
     state: State = State.WAITING
     wanted: bool = True

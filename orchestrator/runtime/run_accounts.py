@@ -44,7 +44,7 @@ class Folds:
 
 
 class RunAccounts:
-    """Of the run in `store`, whose log is in `objects`. Only `finish` raises."""
+    """Follows the run in `store`, whose log is in `objects`. Only `finish` raises."""
 
     def __init__(self, recipe: Recipe, store: RunStore, objects: Objects) -> None:
         self._recipe, self._store, self._objects = recipe, store, objects

@@ -1,4 +1,4 @@
-"""What a run's actors are made from: the specs of learners, evaluator and syncer, from the recipe."""
+"""Makes the specs of a run's actors from the recipe: learners, evaluator and syncer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def shared(recipe: Recipe) -> Mapping[str, Any]:
 
 
 def versions(code: str) -> dict[str, str]:
-    """What a run is made with: versions of packages, of the log's format, and the digest of the sources."""
+    """Return what a run is made with: versions of packages, of the log's format, and the digest of the sources."""
     from importlib.metadata import version
 
     packages = {name: version(name) for name in ("ray", "jax", "jaxlib", "optax", "numpy")}

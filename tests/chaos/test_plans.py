@@ -37,11 +37,6 @@ def test_a_plan_keeps_what_the_recipe_says() -> None:
     assert (third.identifier, third.kind, third.at_step, third.at_s) == (2, "kill", None, 9.0)
 
 
-def test_a_kill_does_not_heal() -> None:
-    faults = [*plan(PLANNED, LEARNERS, 0), *islice(random_faults(RANDOM, LEARNERS, 0, 3), 50)]
-    assert {fault.kind: fault.duration_s > 0 for fault in faults} == {"kill": False, "freeze": True}
-
-
 def test_each_kind_keeps_the_numbers_that_mean_something_to_it() -> None:
     every = ChaosConfig(
         faults=tuple(

@@ -1,4 +1,4 @@
-"""What the parts of one hostile run share."""
+"""The context that the parts of one hostile run share."""
 
 from __future__ import annotations
 

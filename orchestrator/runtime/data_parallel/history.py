@@ -71,7 +71,7 @@ class Restart:
 
 @dataclass
 class History:
-    """What the log of one run adds up to."""
+    """The figures of one run, from its log."""
 
     started_at: float | None = None  # the beginning of the first step
     ended_at: float | None = None  # the end of the newest, `away_s` earlier than by the clock

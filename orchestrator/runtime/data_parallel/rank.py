@@ -34,7 +34,7 @@ EVALUATION_S = 300.0  # for the last evaluation, and those before it that still 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What every rank is made from."""
+    """The arguments of every rank."""
 
     recipe: Recipe  # resolved
     folder: str  # the run's

@@ -180,13 +180,6 @@ def test_one_that_waits_for_its_next_start_gives_its_place_back_when_its_pool_sh
     assert made.scale(1.0, "east", {"learners": 1})[1:] == [Release("learner-east-1")]
 
 
-@pytest.mark.parametrize("request_", [None, {}, {"learners": "4"}, {"learners": 9}, {"learners": 0}])
-def test_a_request_that_cannot_be_met_changes_nothing(request_: Any) -> None:
-    made = of_pools()
-    assert made.scale(1.0, "east", request_) == []
-    assert made.pools.sizes == POOLS
-
-
 def test_two_requests_that_together_leave_fewer_than_the_quorum_are_not_both_met() -> None:
     made = of_pools(sync={"quorum": 3})
     assert made.scale(1.0, "east", {"learners": 1})

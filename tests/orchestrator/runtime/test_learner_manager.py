@@ -108,18 +108,6 @@ def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
     assert scene.fenced == fenced
 
 
-def test_a_request_that_would_leave_fewer_than_the_quorum_is_not_heeded(scene: Scene) -> None:
-    """`diloco scale` refuses it; two at once, for two pools, can each have looked fine."""
-
-    async def story() -> None:
-        scene.learners.start(Serving(scene.outer), {})
-        await until(lambda: bool(scene.facts(LearnerRequested)))
-        scene.scale(0)
-        assert scene.learners.controller.pools.sizes == {"p": 2}
-
-    asyncio.run(story())
-
-
 def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is_then_impossible(scene: Scene) -> None:
     async def story() -> None:
         scene.learners.start(Serving(scene.outer), {})
