@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from orchestrator.store import checkpoints  # noqa: E402
 from outer.journal import checkpoint_parts  # noqa: E402
+from outer.journal.chain import identity  # noqa: E402
 from outer.journal.framing import Damaged  # noqa: E402
-from outer.journal.identity import identity  # noqa: E402
 from outer.journal.journal import StoredJournal  # noqa: E402
 from outer.journal.object_store import Folder  # noqa: E402
 from outer.numeric import codec as codecs  # noqa: E402

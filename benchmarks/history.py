@@ -47,8 +47,8 @@ from orchestrator.eventlog.facts import (
 from orchestrator.eventlog.reader import RECIPE_FILE, SEAL_FILE, seal
 from orchestrator.eventlog.segment_codec import Segment, encode
 from orchestrator.recipe.toml_text import hash_in
+from outer.journal.chain import Segmented
 from outer.journal.object_store import Folder
-from outer.journal.segmenter import Segmented
 from outer.protocol.facts import (
     Finished,
     LearnerAttached,

@@ -22,8 +22,8 @@ from orchestrator.runtime.placement import control, named, node_agent, rank_labe
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
+from outer.journal.chain import Segmented
 from outer.journal.object_store import objects
-from outer.journal.segmenter import Segmented
 
 NAME = "chaos"
 CPUS = 0.1

@@ -22,9 +22,9 @@ from outer.alarm import Alarm
 from outer.bulk import AtShard, Bulk
 from outer.epoch import Facts
 from outer.first_values import Make
-from outer.journal.recovery_sources import RecoverySources
-from outer.journal.segmenter import Segmented
-from outer.journal.writer import JournalWriter
+from outer.journal.chain import Segmented
+from outer.journal.journal_writer import JournalWriter
+from outer.journal.rebuild import RecoverySources
 from outer.kill_points import ANNOUNCED, APPLIED, MERGED, MERGING, RECEIVED, KillPoints
 from outer.log_feed import LogFeed
 from outer.outbox import Outbox
@@ -233,7 +233,7 @@ class SyncerActor:
 
     @OFTEN
     async def record(self, learner: str, incarnation: int, facts: Facts, oldest: int) -> int:
-        """As `report` returns, once these facts are durable, or after a while."""
+        """Wait until these facts are durable, or for a while; returns what `report` does."""
         self._take(learner, incarnation, facts, oldest)
         last = facts[-1][0] if facts else oldest - 1
         return await self._log.made_durable(learner, incarnation, last, RECORD_S)

@@ -81,7 +81,7 @@ class Bulk:
     # -------------------------------------------------------------- how an epoch begins
 
     def load(self, values: Mapping[int, Value], run: str) -> dict[int, tuple[str, str]]:
-        """As FragmentShard.load, by all. One has nothing to read: the journal did."""
+        """Have every actor load its values, as FragmentShard.load. A shard here has none: the journal read them."""
         if self._here is not None:
             return {}
         stored = {fragment: value for fragment, value in values.items() if value.stored is not None}
@@ -89,29 +89,29 @@ class Bulk:
         return {fragment: told for each in found for fragment, told in each.items()}
 
     def begin(self, versions: Sequence[int], lacking: bool) -> Layout:
-        """As FragmentShard.begin."""
+        """Begin in every shard, as FragmentShard.begin."""
         layouts: list[Layout] = self._each("begin", lambda _: [list(versions), lacking])
         self._versions = dict.fromkeys(range(len(layouts[0].fragments)), 0)
         return layouts[0]
 
     async def ready(self, tell: Callable[[str], None]) -> None:
-        """As FragmentShard.ready; actors tell it themselves."""
+        """Wait until every shard is ready, as FragmentShard.ready; actors tell it themselves."""
         if self._here is not None:
             await self._here.ready(tell)
         await asyncio.gather(*(actor.ready.remote() for actor in self._actors))
 
     def restore(self, values: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
-        """As FragmentShard.restore."""
+        """Restore each value in its shard, as FragmentShard.restore."""
         self._each("restore", lambda shard: [self._share(values, shard), list(momentum_lost)])
         self._versions |= {fragment: value.version for fragment, value in values.items()}
 
     def kept(self, fragments: Collection[int]) -> dict[int, Value]:
-        """As FragmentShard.kept."""
+        """Return the newest values of all shards, as FragmentShard.kept."""
         found = self._each("kept", lambda shard: [[f for f in fragments if f % self._spec.shards == shard]])
         return {fragment: value for each in found for fragment, value in each.items()}
 
     async def save_first_values(self) -> None:
-        """As FragmentShard.save_first_values."""
+        """Have every shard save its initial values, as FragmentShard.save_first_values."""
         if self._here is not None:
             return await self._here.save_first_values()
         try:
@@ -155,7 +155,7 @@ class Bulk:
     # -------------------------------------------------------------- reads, merges, versions
 
     async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
-        """As FragmentShard.read. Has no deadline that matters: its caller has one."""
+        """Read from a learner through the fragment's shard, as FragmentShard.read. The caller has the deadline."""
         answer: Answer | str
         if self._here is not None:
             answer = await self._here.read(learner, handle, request)
@@ -183,7 +183,7 @@ class Bulk:
                 actor.forget.remote(closed)
 
     def merge(self, merge: Merge) -> Awaitable[Proposed]:
-        """As FragmentShard.merge, from the version in force. The payloads are the merge's from now on."""
+        """Merge in the fragment's shard, as FragmentShard.merge. The payloads are the merge's from now on."""
         self._unmerged.difference_update(merge.payloads)
         base = self._versions[merge.fragment]
         if self._here is not None:

@@ -1,4 +1,4 @@
-"""What an epoch of the syncer begins with: the state that earlier epochs have left.
+"""Begins an epoch of the syncer from the state that earlier epochs have left.
 
 The syncer actor uses it in its constructor. Nothing here knows Ray.
 """
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from outer import first_values, weights
 from outer.first_values import Layout
-from outer.journal import record_codec, values
+from outer.journal import values
+from outer.journal.groups import decode_replay
 from outer.journal.journal import Opened
-from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild
-from outer.journal.recovery_sources import Incomplete, RecoverySources
-from outer.journal.writer import JournalWriter
+from outer.journal.journal_writer import JournalWriter
+from outer.journal.rebuild import JOURNAL, Incomplete, RecoverySource, RecoverySources, rebuild
 from outer.numeric import codec as codecs
 from outer.protocol.facts import StateRebuilt
 from outer.protocol.manifest import manifest
@@ -35,7 +35,7 @@ Facts = Sequence[Numbered]  # sent along by learners until they are durable
 
 @dataclass(frozen=True)
 class Begun:
-    """What an epoch works with."""
+    """The parts of an epoch that has begun."""
 
     layout: Layout
     machine: Syncer
@@ -132,7 +132,7 @@ def _rebuilt(
     why: str,
 ) -> tuple[Recovered, StateRebuilt]:
     """Values from elsewhere pass through this process, even where shards hold them afterwards."""
-    log = record_codec.decode_replay(dict(sources.log))
+    log = decode_replay(dict(sources.log))
     digests = {
         fragment: apart[fragment][0] if fragment in apart else codecs.digest(value.arrays[0])
         for fragment, value in opened.values.items()

@@ -1,4 +1,4 @@
-"""What the epoch that starts a run makes from its task, saved for the epochs that follow.
+"""Saves the fragments and values that the epoch that starts a run makes from its task, for the epochs that follow.
 
     initial/000001/layout    the fragments, the task's merge rules, and what status pages need to know of the task
     initial/000001/0007      the initial value of fragment 7, if it had no commit then
@@ -28,7 +28,7 @@ Make = Callable[[Callable[[int], bool]], FirstValues]  # given which fragments a
 
 
 class Layout(NamedTuple):
-    """What is known of a model without its values."""
+    """A model's fragments and the task's settings, without values."""
 
     fragments: tuple[Fragment, ...]
     patterns: Mapping[str, str]  # the task's merge rules
@@ -55,7 +55,7 @@ def finish(store: Objects, epoch: int, made: Layout) -> None:
 
 
 def load(store: Objects, epoch: int, uncommitted: Collection[int]) -> FirstValues | None:
-    """What `epoch` has saved, with zeros for fragments that have a commit; None where any of it cannot be read."""
+    """Load what `epoch` has saved, with zeros for fragments that have a commit; None where any of it cannot be read."""
     try:
         header, _, _ = unpack(store.read(_key(epoch, LAYOUT)))
         fragments = tuple(Fragment(index, _tensors(each)) for index, each in enumerate(header["layout"]))

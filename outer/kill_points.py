@@ -17,7 +17,7 @@ RECEIVED, MERGING, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = 
 
 
 class KillPoints:
-    """Of one process."""
+    """The points at which one process is to die."""
 
     def __init__(self) -> None:
         self._dies_at: dict[str, int] = {}  # at which point, passed so many times from now

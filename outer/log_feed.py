@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outer.journal.groups import SYNCER, Arrays
+from outer.journal.journal_writer import JournalWriter
 from outer.journal.values import Stored
-from outer.journal.writer import JournalWriter
 from outer.protocol.facts import Record
 from outer.protocol.recorder import Numbered, Recorder, Run
 from outer.protocol.recovery import Entry
@@ -62,11 +62,11 @@ class LogFeed:
         return True
 
     def durable(self, writer: str, incarnation: int) -> int:
-        """What to acknowledge: facts up to this number are durable, or logged as lost; -1: none."""
+        """Return the number to acknowledge: facts up to it are durable, or logged as lost; -1: none."""
         return -1 if self._closed else self._recorder.durable(writer, incarnation)
 
     async def made_durable(self, writer: str, incarnation: int, last: int, deadline_s: float) -> int:
-        """As `durable`, but waits until fact `last` is durable, for at most `deadline_s` seconds."""
+        """Wait until fact `last` is durable, for at most `deadline_s` seconds; then return what `durable` does."""
         give_up_at = time.monotonic() + deadline_s
         while self.durable(writer, incarnation) < last and not self._closed:
             try:

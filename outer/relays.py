@@ -21,7 +21,7 @@ class Elsewhere:
 
 
 class Relays:
-    """Of one epoch. What is kept: each learner's region, and the newest relay of each fragment in each region."""
+    """Each learner's region, and the newest relay of each fragment in each region, in one epoch."""
 
     def __init__(self, home: str) -> None:
         """`home`: the syncer's region, whose learners need no relay; empty: unknown, and every region has relays."""

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from outer import first_values, heap
 from outer.first_values import Layout, Make
 from outer.journal import checkpoint_parts, values
+from outer.journal.chain import identity
 from outer.journal.framing import Damaged
 from outer.journal.groups import Value
-from outer.journal.identity import identity
+from outer.journal.journal_writer import FOLDER as JOURNAL
 from outer.journal.values import Stored
-from outer.journal.writer import FOLDER as JOURNAL
 from outer.kill_points import MERGING, KillPoints
 from outer.numeric import codec as codecs
 from outer.protocol.events_effects import Merge
@@ -343,7 +343,7 @@ class FragmentShard:
 
     @OFTEN
     async def fetch(self, fragment: int, version: int, held: int, learner: str) -> tuple[int, str, Any, int]:
-        """As `newest`, once this version is in force, and the newest snapshot that had begun by then."""
+        """Wait until this version is in force; returns `newest`, and the newest snapshot that had begun by then."""
         await self._in_force({fragment: version})
         found = self.newest(fragment, held)
         self._sent[learner] += found.bytes
@@ -410,7 +410,7 @@ class ShardActor(FragmentShard):
         return f"shard {self._shard}"  # how the dashboard and log lines call this actor
 
     async def ready(self, tell: Callable[[str], None] | None = None) -> None:
-        """As FragmentShard.ready; what takes long is in the actor's own log."""
+        """Wait until merges can run, as FragmentShard.ready; what takes long is in the actor's own log."""
         await super().ready(tell or (lambda what: print(f"shard {self._shard}: {what}", flush=True)))
         gc.collect()
         gc.freeze()  # what is imported stays: a full collection need not walk it

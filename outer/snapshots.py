@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from outer.journal import checkpoint_parts
 from outer.journal.groups import Cut
+from outer.journal.journal_writer import JournalWriter
 from outer.journal.object_store import Objects
-from outer.journal.writer import JournalWriter
 from outer.protocol.fragments import Fragment
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Cut(NamedTuple):
 
 
 class Snapshots:
-    """Of one epoch; `store` is where checkpoints are. Of cuts that nobody has written, only the newest are kept."""
+    """The cuts of one epoch; `store` is where checkpoints are. Of cuts that nobody wrote, only the newest are kept."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What an epoch of the syncer is made from. Each of its processes has it."""
+"""The specification of one epoch of the syncer. Each of its processes has it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outer.config import OuterConfig, SyncConfig
+from outer.journal.chain import Segmenter
 from outer.journal.object_store import Objects
-from outer.journal.segmenter import Segmenter
 from outer.protocol.syncer import Budget
 
 

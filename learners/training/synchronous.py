@@ -23,7 +23,7 @@ from learners.training.task import Task
 from learners.training.trainer import InFlight
 from learners.training.tree import Flat, ParameterTree, deal, initial_parameters, unsent
 from outer.config import SyncConfig
-from outer.journal.saving import dump, load
+from outer.journal.framing import pack, unpack
 
 _SPEC: Any = PartitionSpec  # JAX leaves its constructor untyped
 WHOLE = SyncConfig(P=1, H=1, tau=0)  # the model as one fragment
@@ -109,12 +109,12 @@ class SynchronousTrainer:
 
     def save(self) -> bytes:
         """Parameters and optimizer state. Waits for the devices."""
-        return dump(state_arrays.pack(jax.tree.leaves((self._params, self._opt_state))))
+        return b"".join(pack({}, state_arrays.pack(jax.tree.leaves((self._params, self._opt_state))))[0])
 
     def restore(self, content: bytes) -> None:
         """Take over what `save` returned, in any process. Raises ValueError for damage, or another task's state."""
         old, structure = jax.tree.flatten((self._params, self._opt_state))
-        arrays = load(content)
+        _, arrays, _ = unpack(content)
         if found := state_arrays.defect(arrays, old):
             raise ValueError(f"the checkpoint's state cannot be used: {found}")
         new = [self._everywhere(array.view(np.dtype(leaf.dtype))) for array, leaf in zip(arrays, old, strict=True)]

@@ -18,8 +18,8 @@ from orchestrator.store import checkpoints
 from orchestrator.store import status_text as words
 from orchestrator.store.readers import located, recipe_of, status_if_any, status_of
 from orchestrator.store.run_store import RunStore
+from outer.journal.chain import identity
 from outer.journal.framing import Damaged
-from outer.journal.identity import identity
 from outer.journal.object_store import Objects, objects
 
 POLL_S = 0.2

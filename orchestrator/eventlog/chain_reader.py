@@ -15,11 +15,9 @@ from orchestrator.eventlog.compactor import add_group, segment_key, segments_fol
 from orchestrator.eventlog.events import Unknown
 from orchestrator.eventlog.log_writer import groups_folder
 from orchestrator.eventlog.segment_codec import Segment, decode
-from outer.journal.chain import Chain, Link
+from outer.journal.chain import SEGMENT_ROWS, Chain, Link, identity
 from outer.journal.framing import Damaged
-from outer.journal.identity import identity
 from outer.journal.object_store import Objects
-from outer.journal.segmenter import SEGMENT_ROWS
 from outer.protocol.facts import FactsLost
 from outer.protocol.recorder import INCARNATIONS_KEPT
 

@@ -10,10 +10,10 @@ from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.eventlog.block import PARTICIPANTS, Key, Rows
 from orchestrator.eventlog.events import Event, fact_of
 from orchestrator.eventlog.segment_codec import Segment, covers, encode
+from outer.journal.chain import SEGMENT_ROWS, Segmented
 from outer.journal.framing import Damaged
 from outer.journal.groups import SYNCER, Group
 from outer.journal.object_store import Objects
-from outer.journal.segmenter import SEGMENT_ROWS, Segmented
 from outer.protocol.facts import Committed, Participant
 from outer.protocol.recorder import Recorder
 
@@ -28,7 +28,7 @@ def segment_key(log: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class Compactor:
-    """Makes the segments of one log in a store (outer/journal/segmenter.py). Two of them make the same, or find it."""
+    """Makes the segments of one log in a store (outer/journal/chain.py). Two of them make the same, or find it."""
 
     store: Objects
     log: str  # syncer | orchestrator | chaos

@@ -9,9 +9,9 @@ from typing import Any
 
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LogWriter
+from outer.journal.chain import Segmented
 from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Objects
-from outer.journal.segmenter import Segmented
 
 GATHER_S = 0.25  # facts of this long form a group
 BACKOFF_S = 2.0  # between two attempts, while the store refuses

@@ -13,11 +13,11 @@ from orchestrator.eventlog.compactor import Compactor, segment_key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.eventlog.segment_codec import Segment, encode
+from outer.journal.chain import SEGMENT_ROWS, Segmented
 from outer.journal.groups import SYNCER, FactRun
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Objects
 from outer.journal.saving import saved
-from outer.journal.segmenter import SEGMENT_ROWS, Segmented
 from outer.protocol.facts import Participant
 
 for _kind in (Segmented, Event, Participant, *REGISTRY.values()):

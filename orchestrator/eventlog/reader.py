@@ -29,8 +29,8 @@ from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.segment_codec import FORMAT
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import stored
+from outer.journal.chain import SEGMENT_ROWS, Segmented
 from outer.journal.object_store import Folder, Objects, objects
-from outer.journal.segmenter import SEGMENT_ROWS, Segmented
 from outer.protocol.facts import Record
 
 SYNCER, ORCHESTRATOR, CHAOS = LOGS

@@ -35,10 +35,9 @@ from orchestrator.store.readers import STATUS_FILE, object_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import ENDING, ProgressTracker, RunInfo, model
 from outer import heap
-from outer.journal.identity import identity
+from outer.journal.chain import Segmented, identity
+from outer.journal.journal_writer import FOLDER as JOURNAL
 from outer.journal.object_store import objects
-from outer.journal.segmenter import Segmented
-from outer.journal.writer import FOLDER as JOURNAL
 from outer.numeric import codec as codecs
 from outer.protocol.manifest import code_digest
 

@@ -23,10 +23,9 @@ from orchestrator.store import checkpoints
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
 from outer.bulk import gathered
-from outer.journal.rebuild import replay_log
-from outer.journal.record_codec import encode_replay
-from outer.journal.recovery_sources import Incomplete, RecoverySources
-from outer.journal.segmenter import Segmented
+from outer.journal.chain import Segmented
+from outer.journal.groups import encode_replay
+from outer.journal.rebuild import Incomplete, RecoverySources, replay_log
 from outer.protocol.events_effects import Expect
 from outer.protocol.fragments import Fragment
 from outer.spec import SyncerSpec

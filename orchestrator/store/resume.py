@@ -15,7 +15,7 @@ from orchestrator.store.checkpoints import REQUEST_FILE
 from orchestrator.store.readers import RECIPE_FILE, recipe_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import going_on
-from outer.journal.identity import identity
+from outer.journal.chain import identity
 from outer.journal.object_store import absolute, objects
 from outer.protocol.manifest import flatten
 

@@ -1,20 +1,75 @@
-"""Reads the chain: groups at positions 0, 1, 2, ..., each with the seal of the one before. Nothing here writes.
+"""The chain of a journal: the names of its objects, the identity that ties them to one run, and how it is read.
 
-`back` reads from the newest group to a snapshot, for the next epoch. `forward` reads on from a known group, for the
-log. Both leave out what an epoch cut off: an opening names the group that it follows, and what lies between the two
-does not count.
+    journal/identity       written once, by the first epoch; every group carries the identity too
+    journal/000000000012   the group at position 12, with the seal of the one before
+
+`Chain.back` reads from the newest group to a snapshot, for the next epoch. `Chain.forward` reads on from a known group,
+for the log. Both leave out what an epoch cut off: an opening names the group that it follows, and what lies between the
+two does not count. Nothing here writes. Segmenter is the port by which groups become segments of the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from outer.journal.framing import Damaged, unpack
+from outer.journal.framing import Damaged, pack, unpack
 from outer.journal.groups import OPENING, SNAPSHOT, Group, Value
-from outer.journal.identity import object_key, positions
-from outer.journal.object_store import Objects
+from outer.journal.object_store import Bytes, Objects
+
+IDENTITY = "identity"
+SEGMENT_ROWS, SEGMENT_GROUPS = 65_536, 4_096  # a segment is made once as many facts, or groups, wait for it
+SEGMENT_BYTES, SEGMENT_ROUNDS = 2**30, 2  # or once their groups hold as much: both so many bytes and rounds of values
+
+
+def group_key(folder: str, position: int) -> str:
+    return f"{folder}/{position:012d}"
+
+
+def positions(store: Objects, folder: str) -> list[int]:
+    """The positions of all groups in the store, sorted."""
+    names = (name.rpartition("/")[2] for name in store.names(folder))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def identity_object(run: str) -> list[Bytes]:
+    """The content of the object journal/identity."""
+    return [*pack({"run": run}, [])[0]]
+
+
+def identity(store: Objects, folder: str) -> str | None:
+    """The identity of the run whose journal this is; None if there is no journal yet, or none that can be read.
+
+    If the identity object is missing or damaged, the newest intact group provides it.
+    """
+    return inspect_identity(store, folder)[0]
+
+
+def inspect_identity(store: Objects, folder: str) -> tuple[str | None, str]:
+    """(identity or None, what is wrong with the identity object or "")."""
+    try:
+        return _identity_in(store, f"{folder}/{IDENTITY}"), ""
+    except FileNotFoundError:
+        wrong = "it is missing"
+    except Damaged as error:
+        wrong = str(error)
+    there = positions(store, folder)
+    for position in reversed(there):
+        with contextlib.suppress(Damaged, FileNotFoundError):
+            return _identity_in(store, group_key(folder, position)), f"{IDENTITY}: {wrong}"
+    return None, f"{IDENTITY}: {wrong}" if there or wrong != "it is missing" else ""
+
+
+def _identity_in(store: Objects, name: str) -> str:
+    header, _, _ = unpack(store.read(name))
+    if not isinstance(run := header.get("run"), str):
+        raise Damaged("it names no run")
+    return run
+
+
+# ------------------------------------------------------------------ groups
 
 
 class Link(NamedTuple):
@@ -59,7 +114,7 @@ class Chain:
 
     def group(self, position: int, seal: str = "") -> Group:
         """Read a group. Raises Damaged if it is not the one written there, or does not have the given seal."""
-        header, arrays, found = unpack(self.store.read(object_key(self.folder, position)))
+        header, arrays, found = unpack(self.store.read(group_key(self.folder, position)))
         if (header.get("run"), header.get("position")) != (self.run, position):
             raise Damaged("it belongs to another position or another run")
         if seal and found != seal:
@@ -169,3 +224,38 @@ def follows(group: Group, after: Link, row: int) -> bool:
 
 def words(error: Exception) -> str:
     return "it is missing" if isinstance(error, FileNotFoundError) else str(error)
+
+
+# ------------------------------------------------------------------ segments
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """How far the log is in segments, as the last one says."""
+
+    segments: int = 0
+    seal: str = ""
+    run: str = ""  # identity of the chain whose groups it covers
+    last: int = -1  # position of the last of them
+    group: str = ""  # and its seal
+    rows: int = 0  # facts in all segments
+    writers: tuple[tuple[str, int, int], ...] = ()  # as Recorder.state
+
+    def link(self, run: str) -> Link:
+        """Behind which group of this chain the next segment begins."""
+        return Link(self.last, self.group) if run == self.run else Link()
+
+
+class Segmenter(Protocol):
+    """Raises OSError; then call it again."""
+
+    def newest(self, known: Segmented) -> Segmented:
+        """The last segment in the store; `known` is one that is there."""
+        ...
+
+    def write(self, run: str, groups: Iterable[Group], known: Segmented, damage: Sequence[str]) -> Segmented:
+        """Make the next segment of the first of these groups, or find that another process has made it.
+
+        `damage`: what could not be read among them, known once they are read.
+        """
+        ...

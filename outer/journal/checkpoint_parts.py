@@ -72,7 +72,7 @@ def read_values(
 
 
 def _is_there(store: Objects, snapshot: int, part: str, seal: str) -> bool:
-    """Whether this very part is there already, because only the acknowledgement of its creation was lost."""
+    """Return whether this very part is there: only the acknowledgement of its creation was lost then."""
     try:
         return read(store, snapshot, part, seal)[2] == seal
     except Damaged:

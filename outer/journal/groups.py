@@ -1,4 +1,4 @@
-"""What a group of the chain says: facts in the log's order, the journal's records inline at their place among them.
+"""A group of the chain: facts in the log's order, with the journal's records inline at their place among them.
 
     items   [[writer, incarnation, first number, [[at, kind, values], ...]],        facts of one writer
              {epoch, sequence, number, at, kind, record: values, arrays: 2}, ...]   a record; how many arrays it has
@@ -6,26 +6,29 @@
     row     facts before this group in the whole log
     rows    facts in this group
 
-Facts are written by the names of their types: a reader knows what they mean.
+Facts are written by the names of their types: a reader knows what they mean. A snapshot holds instead the state that
+the records add up to, as `encode_replay` writes it: with it the journal can remove old groups.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from outer.journal import record_codec
 from outer.journal.values import Stored
-from outer.protocol.facts import Committed, FactsLost
+from outer.protocol.coverage import Coverage, Mark
+from outer.protocol.facts import Committed, FactsLost, Finished, LinkCarried, Record, SpanGranted, SpanReturned
 from outer.protocol.fragments import Fragment
 from outer.protocol.recorder import Numbered, Run, runs_of
-from outer.protocol.recovery import Entry
+from outer.protocol.recovery import Entry, JournalReplay, Recovered
+from outer.protocol.sample_spans import Borrowed, SpanPool
 
 FORMAT = 2
 SYNCER = "syncer"  # writes the records
@@ -33,6 +36,10 @@ FACTS, OPENING, SNAPSHOT = "facts", "opening", "snapshot"
 
 Arrays = Sequence[NDArray[Any]]  # a fragment's new value: parameters, then the outer optimizer's state
 Named = dict[str, tuple[str, ...]]  # names of fields by kind
+KINDS: dict[str, type[Record]] = {
+    kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, LinkCarried, Finished)
+}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
 
 
 class FactRun(NamedTuple):
@@ -72,7 +79,7 @@ class Value(NamedTuple):
 class Cut:
     """Everything that is durable at one point. A new journal could start from it."""
 
-    state: dict[str, Any]  # of the records, see record_codec
+    state: dict[str, Any]  # of the records: encode_replay
     values: Mapping[int, Value]  # by fragment; a fragment without one never committed
 
     def part(
@@ -226,6 +233,12 @@ def _fields(kind: type[Any]) -> tuple[tuple[str, ...], Callable[[Any], Iterable[
 # ------------------------------------------------------------------ reading
 
 
+def decode_entry(plain: dict[str, Any]) -> Entry:
+    """Decode an entry. Raises ValueError (pydantic's is one), KeyError or TypeError for anything else."""
+    record = _ADAPTERS[plain["kind"]].validate_python(plain["record"])
+    return Entry(int(plain["epoch"]), int(plain["sequence"]), record)
+
+
 def _stored(named: Sequence[Any] | None) -> Stored | None:
     return None if named is None else Stored(*named)
 
@@ -234,7 +247,7 @@ def _entry(item: Mapping[str, Any], named: Mapping[str, Sequence[str]]) -> Entry
     record = dict(zip(named[item["kind"]], item["record"], strict=True))
     if "participants" in record:
         record["participants"] = [dict(zip(named["Participant"], each, strict=True)) for each in record["participants"]]
-    return record_codec.decode_entry({**item, "record": record})
+    return decode_entry({**item, "record": record})
 
 
 def _runs(item: Any, named: Mapping[str, Sequence[str]]) -> Iterable[Run]:
@@ -247,3 +260,92 @@ def _runs(item: Any, named: Mapping[str, Sequence[str]]) -> Iterable[Run]:
             lost = dict(zip(named[kind], told, strict=True))
             yield Run(lost["writer"], lost["incarnation"], lost["last"])
     yield Run(writer, incarnation, first + len(facts) - 1)
+
+
+# ------------------------------------------------------------------ the records' state
+
+
+@dataclass(frozen=True)
+class _Incarnation:
+    """The saved state of one incarnation."""
+
+    learner: str
+    number: int
+    batch_size: int | None
+    merged_step: dict[int, int]
+    covered: list[tuple[int, int, int, int]]  # (from step, its tokens, to step, its tokens)
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The state of a JournalReplay."""
+
+    epoch: int
+    due: int
+    versions: list[int]
+    digests: list[str]
+    tokens_committed: int
+    finished: dict[str, Any] | None
+    newest: dict[str, int]
+    incarnations: list[_Incarnation]
+    next_sample: int
+    next_span: int
+    returned: list[tuple[int, int]]
+    borrowed: list[Borrowed]
+    carried: dict[str, dict[int, int]]
+
+
+_STATE = TypeAdapter(SavedState)
+
+
+def encode_replay(replay: JournalReplay) -> dict[str, Any]:
+    """The state of a replay as JSON values."""
+    found = replay.found
+    keys = sorted(found.batch_sizes.keys() | found.merged_step.keys() | found.coverage.keys())
+    each = [
+        _Incarnation(
+            *key,
+            found.batch_sizes.get(key),
+            found.merged_step.get(key, {}),
+            [(*begin, *end) for begin, end in found.coverage[key].intervals] if key in found.coverage else [],
+        )
+        for key in keys
+    ]
+    state = SavedState(
+        replay.epoch,
+        replay.due,
+        found.versions,
+        found.digests,
+        found.tokens_committed,
+        None if found.finished is None else asdict(found.finished),
+        found.incarnations,
+        each,
+        *found.spans.state(),
+        found.carried,
+    )
+    return dict(_STATE.dump_python(state, mode="json"))
+
+
+def decode_replay(values: dict[str, Any]) -> JournalReplay:
+    """Decode a replay. Raises ValueError (pydantic's is one), KeyError or TypeError for anything else."""
+    state = _STATE.validate_python(values)
+    found = Recovered(
+        list(state.versions),
+        list(state.digests),
+        state.tokens_committed,
+        SpanPool.of(state.next_sample, state.next_span, state.returned, state.borrowed),
+        incarnations=dict(state.newest),
+        finished=None if state.finished is None else Finished(**state.finished),
+        carried={learner: dict(quarters) for learner, quarters in state.carried.items()},
+    )
+    for each in state.incarnations:
+        key = (each.learner, each.number)
+        if each.batch_size is not None:
+            found.batch_sizes[key] = each.batch_size
+        if each.merged_step:
+            found.merged_step[key] = dict(each.merged_step)
+        if each.covered:
+            coverage = found.coverage[key] = Coverage()
+            for begin, begin_tokens, end, end_tokens in each.covered:
+                coverage.add(Mark(begin, begin_tokens), Mark(end, end_tokens))
+    return JournalReplay(found, state.epoch, state.due)

@@ -22,14 +22,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outer.journal import groups, record_codec, values
-from outer.journal import identity as identities
-from outer.journal.chain import Chain, History, Link, words
+from outer.journal import groups, values
+from outer.journal.chain import (
+    IDENTITY,
+    SEGMENT_BYTES,
+    SEGMENT_GROUPS,
+    SEGMENT_ROUNDS,
+    SEGMENT_ROWS,
+    Chain,
+    History,
+    Link,
+    Segmented,
+    Segmenter,
+    group_key,
+    identity,
+    identity_object,
+    inspect_identity,
+    words,
+)
 from outer.journal.framing import Damaged, pack
 from outer.journal.groups import FACTS, FORMAT, OPENING, SNAPSHOT, Arrays, Cut, Group, Item, Logged, Value
-from outer.journal.identity import IDENTITY, identity, identity_object, object_key
 from outer.journal.object_store import Objects, prove
-from outer.journal.segmenter import SEGMENT_BYTES, SEGMENT_GROUPS, SEGMENT_ROUNDS, SEGMENT_ROWS, Segmented, Segmenter
 from outer.protocol.facts import Committed
 from outer.protocol.recorder import Recorder, Run
 from outer.protocol.recovery import JournalReplay, Recovered
@@ -44,7 +57,7 @@ class StaleEpoch(Exception):
 
 @dataclass
 class Opened:
-    """What an epoch finds in the journal when it opens."""
+    """The state that an epoch finds in the journal when it opens."""
 
     found: Recovered
     values: dict[int, Value] = field(default_factory=dict)  # by fragment; a fragment without one never committed
@@ -55,7 +68,7 @@ class Opened:
 
 def inspect(store: Objects, folder: str) -> list[str]:
     """Read a whole journal and describe its damage. Opens no epoch, creates and removes nothing."""
-    run, wrong = identities.inspect(store, folder)
+    run, wrong = inspect_identity(store, folder)
     found = [wrong] if wrong else []
     return found if run is None else found + StoredJournal(store, folder, 0, 0).survey(run)
 
@@ -166,7 +179,7 @@ class StoredJournal:
         header = group.header
         match header["kind"]:
             case groups.SNAPSHOT:
-                self._replay = record_codec.decode_replay(header["kept"])
+                self._replay = groups.decode_replay(header["kept"])
                 self._recorder = Recorder(header.get("writers", ()))
                 self._newest_at = {fragment: (at, seal) for fragment, at, seal in header["places"]}
                 self._newest_at |= {fragment: (group.position, group.seal) for fragment, *_ in header.get("values", [])}
@@ -264,7 +277,7 @@ class StoredJournal:
 
     def cut(self) -> Cut:
         """Everything that is durable now. Call it in the writing thread."""
-        return Cut(record_codec.encode_replay(self._replay), dict(self._values))
+        return Cut(groups.encode_replay(self._replay), dict(self._values))
 
     @property
     def writers(self) -> list[list[Any]]:
@@ -294,7 +307,7 @@ class StoredJournal:
     def _put_snapshot(self, header: Mapping[str, Any], arrays: Arrays) -> None:
         if self._snapshot is None:  # else the outcome of an attempt with these very bytes is unknown
             newest_at = [(fragment, *where) for fragment, where in sorted(self._newest_at.items())]
-            kept = {"kept": record_codec.encode_replay(self._replay), "places": newest_at, "writers": self.writers}
+            kept = {"kept": groups.encode_replay(self._replay), "places": newest_at, "writers": self.writers}
             places = {"segmented": asdict(self.segmented), "opening": self._opening.position}
             self._snapshot = {"kind": SNAPSHOT, **places, **kept, **header}
         self._put(self._snapshot, arrays)
@@ -303,7 +316,7 @@ class StoredJournal:
     def remove(self, positions: Iterable[int]) -> None:
         """Remove these groups, one after the other. What is left after OSError, `compact` returns again."""
         for position in positions:
-            self._store.remove(object_key(self._folder, position))
+            self._store.remove(group_key(self._folder, position))
             self._removable.discard(position)
 
     @property
@@ -345,7 +358,7 @@ class StoredJournal:
         """Create the object at the next position. Raises FileExistsError if a later epoch has opened."""
         link = {"position": self._next, "after": self._after, "before": self._before, "row": self.rows}
         parts, seal = pack({"run": self.run, "epoch": self._epoch, "format": FORMAT, **link, **header}, arrays)
-        name = object_key(self._folder, self._next)
+        name = group_key(self._folder, self._next)
         unsure, self._unsure = self._unsure, True
         try:
             self._store.create(name, parts)
@@ -374,7 +387,7 @@ class StoredJournal:
 
     def _exists(self, position: int) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            self._store.read(object_key(self._folder, position))
+            self._store.read(group_key(self._folder, position))
             return True
         return False
 

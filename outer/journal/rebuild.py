@@ -1,21 +1,26 @@
 """Rebuilds the syncer's state when the journal is missing, damaged, or was never kept.
 
 The records come from the event log, which has every announced one. Each fragment's value comes from the journal, the
-newest checkpoint or a learner, whichever has the newest. A value that no source has is lost, and is reported. Pure:
-recovery_sources.py collects the values.
+newest checkpoint or a learner, whichever has the newest. A value that no source has is lost, and is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from outer.journal import record_codec
-from outer.journal.groups import Cut, Value
+from outer.journal import checkpoint_parts
+from outer.journal.groups import Cut, Value, decode_replay
+from outer.journal.object_store import Objects
+from outer.numeric import codec as codecs
 from outer.protocol.facts import Record, StateRebuilt
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
 JOURNAL, CHECKPOINT, LEARNER, INITIAL = "journal", "checkpoint", "learner", "initial"
+
+# (learner's handle, method, arguments) -> its answer; None when it does not answer in time.
+Ask = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def rebuild(
 
 def _rolled_back(checkpoint: Cut, announced: Sequence[int]) -> Rebuilt:
     """Use the checkpoint alone: its records and values belong to one cut."""
-    replay = record_codec.decode_replay(checkpoint.state)
+    replay = decode_replay(checkpoint.state)
     rebuilt = Rebuilt(replay, dict(checkpoint.values), clock=max(announced, default=0))
     rebuilt.sources = [CHECKPOINT if fragment in checkpoint.values else INITIAL for fragment in range(len(announced))]
     rebuilt.lost = {
@@ -133,3 +138,49 @@ def _best(offered: Sequence[RecoverySource], announced: int, digest: str, exact:
         and (each.value.version == announced or not exact)
     ]
     return max(sound, key=lambda each: (each.value.version, each.source != LEARNER), default=None)
+
+
+# ------------------------------------------------------------------ collecting values
+
+
+class Incomplete(Exception):
+    """The journal lacks something that the epoch needs; the message says what."""
+
+
+@dataclass(frozen=True)
+class RecoverySources:
+    """The sources that the orchestrator found for an epoch whose journal is incomplete."""
+
+    log: Mapping[str, Any]  # what the log's records add up to: groups.encode_replay
+    snapshot: int  # the newest complete checkpoint; 0: none
+    learners: tuple[Any, ...]  # handles of the living learners
+
+    def cut(self, store: Objects) -> Cut | None:
+        """The syncer's part of the checkpoint. Raises Damaged."""
+        if not self.snapshot:
+            return None
+        header, values, _ = checkpoint_parts.read_values(store, self.snapshot)
+        return Cut(header["kept"], {fragment: Value(*value) for fragment, value in values.items()})
+
+    def held_by_learners(
+        self, announced: Sequence[int], journal: Mapping[int, RecoverySource], ask: Ask
+    ) -> dict[int, list[RecoverySource]]:
+        """For each fragment whose announced version the journal lacks: the newest value that a learner holds.
+
+        `announced`: the newest version of each fragment by the log. A learner holds a newer one if its record is lost.
+        """
+        holders: dict[int, list[tuple[int, Any]]] = {}
+        for learner in self.learners:
+            for fragment, version in enumerate(ask(learner, "held_versions") or ()):
+                holders.setdefault(fragment, []).append((version, learner))
+        found: dict[int, list[RecoverySource]] = {}
+        for fragment, version in enumerate(announced):
+            newest = max((held for held, _ in holders.get(fragment, [])), default=0)
+            if newest <= version and fragment in journal and journal[fragment].value.version == version:
+                continue
+            for held, learner in sorted(holders.get(fragment, []), key=lambda each: -each[0]):
+                if held and (answer := ask(learner, "held", fragment)) is not None:
+                    held, theta = answer
+                    found[fragment] = [RecoverySource(LEARNER, Value(held, [theta]), codecs.digest(theta))]
+                    break
+        return found

@@ -16,9 +16,9 @@ from outer.config import OuterConfig, SyncConfig
 from outer.epoch import Begun
 from outer.first_values import FirstValues
 from outer.journal.groups import Logged
+from outer.journal.journal_writer import JournalWriter
 from outer.journal.object_store import Folder
-from outer.journal.recovery_sources import Incomplete
-from outer.journal.writer import JournalWriter
+from outer.journal.rebuild import Incomplete
 from outer.protocol.facts import Committed, Participant, SpanGranted
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry

@@ -13,8 +13,8 @@ from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.rates import STORE, Constant
 from orchestrator.planner.sizing.units import DAY_S, HOUR_S, availability, fleet_pool, unit_step_s
 from orchestrator.recipe.config import Recipe
+from outer.journal.chain import SEGMENT_ROWS
 from outer.journal.journal import SNAPSHOT_GROUPS
-from outer.journal.segmenter import SEGMENT_ROWS
 
 ELEMENT_BYTES = 4  # parameters are kept in float32
 BILLION = 1e9

@@ -10,10 +10,10 @@ from pathlib import Path
 from orchestrator.eventlog.compactor import Compactor
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LogWriter
+from outer.journal.chain import Segmented
 from outer.journal.groups import FactRun
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder, Objects
-from outer.journal.segmenter import Segmented
 
 GUESTS = ("orchestrator", "chaos")
 

@@ -20,10 +20,9 @@ from orchestrator.eventlog.reader import LogReader, blocks, differs, events
 from orchestrator.eventlog.segment_codec import Segment
 from orchestrator.recipe.toml_text import dump, load, template
 from outer.journal import journal as journals
-from outer.journal.chain import Chain
+from outer.journal.chain import Chain, Segmented
 from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Folder
-from outer.journal.segmenter import Segmented
 from outer.protocol.facts import FactsLost, StepPassed
 from tests.orchestrator.eventlog.logs import chunks, journal, of_syncer, runs, write, write_log
 from tests.orchestrator.histories import history

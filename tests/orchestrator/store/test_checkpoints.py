@@ -14,8 +14,8 @@ import pytest
 from orchestrator.store import checkpoints
 from orchestrator.store.checkpoints import CheckpointManifest, CheckpointPart
 from outer.journal import checkpoint_parts
+from outer.journal.chain import IDENTITY, identity_object
 from outer.journal.framing import Damaged
-from outer.journal.identity import IDENTITY, identity_object
 from outer.journal.object_store import Folder
 
 RUN = "run-one"

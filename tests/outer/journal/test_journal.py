@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from outer.journal import journal as journals
+from outer.journal.chain import IDENTITY, identity, positions
 from outer.journal.groups import Logged
-from outer.journal.identity import IDENTITY, identity, positions
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal, inspect
 from outer.journal.object_store import Folder, Objects, Remote
 from outer.protocol.facts import Committed, Participant, SpanGranted, SpanReturned

@@ -13,12 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outer.journal import journal as journals
-from outer.journal.chain import Chain, Link
+from outer.journal.chain import Chain, Link, Segmented, positions
 from outer.journal.groups import FactRun, Group, Item, Logged, encode
-from outer.journal.identity import positions
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
-from outer.journal.segmenter import Segmented
 from outer.protocol.facts import Committed, FactsLost, Participant, SpanGranted, StepOpened, SyncerStarted
 from outer.protocol.recorder import Run
 from outer.protocol.recovery import Entry

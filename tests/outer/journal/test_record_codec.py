@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outer.journal import groups, record_codec
+from outer.journal import groups
 from outer.protocol.facts import Committed, Finished, LinkCarried, Participant, Record, SpanGranted, SpanReturned
 from outer.protocol.links.budget import SLOTS
 from outer.protocol.recovery import Entry, JournalReplay
@@ -127,9 +127,9 @@ def test_what_is_kept_goes_on_as_if_nothing_had_been(given_: list[Entry], cut: i
     straight, kept = JournalReplay.empty(FRAGMENTS), JournalReplay.empty(FRAGMENTS)
     for entry in given_[:cut]:
         kept.apply(entry)
-    text = json.dumps(record_codec.encode_replay(kept), allow_nan=False)
-    kept = record_codec.decode_replay(json.loads(text))
-    assert json.dumps(record_codec.encode_replay(kept), allow_nan=False) == text
+    text = json.dumps(groups.encode_replay(kept), allow_nan=False)
+    kept = groups.decode_replay(json.loads(text))
+    assert json.dumps(groups.encode_replay(kept), allow_nan=False) == text
     for entry in given_:
         straight.apply(entry)
     for entry in given_[cut:]:
@@ -147,9 +147,9 @@ def test_records_come_back_from_a_groups_plain_values(given_: list[Entry]) -> No
 def test_what_was_kept_shares_nothing_with_what_goes_on() -> None:
     replay = JournalReplay.empty(FRAGMENTS)
     replay.apply(Entry(1, 0, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
-    plain = record_codec.encode_replay(replay)
+    plain = groups.encode_replay(replay)
     before = json.dumps(plain)
-    again = record_codec.decode_replay(plain)
+    again = groups.decode_replay(plain)
     world = World()
     world.grant("a")
     world.commit(("a",), 1, 2)
@@ -163,14 +163,14 @@ def test_what_links_have_carried_comes_back_and_is_that_of_a_day() -> None:
     for sequence, (quarter, size) in enumerate(told):
         replay.apply(Entry(1, sequence, LinkCarried("a", quarter, size)))
     assert replay.found.carried == {"a": {1: 3, SLOTS: 4}}
-    again = record_codec.decode_replay(json.loads(json.dumps(record_codec.encode_replay(replay))))
+    again = groups.decode_replay(json.loads(json.dumps(groups.encode_replay(replay))))
     assert again.found.carried == replay.found.carried
 
 
 def kept_of_one() -> dict[str, Any]:
     replay = JournalReplay.empty(FRAGMENTS)
     replay.apply(Entry(1, 0, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
-    return record_codec.encode_replay(replay)
+    return groups.encode_replay(replay)
 
 
 @pytest.mark.parametrize("key", sorted(kept_of_one()))
@@ -182,11 +182,11 @@ def test_what_was_not_kept_by_us_is_an_error(key: str, change: str) -> None:
     else:
         plain[key] = {"some": "thing"} if not isinstance(plain[key], dict) else [object()]
     with pytest.raises((ValueError, KeyError, TypeError)):
-        record_codec.decode_replay(plain)
+        groups.decode_replay(plain)
 
 
 def test_a_record_of_an_unknown_kind_is_an_error() -> None:
     plain = {"epoch": 1, "sequence": 0, "kind": "Finished", "record": asdict(Finished(1, 2, "why"))}
     for change in ({"kind": "Nonsense"}, {"record": {}}, {"record": None}):
         with pytest.raises((ValueError, KeyError, TypeError)):
-            record_codec.decode_entry(plain | change)
+            groups.decode_entry(plain | change)

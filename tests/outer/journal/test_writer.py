@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from outer.journal import journal as journals
-from outer.journal import writer as keepers
+from outer.journal import journal_writer as journal_writers
 from outer.journal.chain import Chain
 from outer.journal.journal import StaleEpoch
+from outer.journal.journal_writer import FOLDER, JournalWriter
 from outer.journal.object_store import Folder
-from outer.journal.writer import FOLDER, JournalWriter
 from outer.protocol.facts import Committed, Participant, SpanGranted, StepOpened
 from outer.protocol.recorder import Run
 from outer.protocol.recovery import Entry
@@ -91,8 +91,8 @@ async def until(holds: Callable[[], Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepers, "BACKOFF_S", 0.002)
-    monkeypatch.setattr(keepers, "BACKOFF_S_MAX", 0.01)
+    monkeypatch.setattr(journal_writers, "BACKOFF_S", 0.002)
+    monkeypatch.setattr(journal_writers, "BACKOFF_S_MAX", 0.01)
 
 
 def go(script: Coroutine[Any, Any, None]) -> None:
@@ -315,7 +315,7 @@ def test_facts_are_told_durable_once_they_are_and_those_that_come_together_share
 def test_a_record_takes_the_waiting_facts_along_at_once_and_they_are_told_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepers, "FLUSH_S", DEADLINE_S)
+    monkeypatch.setattr(journal_writers, "FLUSH_S", DEADLINE_S)
 
     async def script() -> None:
         world = World(tmp_path)
@@ -332,7 +332,7 @@ def test_a_record_takes_the_waiting_facts_along_at_once_and_they_are_told_first(
 def test_while_the_store_refuses_facts_wait_within_a_bound_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepers, "WAITING_FACTS_MAX", 100)
+    monkeypatch.setattr(journal_writers, "WAITING_FACTS_MAX", 100)
 
     async def script() -> None:
         world = World(tmp_path)

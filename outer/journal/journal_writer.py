@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from outer.journal.chain import Segmented, Segmenter
 from outer.journal.groups import SYNCER, Arrays, Cut, FactRun, Item, Logged, Value, runs
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal
 from outer.journal.object_store import Objects
-from outer.journal.segmenter import Segmented, Segmenter
 from outer.journal.values import Stored
 from outer.protocol.recorder import Numbered, Run
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
@@ -85,7 +85,7 @@ class JournalWriter:
         return opened
 
     def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
-        """As StoredJournal.seed. Call it after `open`."""
+        """Start over from this state, as StoredJournal.seed. Call it after `open`."""
         return self._journal.seed(replay, values)
 
     def append(self, entry: Entry, arrays: Arrays, number: int, at: float, stored: Stored | None = None) -> None:
