@@ -182,13 +182,6 @@ def test_an_error_that_says_nothing_of_what_happened_is_tried_again_and_counts_o
     assert _alike(second.opened, writer.entries) and held(second.opened) == writer.values
 
 
-def test_drafts_that_a_dead_process_left_are_nobodys(tmp_path: Path) -> None:
-    first = Writer(tmp_path, 1)
-    first.commit(0)
-    (tmp_path / "journal" / ".000000000002.deadbeef").write_bytes(b"half a gro")
-    assert held(Writer(tmp_path, 2).opened) == first.values
-
-
 # ------------------------------------------------------------------ damage
 
 

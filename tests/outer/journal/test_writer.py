@@ -14,7 +14,6 @@ import pytest
 from outer.journal import journal as journals
 from outer.journal import journal_writer as journal_writers
 from outer.journal.chain import Chain
-from outer.journal.journal import StaleEpoch
 from outer.journal.journal_writer import FOLDER, JournalWriter
 from outer.journal.object_store import Folder
 from outer.protocol.facts import Committed, Participant, SpanGranted, StepOpened
@@ -222,12 +221,6 @@ def test_a_zombie_whose_store_comes_back_finds_its_successor(tmp_path: Path) -> 
         assert world.durable == []
 
     go(script())
-
-
-def test_an_epoch_that_is_older_does_not_open(tmp_path: Path) -> None:
-    World(tmp_path, 2)
-    with pytest.raises(StaleEpoch):
-        World(tmp_path, 1)
 
 
 def test_a_snapshot_is_tried_until_it_is_taken_and_what_came_meanwhile_is_kept(
