@@ -7,18 +7,18 @@ written in a thread beside the loop. Bulk data leaves only as return values, whi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import time
 import traceback
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from outer import epoch
-from outer.alarm import Alarm
 from outer.bulk import AtShard, Bulk
 from outer.epoch import Facts
 from outer.first_values import Make
@@ -27,7 +27,6 @@ from outer.journal.journal_writer import JournalWriter
 from outer.journal.rebuild import RecoverySources
 from outer.kill_points import ANNOUNCED, APPLIED, MERGED, MERGING, RECEIVED, KillPoints
 from outer.log_feed import LogFeed
-from outer.outbox import Outbox
 from outer.protocol import events_effects, messages
 from outer.protocol.fragments import Fragment
 from outer.protocol.leases import longest_s
@@ -42,6 +41,8 @@ HELD_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
 BEHIND = "behind"  # why an answer does not count: the log cannot take its facts now
 RECORD_S = 5.0  # for facts to become durable before `record` answers
+UNDELIVERED_MAX = 64  # messages that wait for one incarnation; more are dropped, the machine sends again
+SOON_S = 0.001  # the shortest time that a timer is set for
 ENDED_S = 10.0  # for the orchestrator to hear why this epoch is over
 
 
@@ -369,6 +370,64 @@ class SyncerActor:
             self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, reply))
         else:
             self._drive(reply.contribution)
+
+
+class Outbox:
+    """Messages on their way to learners: one call at a time to each incarnation, with all that wait by then.
+
+    `spawn` runs a coroutine; call it in the event loop's thread. A message that cannot be
+    delivered within `deadline_s` seconds is lost.
+    """
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None], deadline_s: float) -> None:
+        self._spawn, self._deadline_s = spawn, deadline_s
+        # By learner and incarnation, while a call is under way.
+        self._waiting: dict[tuple[str, int], list[events_effects.ToLearner]] = {}
+
+    def put(self, learner: str, incarnation: int, handle: Any, message: events_effects.ToLearner) -> None:
+        """Send a message soon."""
+        key = (learner, incarnation)
+        if key not in self._waiting:
+            self._waiting[key] = []
+            self._spawn(self._deliver(key, handle))
+        waiting = self._waiting[key]
+        if len(waiting) < UNDELIVERED_MAX:
+            waiting.append(message)
+        elif isinstance(message, messages.Stop):
+            waiting[-1] = message
+
+    async def _deliver(self, key: tuple[str, int], handle: Any) -> None:
+        try:
+            while ready := self._waiting[key]:
+                self._waiting[key] = []
+                with contextlib.suppress(ray.exceptions.RayError, TimeoutError):  # dead or frozen: its lease tells
+                    await asyncio.wait_for(asyncio.ensure_future(handle.inbox.remote(*ready)), self._deadline_s)
+        finally:
+            del self._waiting[key]  # incarnations come and go
+
+
+class Alarm:
+    """A timer that follows the machine's wish: calls `ring` in the event loop at the monotonic time set last."""
+
+    def __init__(self, ring: Callable[[], object]) -> None:
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+        self._at: float | None = None
+
+    def set(self, at: float | None) -> None:
+        """None: not at all."""
+        if at is not None and at == self._at and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._at = None, at
+        if at is not None:
+            delay_s = max(SOON_S, at - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._ring()
 
 
 def _ask(size: int, learner: Any, method: str, *arguments: Any) -> Any:

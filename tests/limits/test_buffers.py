@@ -22,12 +22,11 @@ from learners.protocol.events_effects import Fetch
 from learners.protocol.fact_buffer import ANSWER_MAX, FactBuffer
 from learners.shell import LearnerShell
 from orchestrator.eventlog.compactor import Compactor
-from outer.actor import SyncerActor
+from outer.actor import UNDELIVERED_MAX, Outbox, SyncerActor
 from outer.journal import journal as journals
 from outer.journal.groups import FactRun, Logged
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Bytes
-from outer.outbox import UNDELIVERED_MAX, Outbox
 from outer.protocol.facts import Committed, Participant, StepOpened
 from outer.protocol.messages import Attach, Contribution, FragmentCounters, ReadRequest, Report, Stop
 from outer.protocol.recorder import INCARNATIONS_KEPT, Recorder, runs_of
