@@ -29,7 +29,7 @@ from learners.protocol import events_effects as unit  # noqa: E402
 from learners.training.evaluator import Evaluator  # noqa: E402
 from learners.training.models.language import ByteLanguageModel  # noqa: E402
 from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady  # noqa: E402
-from orchestrator.planner.fleet.run import simulate  # noqa: E402
+from orchestrator.planner.fleet.world import simulate  # noqa: E402
 from outer.config import OuterConfig, SyncConfig  # noqa: E402
 from outer.protocol.facts import Committed  # noqa: E402
 from outer.protocol.schedule import Budget  # noqa: E402

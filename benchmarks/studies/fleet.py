@@ -22,7 +22,7 @@ from benchmarks.studies import heterogeneous, scavenging, upsize  # noqa: E402
 from benchmarks.studies.figures import scavenging_figure, upsize_figure  # noqa: E402
 from benchmarks.studies.models import even  # noqa: E402
 from orchestrator.planner.fleet.description import Fleet, Member, Steady  # noqa: E402
-from orchestrator.planner.fleet.run import simulate  # noqa: E402
+from orchestrator.planner.fleet.world import simulate  # noqa: E402
 from outer.config import SyncConfig  # noqa: E402
 from outer.protocol.schedule import Budget  # noqa: E402
 
@@ -43,7 +43,7 @@ def main() -> None:
     speeds = {gap: _two_speeds(gap) for gap in GAPS}
     joins = list(scavenging.study(scavenging.Scavenging(), list(PAPER_TIME)))
     grown = list(upsize.study(upsize.Upsize(parameters=5_000_000_000), COPY_STEPS))
-    cost = {count: _events_per_second(count) for count in LEARNERS}
+    cost = {count: _steps_per_second(count) for count in LEARNERS}
     tables = {
         "speeds": _speeds_table({PAGE_GAP: speeds[PAGE_GAP]}),
         "scavenging": _scavenging_table(joins),
@@ -64,14 +64,14 @@ def _two_speeds(gap: float) -> list[heterogeneous.Row]:
     return heterogeneous.over_seeds([heterogeneous.study(setting, STEPS, seed) for seed in range(SEEDS)])
 
 
-def _events_per_second(learners: int) -> tuple[float, float]:
-    """Events of both machines a second of one core, and steps of a learner."""
+def _steps_per_second(learners: int) -> float:
+    """Steps of learners that a core simulates in a second."""
     members = tuple(Member(f"learner-{i}", 8, 800, Steady(1.0)) for i in range(learners))
     fleet = Fleet(SyncConfig(), 1, even(24_000, 24), members, Budget(None, 10**9), warm=True)
     began = time.process_time()
     outcome, _ = simulate(fleet, 2400.0 / learners + 100.0)
     took = time.process_time() - began
-    return outcome.events / took, sum(outcome.steps.values()) / took
+    return sum(outcome.steps.values()) / took
 
 
 def _speeds_table(rows: dict[float, list[heterogeneous.Row]]) -> str:
@@ -104,9 +104,9 @@ def _upsize_table(rows: list[upsize.Row]) -> str:
     return "\n".join(lines)
 
 
-def _cost_table(cost: dict[int, tuple[float, float]]) -> str:
-    lines = ["|learners|events of the machines a second|steps of a learner a second|", "|---|---|---|"]
-    lines += [f"|{count}|{events:,.0f}|{steps:,.0f}|" for count, (events, steps) in cost.items()]
+def _cost_table(cost: dict[int, float]) -> str:
+    lines = ["|learners|steps of learners a second|", "|---|---|"]
+    lines += [f"|{count}|{steps:,.0f}|" for count, steps in cost.items()]
     return "\n".join(lines)
 
 

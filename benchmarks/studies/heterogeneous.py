@@ -21,9 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.studies.islands import half_width
 from benchmarks.studies.models import even
 from benchmarks.studies.script import options, show
-from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, Timing
-from orchestrator.planner.fleet.run import simulate
-from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
+from orchestrator.planner.fleet.description import Fleet, Link, Member, SlowPeriods, Steady, Timing, Varying
+from orchestrator.planner.fleet.world import simulate
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
 

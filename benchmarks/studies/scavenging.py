@@ -20,7 +20,7 @@ from benchmarks.studies.models import even
 from benchmarks.studies.script import numbers, options, show
 from orchestrator.eventlog.facts import LearnerRequested
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.run import simulate
+from orchestrator.planner.fleet.world import simulate
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
 

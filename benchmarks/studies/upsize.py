@@ -20,7 +20,7 @@ from benchmarks.studies.models import even
 from benchmarks.studies.script import numbers, options, show
 from learners.protocol.facts import StateReceived
 from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.run import simulate
+from orchestrator.planner.fleet.world import simulate
 from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from outer.config import SyncConfig
 from outer.protocol.facts import Committed

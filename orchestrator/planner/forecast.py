@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.planner.fleet.recipes import fleet
-from orchestrator.planner.fleet.run import simulate
-from orchestrator.planner.fleet.spot import spot_hours
+from orchestrator.planner.fleet.recipes import fleet, spot_hours
+from orchestrator.planner.fleet.world import simulate
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.units import unit_step_s
 from orchestrator.recipe.config import Recipe

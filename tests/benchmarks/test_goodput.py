@@ -36,7 +36,7 @@ from benchmarks.studies.islands import (
     synchronous,
 )
 from benchmarks.studies.models import even
-from orchestrator.planner.fleet import run
+from orchestrator.planner.fleet import world as machines
 from orchestrator.planner.fleet.description import Fleet, Member, StepSample, Timing
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
@@ -303,7 +303,7 @@ def test_under_the_machines_learners_step_as_they_do_alone_event_by_event(learne
     """What the fast path leaves out, the protocol, takes nothing from anybody's steps in free overlap."""
     until = 4000.0
     made = fleet(islands(learners, seed, stall_s), timing=Timing(hang_s=math.inf))  # standing still is no hang
-    outcome, world = run.simulate(made, until)
+    outcome, world = machines.simulate(made, until)
     records = [alone(island, 0.0, until) for island in islands(learners, seed, stall_s)]
     for record, steps in zip(records, world.steps.values(), strict=True):
         paused = [(a.ended, b.began) for a, b in pairwise(steps) if b.began > a.ended]
@@ -317,7 +317,7 @@ def test_under_the_machines_learners_step_as_they_do_alone_event_by_event(learne
 
 def test_hardware_that_stands_still_goes_on_doing_so_under_a_new_incarnation():
     """Held for hanging after 20 s, it is restarted, and cannot step before its slices are taken in."""
-    _, world = run.simulate(fleet(islands(2, 3, 60.0)), 2000.0)
+    _, world = machines.simulate(fleet(islands(2, 3, 60.0)), 2000.0)
     starts = {name: [step.began for step in steps] for name, steps in world.steps.items()}
     assert max(unit.incarnation for unit in world.learners.values()) > 1
     for island, began in zip(islands(2, 3, 60.0), starts.values(), strict=True):
@@ -328,9 +328,9 @@ def test_hardware_that_stands_still_goes_on_doing_so_under_a_new_incarnation():
 def test_in_strict_overlap_the_machines_wait_as_the_streaming_baseline_does():
     rule = SyncConfig(overlap="strict", quorum="all", grace="infinite")
     until = 3000.0
-    outcome, _ = run.simulate(fleet(islands(4, 3), sync=rule, quorum=4), until, 600.0)
+    outcome, _ = machines.simulate(fleet(islands(4, 3), sync=rule, quorum=4), until, 600.0)
     quick = streaming(islands(4, 3), 600.0, until, rule.overlap_steps)
-    free, _ = run.simulate(fleet(islands(4, 3)), until, 600.0)
+    free, _ = machines.simulate(fleet(islands(4, 3)), until, 600.0)
     assert outcome.goodput == pytest.approx(quick.goodput, abs=0.01)
     assert outcome.goodput < free.goodput - 0.04, "waiting costs"
 

@@ -14,7 +14,7 @@ from orchestrator.checkers.suite import check_run
 from orchestrator.cli.app import build
 from orchestrator.eventlog.facts import LearnerLost
 from orchestrator.eventlog.reader import read_run
-from orchestrator.planner.fleet.spot import absences, comings
+from orchestrator.planner.fleet.recipes import absences, comings
 from orchestrator.planner.fleet.tape import record
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from random import Random
 from typing import Literal, NamedTuple, Protocol
 
 from outer.config import SyncConfig
@@ -15,7 +16,7 @@ from outer.protocol.fragments import Fragment
 from outer.protocol.schedule import Budget
 
 Draw = Callable[[], float]
-Kind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "join", "leave"]
+Kind = Literal["kill", "join", "leave"]
 
 
 class StepSample(NamedTuple):
@@ -41,6 +42,46 @@ class Steady:
 
     def sample(self, now: float) -> StepSample:
         return StepSample(self._draw())
+
+
+@dataclass(frozen=True)
+class SlowPeriods:
+    """Transient slowdowns. Gaps and lengths are exponential."""
+
+    gap_s: float = math.inf  # mean, from the end of one to the next
+    length_s: float = 0.0  # mean
+    slowdown: float = 1.0  # of every step in one
+
+
+class Varying:
+    """Another step model, made slower. `noise`: standard deviation of each step's time, as a share of it."""
+
+    def __init__(
+        self,
+        step_model: StepModel,
+        rng: Random,
+        slowdown: float = 1.0,
+        noise: float = 0.0,
+        slow_periods: SlowPeriods = SlowPeriods(),
+    ) -> None:
+        self._step_model, self._rng = step_model, rng
+        self._slowdown, self._noise, self._slow_periods = slowdown, noise, slow_periods
+        self._from, self._until = self._next(0.0)
+
+    def sample(self, now: float) -> StepSample:
+        while now >= self._until:
+            self._from, self._until = self._next(self._until)
+        sample = self._step_model.sample(now)
+        factor = self._slowdown * (self._slow_periods.slowdown if now >= self._from else 1.0)
+        if self._noise:
+            factor *= max(0.1, self._rng.gauss(1.0, self._noise))
+        return sample._replace(seconds=sample.seconds * factor)
+
+    def _next(self, now: float) -> tuple[float, float]:
+        if math.isinf(self._slow_periods.gap_s):
+            return math.inf, math.inf
+        begins = now + self._rng.expovariate(1.0 / self._slow_periods.gap_s)
+        return begins, begins + self._rng.expovariate(1.0 / self._slow_periods.length_s)
 
 
 @dataclass(frozen=True)
@@ -75,7 +116,6 @@ class Timing:
     pack_s: float = 0.0  # a donor's state
     merge_s: Callable[[int, int], float] = lambda elements, learners: 0.0
     append_s: Callable[[int], float] = lambda elements: 0.0  # of a commit to the journal; elements: of its fragment
-    outage_s: Draw = NOTHING  # from a syncer's death until its successor serves
     backoff_s: float = 1.0
     hang_s: float = 20.0
     unreachable_s: float = 3600.0
@@ -92,14 +132,12 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """A planned fault, or a learner that joins or leaves. `learner` may be "syncer" for a kill."""
+    """A learner that dies, joins or leaves."""
 
     kind: Kind
     learner: str
     at_s: float = 0.0
     at_progress: float | None = None  # instead: once this share of the budget is committed
-    duration_s: float = 0.0
-    delay_s: float = 0.0  # of every step (slow), or of a step on average (straggle)
 
 
 @dataclass(frozen=True)

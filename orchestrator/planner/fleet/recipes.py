@@ -10,12 +10,11 @@ import math
 from collections.abc import Mapping
 from random import Random
 
-from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.speeds import Varying
+from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, Varying, constant
 from orchestrator.planner.sizing import rates
 from orchestrator.planner.sizing.links import home
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.units import HOUR_S, unit_mtbf_hours, unit_step_s
+from orchestrator.planner.sizing.units import DAY_S, HOUR_S, unit_mtbf_hours, unit_step_s
 from orchestrator.recipe.config import FleetConfig, Recipe
 from outer.protocol.schedule import Budget
 
@@ -81,7 +80,6 @@ def _timing(recipe: Recipe, replace_s: Draw) -> Timing:
         replace_s=replace_s,
         merge_s=lambda elements, learners: rates.merge_s(recipe.sync.codec, elements, learners),
         append_s=lambda elements: 8.0 * elements / rates.STORE.value,
-        outage_s=constant(run.syncer_lease_s),
         backoff_s=run.restart_backoff_s,
         hang_s=run.hang_s,
         unreachable_s=run.unreachable_s,
@@ -99,3 +97,32 @@ def _links(told: FleetConfig) -> Mapping[tuple[str, str], Link]:
         one, other = link.between
         links[one, other] = links[other, one] = Link(link.gbit_s * 1e9, link.latency_ms / 1e3)
     return links
+
+
+# ------------------------------------------------------------------ spot capacity: away at the same hours every day
+
+Interval = tuple[float, float]  # begin, end
+
+
+def spot_hours(recipe: Recipe, seed: int, until_s: float) -> tuple[Fault, ...]:
+    """The faults by which spot pools come and go, each as a whole, from an hour of the day that the seed draws."""
+    share = {pool.name: pool.spot for pool in recipe.fleet.pools}
+    night = {name: Random(f"{seed} {name}").random() * DAY_S for name in share}
+    learners = {name: pool.name for name, pool in recipe.learners.items() if pool.name in share}
+    return comings({name: absences(share[pool], night[pool], until_s) for name, pool in learners.items()})
+
+
+def absences(share: float, night_s: float, until_s: float) -> list[Interval]:
+    """Seconds of a run in which capacity that is there for this share of the day is not, from `night_s` of a day on."""
+    length = (1.0 - share) * DAY_S
+    days = range(-1, int(until_s / DAY_S) + 1)
+    found = [(max(0.0, night_s + day * DAY_S), min(until_s, night_s + day * DAY_S + length)) for day in days]
+    return [(begin, end) for begin, end in found if end > begin and length]
+
+
+def comings(away: Mapping[str, list[Interval]]) -> tuple[Fault, ...]:
+    """The same as faults: learners, by name, leave and join again."""
+    spans = [(name, begin, end) for name, intervals in away.items() for begin, end in intervals]
+    return tuple(
+        fault for name, begin, end in spans for fault in (Fault("leave", name, begin), Fault("join", name, end))
+    )

@@ -13,11 +13,10 @@ from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
-from orchestrator.planner.fleet.recipes import fleet
-from orchestrator.planner.fleet.run import Outcome, simulate
-from orchestrator.planner.fleet.spot import DAY_S, Interval, absences, comings
+from orchestrator.planner.fleet.recipes import Interval, absences, comings, fleet
+from orchestrator.planner.fleet.world import Outcome, simulate
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.units import unit_step_s
+from orchestrator.planner.sizing.units import DAY_S, unit_step_s
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.simulation.tape_log import bare

@@ -1,28 +1,28 @@
-"""One simulated fleet: the processes of orchestrator/simulation with a fleet's durations plugged into them.
+"""Simulates a fleet with the production machines in orchestrator/simulation, and measures the outcome.
 
-What a fragment holds is not followed. What is counted of a run is here: steps and commits.
+What a fragment holds is not followed. The syncer never dies here. Tens of thousands of events a second, whatever the
+size of the model.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from learners.protocol.learner import Learner
-from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.planner.fleet.description import Fleet
-from orchestrator.planner.fleet.durations import FleetDurations, Stepped
-from orchestrator.planner.fleet.network import FleetNetwork
-from orchestrator.planner.fleet.planned_faults import PlannedFaults
-from orchestrator.recipe.config import SYNCER
+from orchestrator.planner.fleet.ports import FleetDurations, FleetNetwork, PlannedFaults, Stepped
 from orchestrator.simulation.context import Group, Observer, SimContext, SimLearner
 from orchestrator.simulation.learner_process import LearnerProcess
-from orchestrator.simulation.process import Host, Process
+from orchestrator.simulation.process import Host
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer import weights
 from outer.numeric.uplinks import uplinks
-from outer.protocol import recovery
 from outer.protocol.events_effects import Merge, Merged, Publish
 from outer.protocol.facts import Committed
 from outer.protocol.syncer import Syncer
@@ -40,16 +40,12 @@ class Commit(NamedTuple):
 class World:
     """One per simulation. `commits` are in order; `steps` are by learner."""
 
-    def __init__(self, fleet: Fleet, keeps_journal: bool) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.time = fleet, Timeline()
         self.commits: list[Commit] = []
-        self._processes: dict[str, Process] = {}  # the newest of each learner, and of the syncer
-        self._handled = 0  # events that processes before those have handled
-        self._journal: list[recovery.Entry] = []  # outlives every epoch
-        self._keeps_journal = keeps_journal
         self.durations = FleetDurations(fleet, self.time)
         self.network = FleetNetwork(fleet, self.time)
-        faults = PlannedFaults(fleet, self.time, self._count_process)
+        faults = PlannedFaults(fleet, self.time)
         self.context = SimContext(
             time=self.time,
             network=self.network,
@@ -71,7 +67,7 @@ class World:
             fetchers=len(fleet.fragments),  # links are what limits them
         )
         self.supervisor = Supervisor(self.context, self._first, self._begin_epoch)
-        faults.arm(self.context, self.supervisor)
+        faults.arm(self.supervisor)
 
     @property
     def learners(self) -> dict[str, LearnerProcess]:
@@ -81,16 +77,6 @@ class World:
     @property
     def steps(self) -> dict[str, list[Stepped]]:
         return self.durations.steps
-
-    @property
-    def events(self) -> int:
-        """Handed to machines."""
-        return self._handled + sum(process.handled for process in self._processes.values())
-
-    def _count_process(self, name: str, process: Process) -> None:
-        if name in self._processes:
-            self._handled += self._processes[name].handled
-        self._processes[name] = process
 
     @property
     def _first(self) -> list[str]:
@@ -111,10 +97,7 @@ class World:
         )
 
     def _begin_epoch(self, epoch: int) -> SyncerProcess:
-        fleet, recovered = self.fleet, None
-        if epoch > 1:
-            self.supervisor.emit(SyncerLost(epoch - 1, "died", ""))
-            recovered = recovery.recover(self._journal, len(fleet.fragments))
+        fleet = self.fleet
         batch_sizes = {member.name: member.batch_size for member in fleet.members}
         machine = Syncer(
             epoch=epoch,
@@ -125,22 +108,17 @@ class World:
             span_steps=fleet.span_steps,
             budget=fleet.budget,
             manifest={},
-            recovered=recovered,
             ahead_s=fleet.ahead_s,
             weight=weights.named(fleet.sync.weights),
             uplinks=uplinks(fleet.sync, fleet.fragments),
         )
         values = [Number(number, fragment) for fragment, number in enumerate(machine.versions)]
-        syncer = SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)
-        self._count_process(SYNCER, syncer)
-        return syncer
+        return SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)
 
-    def durable(self, syncer: SyncerProcess, group: Group) -> None:
+    def durable(self, group: Group) -> None:
         """A group is in the journal."""
         if self.context.recording:
             self.context.log.append(group)
-        if self._keeps_journal:
-            self._journal += [recovery.Entry(syncer.epoch, each.sequence, each.record) for each in group.records]
 
 
 class CommitCounter(Observer):
@@ -203,14 +181,116 @@ class TimedJournal:
 
     def _land(self, group: Group) -> None:
         self._group = None
-        self._world.durable(self._syncer, group)
+        self._world.durable(group)
         self._syncer.on_durable(group)
 
     def finish(self, group: Group) -> None:
         for each in (self._group, group):
             if each is not None:
-                self._world.durable(self._syncer, each)
+                self._world.durable(each)
         self._group = None
 
     def crash(self) -> None:
         """What was under way is lost with its process."""
+
+
+# ------------------------------------------------------------------ the outcome
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one simulation. Shares are of all configured learners, over `seconds`."""
+
+    seconds: float  # from the end of the warm-up
+    goodput: float  # full steps' time stepped; one with slices missing counts in proportion
+    uptime: float  # share of the time in which at least one learner stepped
+    participation: float  # contributions of weight > 0 / (commits x learners); NaN without a commit
+    participation_alive: float  # the same over live learners
+    commits: int
+    merges_per_step: float  # commits for each step of a learner, on average
+    steps: dict[str, int]  # by learner
+    useful_s: dict[str, float]  # of stepping, by learner
+    tokens: int  # processed
+    tokens_committed: int
+    contributions: dict[str, int]  # of weight > 0, by learner
+    moved: dict[tuple[str, str], int]  # bytes over each link, from the very beginning
+    finished_at: float | None  # when the budget was reached
+
+
+def simulate(
+    fleet: Fleet, until_s: float, warm_up_s: float = 0.0, progress: Callable[[float], None] = lambda share: None
+) -> tuple[Outcome, World]:
+    """Simulate for so long, or until the budget is reached. What came before the warm-up is over is not counted.
+
+    `progress` is told the share of the budget that is committed, 0 to 1, at every look.
+    """
+    world = World(fleet)
+    time, supervisor = world.time, world.supervisor
+    supervisor.start()
+    finished_at = None
+    while time.now < until_s and not supervisor.over:
+        time.run(min(until_s, time.now + fleet.look_s))
+        if supervisor.syncer is not None:
+            progress(supervisor.syncer.machine.progress)
+        if finished_at is None and supervisor.syncer is not None and supervisor.syncer.machine.finished:
+            finished_at = supervisor.syncer.machine.moved_at
+    stop = time.now if finished_at is None else finished_at
+    return _outcome(world, warm_up_s, stop, finished_at), world
+
+
+def _outcome(world: World, start: float, stop: float, finished_at: float | None) -> Outcome:
+    seconds = max(0.0, stop - start)
+    steps = {name: [_cut(step, start, stop) for step in all_] for name, all_ in world.steps.items()}
+    wanted_s = sum(max(0.0, stop - max(start, member.since_s)) for member in world.fleet.members)
+    useful_s = {name: sum(step.share * (step.ended - step.began) for step in each) for name, each in steps.items()}
+    done = {name: [step for step in each if start < step.ended <= stop] for name, each in world.steps.items()}
+    counted = {name: len(each) for name, each in done.items()}
+    merges = [commit for commit in world.commits if start <= commit.at <= stop]
+    before = max((merge.tokens_committed for merge in world.commits if merge.at < start), default=0)
+    mean_steps = sum(counted.values()) / max(1, len(world.fleet.members))
+    return Outcome(
+        seconds=seconds,
+        goodput=sum(useful_s.values()) / wanted_s if wanted_s else math.nan,
+        uptime=covered_s([span for each in steps.values() for span in _spans(each)]) / seconds if seconds else math.nan,
+        participation=_share(merges, [len(world.fleet.members)] * len(merges)),
+        participation_alive=_share(merges, [merge.live for merge in merges]),
+        commits=len(merges),
+        merges_per_step=len(merges) / mean_steps if mean_steps else math.nan,
+        steps=counted,
+        useful_s=useful_s,
+        tokens=sum(step.tokens for each in done.values() for step in each),
+        tokens_committed=merges[-1].tokens_committed - before if merges else 0,
+        contributions=dict(Counter(name for merge in merges for name in merge.participants)),
+        moved=dict(world.network.regions.moved),
+        finished_at=finished_at,
+    )
+
+
+def _cut(step: Stepped, start: float, stop: float) -> Stepped:
+    """The part of it that lies in the window."""
+    began, ended = max(start, step.began), min(stop, step.ended)
+    return step._replace(began=began, ended=max(began, ended))
+
+
+def _share(merges: Sequence[Commit], of: Sequence[int]) -> float:
+    return sum(len(merge.participants) for merge in merges) / sum(of) if merges and sum(of) else math.nan
+
+
+def _spans(steps: Sequence[Stepped]) -> list[tuple[float, float]]:
+    """When a learner was stepping: steps that follow each other without a pause are one."""
+    spans: list[tuple[float, float]] = []
+    for step in steps:
+        if spans and step.began <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], step.ended))
+        else:
+            spans.append((step.began, step.ended))
+    return spans
+
+
+def covered_s(spans: Sequence[tuple[float, float]]) -> float:
+    """The length of their union."""
+    total, reached = 0.0, -math.inf
+    for began, ended in sorted(spans):
+        total += max(0.0, ended - max(began, reached))
+        reached = max(reached, ended)
+    return total

@@ -11,10 +11,19 @@ import pytest
 from benchmarks.studies import bandwidth_model
 from benchmarks.studies.models import even
 from orchestrator.checkers.suite import check
-from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.network import Network
-from orchestrator.planner.fleet.run import covered_s, simulate
-from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
+from orchestrator.planner.fleet.description import (
+    Fault,
+    Fleet,
+    Link,
+    Member,
+    SlowPeriods,
+    Steady,
+    Timing,
+    Varying,
+    constant,
+)
+from orchestrator.planner.fleet.ports import Network
+from orchestrator.planner.fleet.world import covered_s, simulate
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
 from tests.orchestrator.order import canonical
@@ -23,7 +32,6 @@ TIMING = Timing(
     import_s=constant(3.0),
     compile_s=constant(3.0),
     detect_s=constant(0.3),
-    outage_s=constant(3.0),
     merge_s=lambda elements, learners: 0.01,
     append_s=lambda elements: 0.02,
 )
@@ -52,14 +60,10 @@ def test_a_fleet_is_the_same_course_every_time():
     assert course() == course()
 
 
-def test_through_deaths_freezes_and_a_syncers_end_every_promise_of_a_log_is_kept():
+def test_through_deaths_and_comings_every_promise_of_a_log_is_kept():
     faults = (
         Fault("kill", "learner-t-1", 60.0),
-        Fault("freeze", "learner-t-2", 90.0, duration_s=10.0),
-        Fault("kill", "syncer", 120.0),
-        Fault("straggle", "learner-t-0", 150.0, duration_s=20.0, delay_s=0.5),
-        Fault("link", "learner-t-0", 180.0, duration_s=4.0),
-        Fault("corrupt", "learner-t-3", 190.0, duration_s=4.0),
+        Fault("kill", "learner-t-2", 120.0),
         Fault("leave", "learner-t-3", 200.0),
         Fault("join", "learner-t-3", 230.0),
     )
@@ -68,12 +72,9 @@ def test_through_deaths_freezes_and_a_syncers_end_every_promise_of_a_log_is_kept
     outcome, world = simulate(made, 1000.0)
     events = world.context.events()
     assert {type(event.fact).__name__ for event in events} >= {
-        "SyncerLost",
         "LearnerLost",
         "Donated",
         "DrainStarted",
-        "ReadFailed",
-        "Refused",
     }
     assert [verdict for verdict in check(canonical(events)) if verdict.status == "violated"] == []
     assert outcome.finished_at is not None and outcome.commits == 300
