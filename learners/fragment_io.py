@@ -171,7 +171,7 @@ class FragmentIO:
     def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int, seed: int = 0) -> None:
         """`seed`: the run's, for codecs that round at random."""
         self._trainer, self._config, self._seed = trainer, config, seed
-        for codec in (config.codec, *(below(config.codec) if config.has_ladder else ())):
+        for codec in (config.codec, *(below(config.codec) if config.adaptive else ())):
             named(codec).warm_up()
         self._slot = SnapshotSlot(trainer, config.lease_s / 2)
         self._bases: list[Flat | None] = [None] * fragments

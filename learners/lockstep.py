@@ -24,9 +24,9 @@ from outer import weights
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.chain import Chain
 from outer.numeric.codec import examine
+from outer.numeric.formats import uplinks
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
-from outer.numeric.uplinks import uplinks
 from outer.protocol import events_effects as outer
 from outer.protocol.messages import COMPILING, IMPORTING, Donor
 from outer.protocol.syncer import Budget, Syncer

@@ -102,11 +102,6 @@ class SyncConfig(Section):
         description="a learner whose answers do not fit in tau steps sends fewer bits, then contributes every second "
         "round or less, until its link is faster again",
     )
-    link_budget_gb_per_day: PositiveFloat | None = Field(
-        None,
-        description="bytes that a learner's contributions and versions may take in a day, in 1e9; at 80 % it is warned "
-        "of, at 90 % the link sends fewer bits, at 100 % it pauses",
-    )
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
     recover: Literal["peer", "syncer"] = Field(
@@ -140,8 +135,6 @@ class SyncConfig(Section):
             raise ValueError('base_window needs overlap = "free": in strict overlap no base is late')
         if self.adaptive and (self.overlap == "strict" or self.grace == "infinite"):
             raise ValueError('adaptive needs overlap = "free" and a grace that ends: else every answer is waited for')
-        if self.link_budget_gb_per_day and self.overlap == "strict":
-            raise ValueError('link_budget_gb_per_day needs overlap = "free": in strict overlap nobody may pause')
         if self.alpha and self.adopt != "mix":
             raise ValueError('alpha is used by adopt = "mix" only')
         if self.error_feedback and self.codec.startswith("fp32"):
@@ -155,11 +148,6 @@ class SyncConfig(Section):
         """Of what a merged contribution left out; 0 where learners do not keep it."""
         default = 0.95 if self.codec.startswith("topk") else 0.0
         return default if self.error_feedback is None else self.error_feedback
-
-    @property
-    def has_ladder(self) -> bool:
-        """Whether single links may use other number formats than the run's."""
-        return self.adaptive or self.link_budget_gb_per_day is not None
 
     @property
     def needs_notice(self) -> bool:

@@ -56,7 +56,7 @@ def begin(
     `ask` is an Ask whose first argument is the bytes of an answer. Raises Incomplete when the journal is not enough and
     there are no other sources, and as JournalWriter.open.
     """
-    from outer.numeric.uplinks import uplinks
+    from outer.numeric.formats import uplinks
 
     opened = journal.open()
     apart = bulk.load(opened.values, journal.run)

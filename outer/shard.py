@@ -156,9 +156,9 @@ class FragmentShard:
         `lacking`: they may not, so that every initial value is wanted.
         """
         from outer.numeric.chain import Chain
+        from outer.numeric.formats import uplinks
         from outer.numeric.parameters import GlobalParameters  # JAX starts here
         from outer.numeric.rules import rules
-        from outer.numeric.uplinks import uplinks
 
         spec = self._spec
         uncommitted = [fragment for fragment, version in enumerate(versions) if not version and self.holds(fragment)]

@@ -167,7 +167,7 @@ class Cluster:
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
             ahead_s=options.ahead_s,
             weight=weights.named(options.sync.weights),
-            uplinks=uplinks(options.sync, options.model, options.day_s) if options.sync.has_ladder else None,
+            uplinks=uplinks(options.sync, options.model) if options.sync.adaptive else None,
         )
         self.context.oracle.recovered(epoch, values, list(machine.versions))
         on_death = self.supervisor.on_syncer_death

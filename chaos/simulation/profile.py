@@ -20,7 +20,6 @@ T = TypeVar("T")
 
 SYNCER_STEPS = 200
 ELEMENTS = 2**18  # of a fragment that is made up
-DAY_S = 20.0  # of the budgets of links
 LEARNERS = ("a", "b", "c", "d")
 NEWCOMERS = ("e", "f")
 EVERYBODY = "all"
@@ -71,7 +70,7 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
 ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
 LOCKSTEP_HANG_S = 30.0  # there a learner that is merely slow must not be ended: who takes its place could not catch up
 STRICT: dict[str, Any] = {
-    "overlap": "strict", "grace": "infinite", "base_window": 0, "adaptive": False, "link_budget_gb_per_day": None,
+    "overlap": "strict", "grace": "infinite", "base_window": 0, "adaptive": False,
 }  # fmt: skip
 OWN_WEIGHT = f"{__name__}:root"
 
@@ -149,7 +148,6 @@ class Options:
     budget_tokens: int | None = None  # instead of the syncer steps
     dealt: tuple[Fragment, ...] = ()  # the model's own fragments; none: a model that is made up
     places: dict[str, Place] = field(default_factory=dict)  # of those that are not in PLACE
-    day_s: float = DAY_S  # over which the budgets of links count
 
     @property
     def budget(self) -> Budget:
@@ -233,10 +231,6 @@ def draw(
     late = stream(seed, "base window")
     drawn["base_window"] = pick(late, (1, 1, 2, 4)) if late.random() < 0.4 else 0
     drawn["adaptive"] = drawn["grace"] != "infinite" and stream(seed, "links").random() < 0.3
-    budgets = stream(seed, "budgets")
-    if budgets.random() < 0.25:
-        day = DAY_S / common_s * fragments / round_steps * 2 * 4 * ELEMENTS  # of contributions and versions, about
-        drawn["link_budget_gb_per_day"] = day * between(budgets, 0.8, 1.6) / 1e9
     weighing = stream(seed, "weights")
     drawn["weights"] = pick(weighing, ("tokens", "equal", OWN_WEIGHT)) if weighing.random() < 0.3 else "paper"
     quorum = 1 + int(chance.random() * len(learners))

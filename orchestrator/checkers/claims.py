@@ -57,8 +57,6 @@ CLAIMS = {
     "closed.strangers": "an incarnation that was refused when attaching is lent nothing and merges into nothing",
     "links.formats": "a contribution has the number format of its learner's link, which the log told before",
     "links.changes": "each change of a link follows from the one before, and has a reason",
-    "links.bytes": "what a link is said to have carried grows, and has the payloads of its learner's merged "
-    "contributions",
 }
 
 

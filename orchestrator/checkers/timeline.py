@@ -20,7 +20,6 @@ from outer.protocol.facts import (
     LearnerFenced,
     LeaseExpired,
     LeaseRenewed,
-    LinkCarried,
     Quarantined,
     ReadFailed,
     Refused,
@@ -34,7 +33,7 @@ from outer.protocol.facts import (
 )
 
 KINDS = frozenset(typing.get_args(SyncerFact))
-ROUTINE = frozenset({Committed, Finished, LinkCarried, SpanGranted, SpanReturned, StepOpened, StepPassed})
+ROUTINE = frozenset({Committed, Finished, SpanGranted, SpanReturned, StepOpened, StepPassed})
 RETRIED = (StepReopened, ReadFailed, Refused)  # of these, one for each kind and syncer step
 LOSSES = (LeaseExpired, LearnerFenced, Quarantined, DrainStarted)
 TOLD = KILLING | {"slow", "straggle"}  # faults that end the incarnation, and those under which it contributes

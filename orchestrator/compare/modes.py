@@ -44,7 +44,6 @@ _WAITING: Plain = {
     "pacing": "quorum",
     "base_window": 0,
     "adaptive": False,
-    "link_budget_gb_per_day": None,
 }
 # The one learner's values are merged after each step and are adopted as they are: with SGD at rate 1 and no momentum
 # that changes no bit of plain training.

@@ -45,7 +45,6 @@ COMMON = frozenset(
     {
         "StepFinished", "Adopted", "Committed", "StepOpened", "StepReopened", "StepPassed", "SpanGranted",
         "SpanReturned", "SyncerStarted", "ReferenceLosses", "Refused", "ReadFailed", "AdoptionRefused",
-        "LinkCarried",
     }
 )  # fmt: skip
 

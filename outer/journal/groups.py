@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from outer.journal.values import Stored
 from outer.protocol.coverage import Coverage, Mark
-from outer.protocol.facts import Committed, FactsLost, Finished, LinkCarried, Record, SpanGranted, SpanReturned
+from outer.protocol.facts import Committed, FactsLost, Finished, Record, SpanGranted, SpanReturned
 from outer.protocol.fragments import Fragment
 from outer.protocol.recorder import Numbered, Run, runs_of
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
@@ -36,9 +36,7 @@ FACTS, OPENING, SNAPSHOT = "facts", "opening", "snapshot"
 
 Arrays = Sequence[NDArray[Any]]  # a fragment's new value: parameters, then the outer optimizer's state
 Named = dict[str, tuple[str, ...]]  # names of fields by kind
-KINDS: dict[str, type[Record]] = {
-    kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, LinkCarried, Finished)
-}
+KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, Finished)}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
 
 
@@ -292,7 +290,6 @@ class SavedState:
     next_span: int
     returned: list[tuple[int, int]]
     borrowed: list[Borrowed]
-    carried: dict[str, dict[int, int]]
 
 
 _STATE = TypeAdapter(SavedState)
@@ -321,7 +318,6 @@ def encode_replay(replay: JournalReplay) -> dict[str, Any]:
         found.incarnations,
         each,
         *found.spans.state(),
-        found.carried,
     )
     return dict(_STATE.dump_python(state, mode="json"))
 
@@ -336,7 +332,6 @@ def decode_replay(values: dict[str, Any]) -> JournalReplay:
         SpanPool.of(state.next_sample, state.next_span, state.returned, state.borrowed),
         incarnations=dict(state.newest),
         finished=None if state.finished is None else Finished(**state.finished),
-        carried={learner: dict(quarters) for learner, quarters in state.carried.items()},
     )
     for each in state.incarnations:
         key = (each.learner, each.number)

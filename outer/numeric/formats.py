@@ -6,11 +6,18 @@ the seed. The coded formats import the compiler when they are first used.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from outer.protocol.fragments import Fragment
+from outer.protocol.link_ladder import Uplinks
+
+if TYPE_CHECKING:
+    from outer.config import SyncConfig
 
 Floats = NDArray[np.float32]
 
@@ -275,3 +282,14 @@ def below(name: str) -> tuple[str, ...]:
 def known(name: object) -> Codec | None:
     """The same, or None for what is no name: a recipe of another version may hold anything."""
     return _ALL.get(name) if isinstance(name, str) else None
+
+
+def uplinks(sync: SyncConfig, fragments: Sequence[Fragment]) -> Uplinks:
+    """What contributions weigh in the run's format, and in those below it if links may adapt.
+
+    A model with a mean keeps its format: a difference that is rounded could make a variance negative.
+    """
+    mean = any(tensor.kind == "mean" for fragment in fragments for tensor in fragment.tensors)
+    lower = below(sync.codec) if sync.adaptive and not mean else ()
+    sizes = tuple(tuple(named(name).bytes(each.size) for each in fragments) for name in (sync.codec, *lower))
+    return Uplinks(("", *lower), sizes)

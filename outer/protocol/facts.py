@@ -221,29 +221,6 @@ class LinkAdapted:
 
 
 @dataclass(frozen=True)
-class LinkBudgeted:
-    """The bytes that a learner's link carried in the last day have crossed a share of `sync.link_budget_gb_per_day`."""
-
-    learner: str
-    incarnation: int
-    state: str  # warned | reduced | paused; "": there is room
-    used: int  # bytes
-    budget: int  # bytes a day
-
-
-@dataclass(frozen=True)
-class LinkCarried:
-    """The bytes that a learner's link has carried in one quarter of an hour so far, of contributions and versions.
-
-    Recorded once a quarter, and whenever they have grown by 1 % of the budget of a day.
-    """
-
-    learner: str
-    quarter: int  # of the time that syncers have served the run
-    bytes: int
-
-
-@dataclass(frozen=True)
 class StepPassed:
     """A syncer step at which no fragment was due has reached its quorum."""
 
@@ -281,7 +258,7 @@ class Finished:
     reason: str
 
 
-Record = Committed | SpanGranted | SpanReturned | LinkCarried | Finished  # what the journal keeps for the next epoch
+Record = Committed | SpanGranted | SpanReturned | Finished  # what the journal keeps for the next epoch
 
 SyncerFact = (
     SyncerStarted
@@ -302,8 +279,6 @@ SyncerFact = (
     | ReadFailed
     | Committed
     | LinkAdapted
-    | LinkBudgeted
-    | LinkCarried
     | SnapshotTaken
     | StateRebuilt
     | Finished

@@ -24,9 +24,9 @@ from outer.protocol.facts import (
     SyncerFact,
 )
 from outer.protocol.leases import Leases, LinkRate
-from outer.protocol.links.adapting import Place
-from outer.protocol.links.estimate import LinkEstimate
-from outer.protocol.links.links import Links, UnderWay
+from outer.protocol.link_estimate import LinkEstimate
+from outer.protocol.link_ladder import Place
+from outer.protocol.links import Links, UnderWay
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
 from outer.protocol.quorum import step_time
 from outer.protocol.sample_spans import Span, SpanPool, span_size

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from outer import weights as rules
 from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
-from outer.protocol.links.links import EARLY
+from outer.protocol.links import EARLY
 from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
 from outer.protocol.quorum import Decision, Verdict, decide
 from outer.weights import BadWeight, Progress, Weight, paper

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outer.protocol.coverage import Coverage, Mark
-from outer.protocol.facts import Committed, Finished, LinkCarried, Record, SpanGranted
-from outer.protocol.links.budget import SLOTS
+from outer.protocol.facts import Committed, Finished, Record, SpanGranted
 from outer.protocol.sample_spans import Span, SpanPool
 
 
@@ -39,7 +38,6 @@ class Recovered:
     batch_sizes: dict[Key, int] = field(default_factory=dict)  # samples
     merged_step: dict[Key, dict[int, int]] = field(default_factory=dict)  # then by fragment
     finished: Finished | None = None
-    carried: dict[str, dict[int, int]] = field(default_factory=dict)  # bytes by learner and quarter, of a day
     clock: int = 0  # the syncer step of the newest announced commit, where that commit was lost
 
 
@@ -86,11 +84,6 @@ class JournalReplay:
                 _name(found, *key)
             case Finished() as finished:
                 found.finished = finished
-            case LinkCarried() as told:
-                quarters = found.carried.setdefault(told.learner, {})
-                quarters[told.quarter] = told.bytes
-                for quarter in [quarter for quarter in quarters if quarter <= told.quarter - SLOTS]:
-                    del quarters[quarter]
             case returned:
                 key = (returned.learner, returned.incarnation)
                 found.spans.replay_return(*key, Span(returned.span, returned.start, returned.stop))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import DrainRequested
 from outer.protocol.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
-from outer.protocol.links.links import Links
+from outer.protocol.links import Links
 from outer.protocol.manifest import difference
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import (
@@ -160,14 +160,12 @@ class Sessions:
 
     def announce(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:
         """Send a learner a notice of a fragment's current version, unless its link is spared that."""
-        self._links.check(now, member)
         version, held = run.versions[fragment], None
         if member.report is not None and member.report.counters:
             held = member.report.counters[fragment].base_version
         behind = age(held, version, self._config.round_steps)
         if not is_leaving(member) and self._links.spares(member, fragment, version, behind):
             return
-        self._links.carry_version(now, member, fragment, version)
         self.notify(now, member, fragment, run)
 
     def notify(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:

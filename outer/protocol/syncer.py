@@ -44,13 +44,13 @@ from outer.protocol.facts import (
     SyncerStarted,
 )
 from outer.protocol.fragments import Fragment
-from outer.protocol.links.adapting import Clock, Uplinks
-from outer.protocol.links.links import EARLY, Links
+from outer.protocol.link_ladder import Clock, Uplinks
+from outer.protocol.links import EARLY, Links
 from outer.protocol.members import Members
 from outer.protocol.messages import STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, StepTiming
-from outer.protocol.reads.requests import REOPEN_S, ReadRequests
+from outer.protocol.read_requests import REOPEN_S, ReadRequests
 from outer.protocol.schedule import Budget, Schedule
 from outer.protocol.sessions import RESEND_S, RunSnapshot, Sessions
 from outer.weights import Weight, paper
@@ -108,7 +108,7 @@ class Syncer:
         self._members = Members(epoch, learners, span_steps, ahead_s)
         self._out = EffectBuffer(self._members)
         whole = tuple(4 * fragment.size for fragment in fragments)
-        self._links = Links(config, len(fragments), uplinks or Uplinks(("",), (whole,), whole), self._out)
+        self._links = Links(config, uplinks or Uplinks(("",), (whole,)), self._out.emit)
         self._sessions = Sessions(epoch, config, manifest, self._members, self._out, self._links)
         self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out, self._links, whole)
         self._digests = [""] * len(fragments)  # of the versions
@@ -148,7 +148,6 @@ class Syncer:
             self.finished = self._ending = recovered.finished.reason
         self.syncer_step = self.committed_step = max(*recovered.versions, recovered.clock)
         self._members.restore(recovered)
-        self._links.restore(recovered.carried)
 
     def _may_continue(self, recovered: Recovered) -> bool:
         """Whether a finished run continues: it was reopened and has not reached its (perhaps raised) budget."""
@@ -401,7 +400,7 @@ class Syncer:
         if member is None:
             self._read_requests.miss(now, step, event, "refused", self._clock)
             return
-        early = self._read_requests.note_transfer(now, member, event, self._clock)
+        early = self._read_requests.note_transfer(member, event, self._clock)
         reason = "late"
         if early and event.syncer_step > self.committed_step and (step is None or step.collects):
             reason = self._read_requests.keep(member, event, self.versions)
@@ -521,7 +520,6 @@ class Syncer:
         self._out.append(Finished(self.committed_step, self.tokens_committed, reason))
 
     def _drop_open(self) -> None:
-        self._links.end()
         for step in self._open:
             step.move(Stage.DROPPED)
         self._open.clear()

@@ -24,7 +24,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.recipe.config import Recipe
 from outer.protocol import events_effects as outer
-from outer.protocol.links.adapting import Rung
+from outer.protocol.link_ladder import Rung
 from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Donor, StateRequest
 from outer.protocol.syncer import Budget
 

@@ -63,7 +63,6 @@ class Bounds:
         self.ready_s = options.hang_s + 2 * up_s + options.backoff_s + ATTACH_S + sync.join_s + lease_s + 2 * slow
         self.silent_s = 1.1 * fact_buffer.RESEND_S + 2 * self.step_s
         self.commit_s = (sync.round_steps + sync.overlap_steps) * self.step_s
-        self.commit_s += options.day_s if sync.link_budget_gb_per_day else 0.0  # all links may be paused
 
     def start(self) -> None:
         self._time.after(WATCH_S, self._watch)

@@ -23,7 +23,7 @@ from orchestrator.simulation.syncer_process import SyncerProcess
 from outer.config import SyncConfig
 from outer.protocol.events_effects import Effect, Emit, Event, Fence
 from outer.protocol.facts import Committed, LearnerFenced, Refused, StepOpened, StepPassed, StepReopened
-from outer.protocol.links.links import EARLY
+from outer.protocol.links import EARLY
 from outer.protocol.messages import (
     COMPILING,
     DRAINING,

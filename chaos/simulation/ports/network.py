@@ -20,16 +20,15 @@ from outer.config import SyncConfig
 from outer.numeric.formats import named
 from outer.protocol import messages
 from outer.protocol.fragments import Fragment
-from outer.protocol.links.adapting import Uplinks
-from outer.protocol.links.budget import DAY_S
+from outer.protocol.link_ladder import Uplinks
 
 CODECS = ("", "bf16", "int8")  # about half the size of the one before
 
 
-def uplinks(sync: SyncConfig, fragments: Sequence[Fragment], day_s: float = DAY_S) -> Uplinks:
+def uplinks(sync: SyncConfig, fragments: Sequence[Fragment]) -> Uplinks:
     """What contributions weigh here, for the syncer."""
     sizes = tuple(tuple(named(codec or sync.codec).bytes(each.size) for each in fragments) for codec in CODECS)
-    return Uplinks(CODECS, sizes, tuple(named(sync.downlink).bytes(each.size) for each in fragments), day_s)
+    return Uplinks(CODECS, sizes)
 
 
 class Link:

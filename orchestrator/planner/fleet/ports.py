@@ -21,8 +21,8 @@ from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.timeline import Timeline
-from outer.numeric.uplinks import uplinks
-from outer.protocol.links.adapting import Rung
+from outer.numeric.formats import uplinks
+from outer.protocol.link_ladder import Rung
 from outer.protocol.messages import JOINING
 
 EXIT_S = 0.05

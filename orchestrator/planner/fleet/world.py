@@ -22,7 +22,7 @@ from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer import weights
-from outer.numeric.uplinks import uplinks
+from outer.numeric.formats import uplinks
 from outer.protocol.events_effects import Merge, Merged, Publish
 from outer.protocol.facts import Committed
 from outer.protocol.syncer import Syncer

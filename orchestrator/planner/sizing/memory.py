@@ -131,7 +131,7 @@ def _merging(recipe: Recipe, shapes: Shapes, held: range, saving: bool) -> Itera
     largest, elements, state = max(sizes), sum(sizes), max(states)
     payload = named(recipe.sync.codec).bytes(largest)
     tensor = max(tensor.size for index in held for tensor in shapes.fragments[index].tensors)
-    columns, mixed = recipe.outer.granularity == "column", recipe.sync.has_ladder
+    columns, mixed = recipe.outer.granularity == "column", recipe.sync.adaptive
     deltas = 0 if recipe.sync.downlink == EXACT else elements * DOWN_BYTES  # less than what they lead to
     # Merged gradient and what is stepped of it, base, parameters before and after; the state before and after.
     step = (5 * FLOAT64 + DOWN_BYTES) * largest + 2 * 2 * state

@@ -55,7 +55,7 @@ Plant = Callable[[Log], Log]
 EIGHT = is_a(Committed, syncer_step=8)
 NEVER_RESTARTED = {"durable.restarts", "durable.records"}
 NOBODY_REFUSED = {"closed.refusals", "closed.strangers"}
-NO_SLOW_LINK = {"links.formats", "links.changes", "links.bytes"}
+NO_SLOW_LINK = {"links.formats", "links.changes"}
 
 
 def verdict(events: Log, name: str) -> tuple[str, str]:

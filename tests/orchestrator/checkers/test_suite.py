@@ -23,7 +23,6 @@ from outer.protocol.facts import (
     LearnerAttached,
     LearnerFenced,
     LinkAdapted,
-    LinkCarried,
     Participant,
     SpanGranted,
     SpanReturned,
@@ -33,7 +32,7 @@ from outer.protocol.facts import (
 from tests.orchestrator.accounting.test_windows import blocks
 from tests.orchestrator.checkers.test_invariants import BROKEN
 from tests.orchestrator.eventlog.logs import write_log
-from tests.orchestrator.histories import altered, event_of, history, inserted, is_a, restarted, script, without
+from tests.orchestrator.histories import altered, event_of, history, inserted, is_a, script, without
 from tests.orchestrator.order import canonical
 
 Log = list[Event]
@@ -56,11 +55,6 @@ def participants(events: Log, change: Callable[[tuple[Participant, ...]], tuple[
 def first(**change: object) -> Callable[[Log], Log]:
     """A bug in the first participant of that commit."""
     return lambda events: participants(events, lambda all_: (replace(all_[0], **change), *all_[1:]))
-
-
-def in_float32(events: Log) -> Log:
-    """The log of a run that says what its contributions weigh."""
-    return altered(events, is_a(SyncerStarted), codec="fp32")
 
 
 def moved(events: Log, which: Callable[[Event], bool], before: Callable[[Event], bool]) -> Log:
@@ -88,7 +82,6 @@ def older_incarnation(events: Log) -> Log:
 
 ADAPTED = LinkAdapted("a", 1, "fp32", 1, "int8", 1, 0.1, 1e6, "3 answers in a row took about 4 s, 1 s fit")
 BACK = replace(ADAPTED, codec_before="int8", codec="fp32")
-CARRIED = LinkCarried("a", 7, 1)
 GRANT = SpanGranted("a", 1, 90, 900, 916)
 PLANTED: list[tuple[str, str, Callable[[Log], Log]]] = [
     ("log.sequence", "a lost fact", lambda e: [x for x in e if x.key != ("b", 1, 7)]),
@@ -166,23 +159,6 @@ PLANTED: list[tuple[str, str, Callable[[Log], Log]]] = [
         "links.formats",
         "the format before in a step that opened after the change",
         lambda e: inserted(first(codec="int8")(e), is_a(StepOpened, syncer_step=6), ADAPTED, BACK),
-    ),
-    (
-        "links.bytes",
-        "less than what merged",
-        lambda e: inserted(in_float32(e), is_a(StepOpened, syncer_step=32), CARRIED),
-    ),
-    (
-        "links.bytes",
-        "a count that falls",
-        lambda e: inserted(e, is_a(StepOpened, syncer_step=8), replace(CARRIED, bytes=10**9), CARRIED),
-    ),
-    (
-        "links.bytes",
-        "a quarter of an older epoch",
-        lambda e: inserted(
-            inserted(restarted(e), is_a(StepOpened, syncer_step=8), CARRIED), is_a(SyncerStarted, epoch=2), CARRIED
-        ),
     ),
     ("links.changes", "a change told twice", lambda e: inserted(e, is_a(StepOpened), ADAPTED, ADAPTED)),
     (
@@ -288,13 +264,6 @@ def test_a_contribution_may_have_the_format_of_its_link_or_that_before() -> None
             "links.formats": "pass",
             "links.changes": "pass",
         }
-
-
-def test_what_links_carried_is_as_much_as_merged_and_grows() -> None:
-    counts = [replace(CARRIED, bytes=10**6), replace(CARRIED, bytes=10**7), replace(CARRIED, quarter=8, bytes=3)]
-    events = inserted(in_float32(history()), is_a(StepOpened, syncer_step=32), *counts)
-    assert statuses(events)["links.bytes"] == "pass"
-    assert statuses(history())["links.bytes"] == "idle"
 
 
 def test_rebased_counters_may_begin_before_the_adoption() -> None:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outer.journal import groups
-from outer.protocol.facts import Committed, Finished, LinkCarried, Participant, Record, SpanGranted, SpanReturned
-from outer.protocol.links.budget import SLOTS
+from outer.protocol.facts import Committed, Finished, Participant, Record, SpanGranted, SpanReturned
 from outer.protocol.recovery import Entry, JournalReplay
 from tests.property_settings import examples
 
@@ -155,16 +154,6 @@ def test_what_was_kept_shares_nothing_with_what_goes_on() -> None:
     world.commit(("a",), 1, 2)
     again.apply(Entry(1, 1, world.records[1][1]))
     assert json.dumps(plain) == before
-
-
-def test_what_links_have_carried_comes_back_and_is_that_of_a_day() -> None:
-    replay = JournalReplay.empty(FRAGMENTS)
-    told = [(0, 5), (0, 9), (1, 3), (SLOTS, 2), (SLOTS, 4)]
-    for sequence, (quarter, size) in enumerate(told):
-        replay.apply(Entry(1, sequence, LinkCarried("a", quarter, size)))
-    assert replay.found.carried == {"a": {1: 3, SLOTS: 4}}
-    again = groups.decode_replay(json.loads(json.dumps(groups.encode_replay(replay))))
-    assert again.found.carried == replay.found.carried
 
 
 def kept_of_one() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fewer bits, then a longer H, over a link that has become slow, and back; and links with a budget of bytes."""
+"""Fewer bits, then a longer H, over a link that has become slow, and back."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 
 from outer.config import SyncConfig
-from outer.protocol.facts import Committed, LinkAdapted, LinkBudgeted, LinkCarried, ReadFailed, Refused, StepReopened
+from outer.protocol.facts import Committed, LinkAdapted, ReadFailed
 from outer.protocol.fragments import Fragment, Tensor
-from outer.protocol.links.adapting import AFTER, BACK_AFTER, Clock, Place, Rung, Uplinks
-from outer.protocol.links.budget import DAY_S, SLOTS, LinkBudget
-from outer.protocol.links.links import EARLY, Links, UnderWay
+from outer.protocol.link_ladder import AFTER, BACK_AFTER, Clock, Place, Rung, Uplinks
+from outer.protocol.links import EARLY, Links, UnderWay
 from outer.protocol.messages import Contribution, FragmentCounters, Notice, ReadRequest
-from outer.protocol.recovery import Entry, recover
 from outer.protocol.syncer import Budget, Syncer
 from tests.golden.bench import MANIFEST, Bench, Peer
 
 MIB = 2**20
-UPLINKS = Uplinks(("", "bf16", "int8"), ((4 * MIB,) * 2, (2 * MIB,) * 2, (MIB,) * 2), (4 * MIB,) * 2)
+UPLINKS = Uplinks(("", "bf16", "int8"), ((4 * MIB,) * 2, (2 * MIB,) * 2, (MIB,) * 2))
 CLOCK = Clock(room_s=1.25, round_s=12.0, fragments=2)
 
 
@@ -54,28 +52,6 @@ def test_it_comes_back_one_rung_at_a_time_and_not_on_the_edge() -> None:
     assert judged(place, 0.2 / MIB, BACK_AFTER)[-1]
     assert place.rung == 1
     assert not any(judged(place, 0.2 / MIB, 5 * BACK_AFTER)), "fp32 would take 0.8 s"
-
-
-def test_a_budget_warns_reduces_and_pauses_and_a_day_later_there_is_room() -> None:
-    budget, now, states = LinkBudget(1000.0), 0.0, []
-    for _ in range(11):
-        budget.add(now, 99)
-        if budget.judge(now):
-            states.append((budget.used, budget.state))
-        now += DAY_S / SLOTS
-    assert states == [(891, "warned"), (990, "reduced"), (1089, "paused")]
-    assert not budget.judge(DAY_S - 1.0) and budget.state == "paused"
-    assert budget.judge(DAY_S + 1.1 * DAY_S / SLOTS) and budget.state == "warned"
-    assert budget.judge(3 * DAY_S) and (budget.state, budget.used) == ("", 0)
-
-
-def test_a_budget_remembers_a_day_however_much_is_carried() -> None:
-    budget = LinkBudget(1e9)
-    for step in range(100_000):
-        budget.add(step * 10.0, 1)
-        budget.judge(step * 10.0)
-    assert len(budget._slots) <= SLOTS + 1
-    assert budget.used == pytest.approx(DAY_S / 10.0, rel=0.02)
 
 
 class Adaptive(Bench):
@@ -183,36 +159,11 @@ def test_with_a_base_window_it_gets_every_second_version_and_contributes_both_ro
     assert len(made.sent(Notice, "a")) - told <= 0.6 * (len(made.facts(Committed)) - began)
 
 
-def test_a_paused_link_carries_nothing_and_the_others_go_on() -> None:
-    made = made_of_two(link_budget_gb_per_day=100 * MIB / 1e9)
-    run(made, 600, 40.0)
-    of_a = [fact.state for fact in made.facts(LinkBudgeted) if fact.learner == "a"]
-    assert of_a == ["warned", "reduced", "paused"]
-    (reduced,) = (fact for fact in made.facts(LinkAdapted) if fact.learner == "a")
-    assert (reduced.codec, reduced.every) == ("int8", 1) and "of this day are used" in reduced.reason
-    sent = len(made.sent(ReadRequest, "a")), len(made.sent(Notice, "a"))
-    run(made, 120, 40.0)
-    assert (len(made.sent(ReadRequest, "a")), len(made.sent(Notice, "a"))) == sent
-    assert made.syncer.view(made.now)[0]["budget"] == "paused"
-    assert made.facts(Refused) == []
-
-
-def test_a_quorum_that_waits_for_a_paused_link_is_looked_for_once_a_minute() -> None:
-    made = made_of_two(link_budget_gb_per_day=100 * MIB / 1e9)
-    made.syncer.quorum = made.syncer._read_requests._quorum = 2
-    run(made, 600, 40.0)
-    before = len(made.facts(StepReopened))
-    run(made, 300, 40.0)
-    assert 0 < len(made.facts(StepReopened)) - before <= 2 * 5, "of two open steps"
-    assert "a link that is not paused" in made.facts(StepReopened)[-1].reason
-
-
 @pytest.mark.parametrize(
     ("sync", "words"),
     [
         ({"adaptive": True, "overlap": "strict"}, "adaptive needs overlap"),
         ({"adaptive": True, "grace": "infinite"}, "a grace that ends"),
-        ({"link_budget_gb_per_day": 1.0, "overlap": "strict"}, "nobody may pause"),
     ],
 )
 def test_what_does_not_go_together_is_refused(sync: dict[str, Any], words: str) -> None:
@@ -220,9 +171,8 @@ def test_what_does_not_go_together_is_refused(sync: dict[str, Any], words: str) 
         SyncConfig.model_validate(sync)
 
 
-def test_an_early_answer_that_is_here_keeps_its_payload_and_a_version_is_counted_once() -> None:
-    config = SyncConfig(P=1, H=4, adaptive=True, link_budget_gb_per_day=1.0)
-    links = Links(config, 1, Uplinks(("",), ((8,),), (100,)), SimpleNamespace(emit=lambda fact: None))
+def test_an_early_answer_that_is_here_keeps_its_payload() -> None:
+    links = Links(SyncConfig(P=1, H=4, adaptive=True), Uplinks(("",), ((8,),)), lambda fact: None)
     member: Any = SimpleNamespace(name="a", incarnation=1, under_way=None)
     links.expect(member, UnderWay(5, 0, 9.0, 1.0))
     assert links.early_reads == {(5, EARLY)}
@@ -230,9 +180,6 @@ def test_an_early_answer_that_is_here_keeps_its_payload_and_a_version_is_counted
     assert links.early_reads == set()
     links.keep(Contribution("a", 1, 1, 5, 0, EARLY, 1, 8, FragmentCounters(0, 0, 1, 8), None, "digest"))
     assert links.early_reads == {(5, EARLY)}, "it comes while the step collects"
-    for version in (1, 1, 1, 2):
-        links.carry_version(0.0, member, 0, version)
-    assert links._budgets["a"].used == 200
 
 
 def test_a_link_whose_answers_never_arrive_goes_down_too_and_comes_back_when_they_do() -> None:
@@ -259,31 +206,3 @@ def test_an_answer_that_comes_after_its_deadline_counts_once() -> None:
     requests._judge(member, 5, made.syncer._clock)
     requests._judge(member, 5, made.syncer._clock)
     assert notes == [1] and member.counted == 5
-
-
-def test_the_next_epoch_knows_what_links_have_carried_and_records_do_not_grow() -> None:
-    made = made_of_two(link_budget_gb_per_day=100 * MIB / 1e9)
-    run(made, 200, 40.0)
-    records = [each for each in made.facts(LinkCarried) if each.learner == "a"]
-    used = made.syncer._links._budgets["a"].used
-    assert {each.quarter for each in records} == {0}
-    assert used - max(each.bytes for each in records) <= 0.01 * 100 * MIB + 4 * MIB
-    found = recover([Entry(1, number, each) for number, each in enumerate(made.facts(LinkCarried))], 2)
-    links, told = another(made, found.carried)
-    member: Any = SimpleNamespace(name="a", incarnation=1)
-    links.check(5e6, member)
-    assert [(fact.state, fact.used) for fact in told] == [("paused", records[-1].bytes)]
-    links.carry(5e6 + 1.0, member, 100 * MIB)
-    assert links.paused("a") and told[-1] == LinkCarried("a", 1, 100 * MIB), "quarters go on where they were"
-    links.end()
-    links.carry(5e6 + 2.0, member, 100 * MIB)
-    assert len(told) == 2
-
-
-def another(made: Bench, carried: dict[str, dict[int, int]]) -> tuple[Links, list[Any]]:
-    """The links of a next epoch, and what they tell and record."""
-    told: list[Any] = []
-    out = SimpleNamespace(emit=told.append, append=told.append)
-    links = Links(made.config, 2, UPLINKS, out)
-    links.restore(carried)
-    return links, told

@@ -8,7 +8,7 @@ import pytest
 
 from outer.protocol.events_effects import Tick
 from outer.protocol.facts import Committed, ReadFailed, Refused
-from outer.protocol.links.estimate import LinkEstimate
+from outer.protocol.link_estimate import LinkEstimate
 from outer.protocol.messages import ReadRequest
 from tests.golden.bench import Bench, reading
 
@@ -49,7 +49,7 @@ def test_no_answer_for_a_while_says_that_the_link_is_at_least_so_slow() -> None:
 
 def made_of_three(**sync: Any) -> Bench:
     """K = 2 of a, b and c. A syncer step is to last one of their steps, a second."""
-    given = {"P": 1, "H": 1, "tau": 0, "grace": 1.0, "read_timeout_s": TIMEOUT_S, "link_budget_gb_per_day": 1e6} | sync
+    given = {"P": 1, "H": 1, "tau": 0, "grace": 1.0, "read_timeout_s": TIMEOUT_S, "adaptive": True} | sync
     return reading("a", "b", "c", elements=4 * MIB, sync=given)
 
 
@@ -91,7 +91,7 @@ def test_a_slow_link_is_waited_for_once_and_then_no_longer_than_fits() -> None:
     assert len(made.facts(Committed)) == 3
 
 
-@pytest.mark.parametrize("sync", [{"link_budget_gb_per_day": None}, {}])
+@pytest.mark.parametrize("sync", [{"adaptive": False}, {}])
 def test_where_links_do_not_adapt_or_most_are_slow_all_are_waited_for(sync: dict[str, Any]) -> None:
     made = made_of_three(**sync)
     for _ in range(4):
@@ -108,7 +108,7 @@ def test_where_links_do_not_adapt_or_most_are_slow_all_are_waited_for(sync: dict
 
 
 def test_with_grace_without_end_it_is_waited_for_until_the_deadline() -> None:
-    made = made_of_three(grace="infinite")
+    made = made_of_three(grace="infinite", adaptive=False)
     made.answer("a", "b", took_s=0.1)
     made.now = 1.0 + TIMEOUT_S
     made.step("a", "b", "c")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from outer.protocol import open_step
-from outer.protocol.links.links import Links
+from outer.protocol.links import Links
 from tests.simulation.planting import Plant, mutant
 
 
@@ -32,15 +32,3 @@ def format_not_recorded(plant: Plant) -> None:
         return without
 
     plant.around(open_step, "participants", wrapper)
-
-
-@mutant
-def bytes_not_counted(plant: Plant) -> None:
-    """Every byte of a merged contribution counts against the budget of its link."""
-    plant.around(Links, "carry", lambda carry: lambda self, now, member, size: carry(self, now, member, size // 8))
-
-
-@mutant
-def budget_forgotten_by_the_next_epoch(plant: Plant) -> None:
-    """What a link has carried in the last day counts in the next epoch, too."""
-    plant.put(Links, "restore", lambda self, carried: None)

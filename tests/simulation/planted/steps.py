@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 from outer.config import SyncConfig
 from outer.protocol import open_step
-from outer.protocol.links.adapting import Clock
+from outer.protocol import read_requests as reading
+from outer.protocol.link_ladder import Clock
 from outer.protocol.messages import STEPPING, Report
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, Verdict
-from outer.protocol.reads import requests as reading
-from outer.protocol.reads.requests import ReadRequests
+from outer.protocol.read_requests import ReadRequests
 from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 

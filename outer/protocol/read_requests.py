@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import ReadMissed
-from outer.protocol.links.adapting import Clock, Rung
-from outer.protocol.links.links import EARLY, Links, UnderWay
+from outer.protocol.link_ladder import Clock, Rung
+from outer.protocol.links import EARLY, Links, UnderWay
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import Contribution, ReadRequest
 from outer.protocol.open_step import OpenStep, Wait, has_progress, unusable
@@ -67,7 +67,6 @@ class ReadRequests:
         assert step.fragment is not None
         live, fragment, least_s = self._members.live, step.fragment, self._config.read_timeout_s
         for member in live:
-            self._links.check(now, member)
             if not member.busy(now):
                 self._give_up(member, clock)
         able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
@@ -77,7 +76,7 @@ class ReadRequests:
         able = [member for member in able if member.name not in here]
         asked = [member for member in able if self._may_ask(member, step.syncer_step, fragment)]
         if len(asked) + len(coming) + len(here) < self._quorum:  # a quorum needs those, too, whose H is longer
-            asked = [member for member in able if is_leaving(member) or not self._links.paused(member.name)]
+            asked = able
         slow = [member for member in (*asked, *coming) if self._is_slow(member, fragment, room_s, usual_s)]
         patient = 2 * len(slow) > len(asked) + len(coming) or not self._may_hurry()
         waits = {
@@ -91,10 +90,7 @@ class ReadRequests:
         step.contributions |= here
         if len(awaited) + len(here) < self._quorum:
             count = len(awaited) + len(here)
-            paused = sum(is_leaving(each) or not self._links.paused(each.name) for each in live) < self._quorum
-            told = "learners have a usable base" + (" and a link that is not paused" if paused else "")
-            wait_s = self._links.paused_s if paused else REOPEN_S
-            self.reopen(now, step, f"{count} {told}, the quorum is {self._quorum}", wait_s)
+            self.reopen(now, step, f"{count} learners have a usable base, the quorum is {self._quorum}")
             return
         for member in asked:
             deadline_s, codec = waits[member.name].deadline_s, self._links.rung(member).codec
@@ -163,14 +159,14 @@ class ReadRequests:
     def _may_hurry(self) -> bool:
         """Whether reads may end before their deadline: where links adapt, and nobody waits for everyone."""
         config = self._config
-        return config.has_ladder and config.grace != "infinite" and config.overlap != "strict"
+        return config.adaptive and config.grace != "infinite" and config.overlap != "strict"
 
     def _wait(self, member: Member, fragment: int, patient: bool, room_s: float) -> Wait:
         """How long it is waited for: beyond K answers for `room_s`, unless `patient`."""
         deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
         return Wait(deadline_s, math.inf if patient else min(deadline_s, room_s))
 
-    def note_transfer(self, now: float, member: Member, event: Contribution, clock: Clock) -> bool:
+    def note_transfer(self, member: Member, event: Contribution, clock: Clock) -> bool:
         """An answer came, in time or not: it says how fast this learner's link is.
 
         Returns whether it is the answer that was asked for ahead.
@@ -179,7 +175,6 @@ class ReadRequests:
             size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
             member.link.note(self._sizes[event.fragment], event.took_s + event.held_s)
             member.answers.note(size, event.took_s)
-            self._links.carry(now, member, size)
             if event.syncer_step != member.counted:
                 self._links.note(member, clock)
         if member.under_way is None or member.under_way[:2] != (event.syncer_step, event.fragment):
@@ -242,6 +237,6 @@ class ReadRequests:
             member.counted = syncer_step
             self._links.note(member, clock)
 
-    def reopen(self, now: float, step: OpenStep, reason: str, wait_s: float | None = None) -> None:
-        """Send the step back to collecting; a new quorum is counted after so many seconds, REOPEN_S by default."""
-        self._out.emit(step.reopen(now, now + (REOPEN_S if wait_s is None else wait_s), reason))
+    def reopen(self, now: float, step: OpenStep, reason: str) -> None:
+        """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
+        self._out.emit(step.reopen(now, now + REOPEN_S, reason))

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outer.protocol.links.budget import DAY_S
-
 AFTER = 3  # answers in a row that do not fit, before a link goes down
 BACK_AFTER = 6  # answers in a row that would fit one rung further up, before it goes there
 EASE = 2.0  # and so many times over
@@ -31,13 +29,11 @@ class Uplinks:
     """What contributions weigh on the wire.
 
     `codecs`: the run's, as "", then those with fewer bits that the run's mathematics allows. `sizes`: bytes of each
-    fragment, by codec. `down`: bytes of each fragment's version.
+    fragment, by codec.
     """
 
     codecs: tuple[str, ...]
     sizes: tuple[tuple[int, ...], ...]
-    down: tuple[int, ...]
-    day_s: float = DAY_S  # of a budget of bytes a day; shorter in simulations
 
     def ladder(self, base_window: int) -> tuple[Rung, ...]:
         """From the run's codec and H downwards. With a base window a contribution covers all rounds since the last."""
@@ -87,11 +83,8 @@ class Place:
     tight: int = 0  # answers in a row that did not fit
     easy: int = 0  # answers in a row that would have fitted one rung further up, with ease
 
-    def judge(self, ladder: Sequence[Rung], expected_s: Callable[[Rung], float], clock: Clock, floor: int = 0) -> str:
-        """Another answer was seen. Moves the link if it is time; returns why, in words, else "".
-
-        `floor`: a rung above which it may not stand.
-        """
+    def judge(self, ladder: Sequence[Rung], expected_s: Callable[[Rung], float], clock: Clock) -> str:
+        """Another answer was seen. Moves the link if it is time; returns why, in words, else ""."""
         here = ladder[self.rung]
         if not clock.fits(here, expected_s(here)):
             self.tight, self.easy = self.tight + 1, 0
@@ -104,7 +97,7 @@ class Place:
             fitting = (rung for rung in below if clock.fits(ladder[rung], expected_s(ladder[rung])))
             self._move(next(fitting, self.rung + 1))
             return told
-        above = ladder[self.rung - 1] if self.rung > floor else None
+        above = ladder[self.rung - 1] if self.rung else None
         if above is None or not clock.fits(above, EASE * expected_s(above)):
             self.tight = self.easy = 0
             return ""
