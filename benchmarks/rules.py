@@ -34,7 +34,7 @@ BATCH, SMALL = 8, 1
 DEFAULT: list[str] = []
 HEAVY = ["outer.momentum=0.9"]
 MERGE = {"default": DEFAULT, **{rule: [f"outer.merge={rule}"] for rule in ("avg", "median", "clip")}}
-MOMENTUM = {rule: [f"outer.optimizer={rule}"] for rule in ("restarted_sgd", "delayed_nesterov")}
+MOMENTUM = {"delayed_nesterov": ["outer.optimizer=delayed_nesterov"]}
 PARTS = {
     "wild": MERGE,
     "alike": MERGE | MOMENTUM,

@@ -80,12 +80,11 @@ class SyncConfig(Section):
         le=16,
         description="rounds that a contribution's base may be behind; beyond 0, fp32 is sent as fp32_delta",
     )
-    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4", "topk9", "topk", "topk1"] = Field(
+    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4", "topk"] = Field(
         "fp32",
-        description="number format of contributions on the wire; topk9, topk, topk1: the largest 9, 3, 1 % of the "
-        "numbers",
+        description="number format of contributions on the wire; topk: the largest 3 % of the numbers",
     )
-    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4", "topk9", "topk", "topk1"] = Field(
+    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4", "topk"] = Field(
         "fp32",
         description="number format of the differences between versions on their way to the learners; fp32: versions "
         "travel whole and exact",
@@ -95,7 +94,7 @@ class SyncConfig(Section):
         ge=0.0,
         le=1.0,
         description="share of what rounding left out of a merged contribution that the learner adds to its next one; "
-        "default 0.95 for those of top-k, else 0",
+        "default 0.95 for topk, else 0",
     )
     adaptive: bool = Field(
         False,
@@ -146,7 +145,7 @@ class SyncConfig(Section):
     @property
     def decay(self) -> float:
         """Of what a merged contribution left out; 0 where learners do not keep it."""
-        default = 0.95 if self.codec.startswith("topk") else 0.0
+        default = 0.95 if self.codec == "topk" else 0.0
         return default if self.error_feedback is None else self.error_feedback
 
     @property
@@ -160,7 +159,7 @@ class OuterConfig(Section):
 
     optimizer: str = Field(
         "sgd",
-        description="name of an optax function that returns a GradientTransformation, delayed_nesterov, restarted_sgd, "
+        description="name of an optax function that returns a GradientTransformation, delayed_nesterov, "
         "or the `package.module:function` of your own",
     )
     lr: PositiveFloat = 0.7
@@ -171,11 +170,11 @@ class OuterConfig(Section):
         description="merge rule for tensors that no pattern of the task matches: rda, avg, median, clip, or the "
         "`package.module:function` of your own",
     )
-    granularity: Literal["tensor", "row", "column", "fragment"] = Field(
+    granularity: Literal["tensor", "row", "fragment"] = Field(
         "tensor", description="what every merge rule but avg treats as one vector"
     )
 
     @property
     def plain_sgd(self) -> bool:
         """Whether the merge kernel takes the outer step itself, in the pass that merges."""
-        return self.optimizer == "sgd" and set(self.options) <= {"nesterov"} and self.granularity != "column"
+        return self.optimizer == "sgd" and set(self.options) <= {"nesterov"}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outer.numeric import codec as codecs
 from outer.numeric import formats, kernel
 from outer.numeric.compiling import read_only
-from outer.numeric.rules import Columns, Floats, named
+from outer.numeric.rules import Floats, named
 from outer.protocol.fragments import Fragment
 
 Ints = NDArray[np.int64]
@@ -56,18 +56,17 @@ class Layout:
     """How the rules see a fragment: the vectors of each rule, and what is treated otherwise."""
 
     pieces: Mapping[str, Pieces]  # by rule
-    columns: Sequence[tuple[str, slice, tuple[int, int]]]  # (rule, elements, matrix): each column is a vector
     mean: Sequence[slice]  # averaged, and not stepped
 
 
 def layout(fragment: Fragment, rules: Mapping[str, str], granularity: str) -> Layout:
     """`rules`: by tensor name, from `rules`. `granularity`: what every rule but Avg treats as one vector.
 
-    "tensor"; "row" or "column" (one vector for each index of the first or last axis; a tensor with fewer than two axes
-    is one vector); "fragment" (all tensors of a rule together).
+    "tensor"; "row" (one vector for each index of the first axis; a tensor with fewer than two axes is one vector);
+    "fragment" (all tensors of a rule together).
     """
     vectors: dict[str, list[list[tuple[int, int, int]]]] = {}  # by rule, (start, stop, shift) of each part
-    columns, mean, shift = [], [], 0
+    mean, shift = [], 0
     for tensor, place in fragment.slices():
         rule, whole = rules[tensor.name], (place.start, place.stop, shift)
         if rule == "mean":
@@ -79,12 +78,10 @@ def layout(fragment: Fragment, rules: Mapping[str, str], granularity: str) -> La
             of_rule[:] = [[*(of_rule[0] if of_rule else []), whole]]
         elif rule == "avg" or granularity == "tensor" or len(tensor.shape) <= 1 or not tensor.size:
             of_rule.append([whole])
-        elif granularity == "row":
+        else:
             width = tensor.size // tensor.shape[0]
             of_rule += [[(start, start + width, shift)] for start in range(place.start, place.stop, width)]
-        else:
-            columns.append((rule, place, (tensor.size // tensor.shape[-1], tensor.shape[-1])))
-    return Layout({rule: _pieces(found) for rule, found in vectors.items() if found}, columns, mean)
+    return Layout({rule: _pieces(found) for rule, found in vectors.items() if found}, mean)
 
 
 def _pieces(vectors: Sequence[Sequence[tuple[int, int, int]]]) -> Pieces:
@@ -174,12 +171,6 @@ class Contributions:
         merged = np.zeros(len(self.anchor), np.float64)
         for rule, pieces in laid.pieces.items():
             self.run(kernel.merged_gradient, pieces, self.shares(rule, pieces)[0], between=(merged,))
-        for rule, place, matrix in laid.columns:
-            here = [codecs.decode(self.codec, payload, self.anchor, place) for payload in self.payloads]
-            stack = np.stack(here).reshape(-1, *matrix)
-            shares = named(rule)(Columns(stack, self.weights)) if len(here) > 1 else np.ones(1)
-            by_column = np.broadcast_to(shares, (matrix[1], len(here)))
-            merged[place] = np.einsum("mrc,cm->rc", stack, by_column).reshape(-1)
         return merged
 
 

@@ -1,8 +1,4 @@
-"""Outer optimizers beside optax's: SGD whose momentum waits, or starts again. Each is one optax transformation.
-
-They see one fragment at a time, so what they count and compare is the fragment's own. With the state at zero and no
-momentum both are plain SGD.
-"""
+"""The outer optimizer beside those of optax: SGD whose momentum waits. It counts the steps of one fragment."""
 
 from __future__ import annotations
 
@@ -46,20 +42,3 @@ def delayed_nesterov(learning_rate: float, momentum: float = 0.9, every: int = 4
         return step, Delayed(jnp.where(last, 0, state.gathering + 1), kept, moved)
 
     return optax.GradientTransformation(init, update)
-
-
-def restarted_sgd(learning_rate: float, momentum: float = 0.9, nesterov: bool = True) -> optax.GradientTransformation:
-    """SGD with momentum that starts again from zero where gradient and velocity oppose: their inner product is below 0.
-
-    (O'Donoghue and Candes, 2015: the gradient scheme of adaptive restart.)
-    """
-    sgd = optax.sgd(1.0, momentum, nesterov)
-
-    def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        products = jax.tree.map(lambda g, m: jnp.sum(g * m), gradient, state[0].trace)
-        oppose = sum(jax.tree.leaves(products)) < 0.0
-        state = jax.tree.map(lambda leaf: jnp.where(oppose, 0.0, leaf), state)
-        step, state = sgd.update(gradient, state, params)
-        return jax.tree.map(lambda each: learning_rate * each, step), state
-
-    return optax.GradientTransformation(sgd.init, update)

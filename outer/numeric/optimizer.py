@@ -39,18 +39,20 @@ def _known() -> dict[str, Callable[..., Any]]:
 
 
 def _named(section: str) -> dict[str, Callable[..., Any]]:
-    of_section = {"outer": (momentum.delayed_nesterov, momentum.restarted_sgd), "inner": (muon.muon,)}
-    ours: tuple[Callable[..., Any], ...] = of_section.get(section, ())
-    return _known() | {each.__name__: each for each in ours}
+    ours: dict[str, Callable[..., Any]] = {}
+    if section == "outer":
+        ours["delayed_nesterov"] = momentum.delayed_nesterov
+    elif section == "inner":
+        ours["muon"] = muon.muon
+    return _known() | ours
 
 
 def resolve(section: str, name: str, lr: float, options: Mapping[str, Any]) -> optax.GradientTransformation:
     """Build the optimizer `name` with learning rate `lr` and further arguments `options`.
 
-    `section` names the recipe's table in messages; "outer" also has those of `momentum`, and import paths, "inner" has
-    `muon`. Raises
-    ValueError, with the field, the value and what is allowed, for an unknown optimizer, an unknown option, or a value
-    that the optimizer refuses.
+    `section` names the recipe's table in messages; "outer" also has `delayed_nesterov`, and import paths, "inner" has
+    `muon`. Raises ValueError, with the field, the value and what is allowed, for an unknown optimizer, an unknown
+    option, or a value that the optimizer refuses.
     """
     function = _function(section, name)
     if function is None:

@@ -42,8 +42,8 @@ class Lengths(Protocol):
 Rule = Callable[[Lengths], Floats]
 
 
-class Columns:
-    """Lengths of the columns of gradients float64[M, a, b]: V = b."""
+class GradientStack:
+    """Lengths of gradients that are held whole, float64[M, n, V]: a rule is tried on them."""
 
     def __init__(self, stack: Floats, weights: Floats) -> None:
         self.weights, self._stack = weights, stack
@@ -129,7 +129,7 @@ def check(name: str) -> None:
     """Try a rule on gradients of several kinds. Raises ValueError, with what is wrong, for one that cannot be used."""
     rule, drawn = named(name), np.random.default_rng(0)
     for count in (2, 5):
-        stack = drawn.normal(size=(count, 8, 3)) * [1.0, 1e-6, 0.0]  # a column is a vector; the last has no length
+        stack = drawn.normal(size=(count, 8, 3)) * [1.0, 1e-6, 0.0]  # the last vector has no length
         weights = drawn.uniform(0.1, 1.0, count)
         weights /= weights.sum()
         try:
@@ -146,7 +146,7 @@ def check(name: str) -> None:
 
 
 def _shares(rule: Rule, stack: Floats, weights: Floats) -> Floats:
-    return np.array(np.broadcast_to(rule(Columns(stack, weights)), (stack.shape[2], len(stack))), np.float64)
+    return np.array(np.broadcast_to(rule(GradientStack(stack, weights)), (stack.shape[2], len(stack))), np.float64)
 
 
 def rules(tensors: Sequence[Tensor], default: str, patterns: Mapping[str, str] | None = None) -> dict[str, str]:

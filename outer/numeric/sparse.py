@@ -1,9 +1,9 @@
-"""Compiled encoder, decoder and check of the format top-k: of each chunk, the numbers of the largest magnitudes.
+"""Compiled encoder, decoder and check of the format top-k: of each chunk, the 124 numbers of the largest magnitudes.
 
 A payload is uint8. It begins with the levels, float32[chunks, 2]: the mean magnitude of a chunk's smaller and larger
 kept numbers. Then, chunk after chunk: how many numbers are kept in each 256 elements, uint8[16]; their places within
-these, rising, uint8[k]; and 2 bits for each, four in a byte, sign and level. Zeros are not kept: where there are fewer
-others than k, the rest is unused. The levels are NaN where a chunk held a number that is not finite.
+these, rising, uint8[124]; and 2 bits for each, four in a byte, sign and level. Zeros are not kept: where there are
+fewer others, the rest is unused. The levels are NaN where a chunk held a number that is not finite.
 """
 
 # mypy: disable-error-code="no-untyped-def,assignment"
@@ -19,15 +19,16 @@ from outer.numeric.compiling import EXACT, bits_of, float32_of, pointer
 CHUNK = 4096
 PART = 256
 PARTS = 16
+KEPT = 124  # numbers of a chunk
+WIDTH = PARTS + KEPT + KEPT // 4  # bytes of a chunk, without its levels
 BINS = 2048
-MOST = 255  # numbers of a part
 _INFINITY = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _SIGN = np.uint32(0x80000000)
 
 
 @EXACT
-def _threshold(bits, kept, bins):
+def _threshold(bits, bins):
     """(magnitude bits, how many of just that are kept) of the smallest that is kept, by three rounds of counting."""
     above, least = 0, np.uint32(0)
     for shift, mask in ((20, 0), (9, 0x7FF00000), (0, 0x7FFFFE00)):
@@ -38,44 +39,38 @@ def _threshold(bits, kept, bins):
             if (bits[k] & np.uint32(mask)) == least:
                 bins[(bits[k] >> np.uint32(shift)) & wide] += 1
         bin = np.int64(wide)
-        while above + bins[bin] < kept:
+        while above + bins[bin] < KEPT:
             above += bins[bin]
             bin -= 1
         least = np.uint32(least | np.uint32(np.uint32(bin) << np.uint32(shift)))
-    return least, kept - above
+    return least, KEPT - above
 
 
 @EXACT
-def encode(delta, fours, levels, payload):
-    """Fill levels float32[2 chunks] and the rest of a payload, uint8, with the 4 x `fours` largest of each chunk.
-
-    delta: float32[n]. The rest is zero at first. Of 256 alike in one part, the last is left out.
-    """
-    kept = 4 * np.int64(fours)
-    chunks, width = (len(delta) + CHUNK - 1) // CHUNK, PARTS + 5 * np.int64(fours)
+def encode(delta, levels, payload):
+    """Fill levels float32[2 chunks] and the rest of a payload, uint8, zero at first, for delta float32[n]."""
+    chunks = (len(delta) + CHUNK - 1) // CHUNK
     bits, bins = np.empty(CHUNK, np.uint32), np.empty(BINS, np.int64)
-    chosen = np.empty(kept, np.int64)
+    chosen = np.empty(KEPT, np.int64)
     for chunk in range(chunks):
         start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, len(delta))
-        body = payload[chunk * width : (chunk + 1) * width]
-        counts, places, codes = body[:PARTS], body[PARTS : PARTS + kept], body[PARTS + kept :]
+        body = payload[chunk * WIDTH : (chunk + 1) * WIDTH]
+        counts, places, codes = body[:PARTS], body[PARTS : PARTS + KEPT], body[PARTS + KEPT :]
         for k in range(stop - start, CHUNK):
             bits[k] = np.uint32(0)
         finite = True
         for k in range(stop - start):
             bits[k] = bits_of(delta[start + k]) & _MAGNITUDE
             finite &= bits[k] < _INFINITY
-        least, equal = _threshold(bits, kept, bins)
+        least, equal = _threshold(bits, bins)
         found, total = 0, 0.0
         for k in range(CHUNK):
-            if bits[k] < least or bits[k] == 0 or found == kept:
+            if bits[k] < least or bits[k] == 0 or found == KEPT:
                 continue
             if bits[k] == least:
                 if equal == 0:
                     continue
                 equal -= 1
-            if counts[k // PART] == MOST:
-                continue
             chosen[found] = k
             counts[k // PART] += np.uint8(1)
             places[found] = np.uint8(k % PART)
@@ -99,21 +94,20 @@ def encode(delta, fours, levels, payload):
 
 
 @EXACT
-def decode(address, fours, size, start, count, out):
+def decode(address, kind, size, start, count, out):
     """Decode elements from `start` on, of the `size` in the payload at an address; returns where they begin in out.
 
-    out: uint32[count + 2 PART], bits of float32; whole parts go into it.
+    `kind`: as in grouped.py, of one format here. out: uint32[count + 2 PART], bits of float32; whole parts go into it.
     """
-    kept = 4 * np.int64(fours)
-    chunks, width = (size + CHUNK - 1) // CHUNK, PARTS + 5 * np.int64(fours)
+    chunks = (size + CHUNK - 1) // CHUNK
     levels = carray(pointer(address, np.uint32(0)), (2 * chunks,))
-    payload = carray(pointer(address + np.uint64(8 * chunks), np.uint8(0)), (chunks * width,))
+    payload = carray(pointer(address + np.uint64(8 * chunks), np.uint8(0)), (chunks * WIDTH,))
     first, stop = start // PART, (start + count + PART - 1) // PART
     for k in range((stop - first) * PART):
         out[k] = np.uint32(0)
     for chunk in range(first // PARTS, (stop + PARTS - 1) // PARTS):
-        body = payload[chunk * width : (chunk + 1) * width]
-        counts, places, codes = body[:PARTS], body[PARTS : PARTS + kept], body[PARTS + kept :]
+        body = payload[chunk * WIDTH : (chunk + 1) * WIDTH]
+        counts, places, codes = body[:PARTS], body[PARTS : PARTS + KEPT], body[PARTS + KEPT :]
         small, large, i = levels[2 * chunk], levels[2 * chunk + 1], 0
         for part in range(PARTS):
             many, to = np.int64(counts[part]), (chunk * PARTS + part - first) * PART
@@ -127,16 +121,15 @@ def decode(address, fours, size, start, count, out):
 
 
 @EXACT
-def sound(payload, fours, size):
-    """Whether no chunk keeps more numbers than that, at places that rise and are within `size`."""
-    kept = 4 * np.int64(fours)
-    chunks, width = (size + CHUNK - 1) // CHUNK, PARTS + 5 * np.int64(fours)
+def sound(payload, size):
+    """Whether no chunk keeps more numbers than may be, at places that rise and are within `size`."""
+    chunks = (size + CHUNK - 1) // CHUNK
     for chunk in range(chunks):
-        body = payload[8 * chunks + chunk * width : 8 * chunks + (chunk + 1) * width]
+        body = payload[8 * chunks + chunk * WIDTH : 8 * chunks + (chunk + 1) * WIDTH]
         total = 0
         for part in range(PARTS):
             many = np.int64(body[part])
-            if total + many > kept:
+            if total + many > KEPT:
                 return False
             for j in range(total + 1, total + many):
                 if body[PARTS + j] <= body[PARTS + j - 1]:

@@ -88,8 +88,6 @@ def test_what_counts_as_one_vector_can_be_chosen() -> None:
         lengths = [np.linalg.norm(each[row]) for each in (one, two)]
         direction = one[row] / lengths[0] + two[row] / lengths[1]
         assert by_row[row] == pytest.approx(np.mean(lengths) * direction / np.linalg.norm(direction))
-    by_column = merged("rda", [one.T.ravel(), two.T.ravel()], granularity="column").reshape(SHAPE)
-    assert by_column == pytest.approx(by_row.T)
 
 
 def test_the_embedding_is_averaged_and_matrices_get_rda() -> None:

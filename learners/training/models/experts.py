@@ -4,8 +4,8 @@
 experts / k MLPs, in three products. `ragged`: the choices are sorted by expert, and jax.lax.ragged_dot multiplies each
 expert's rows: the arithmetic of one, where the backend has a kernel for it. docs/models.md has the measurements.
 
-Gates are [width, experts * hidden] and outputs [hidden, experts * width]: a column belongs to one expert, so that merge
-rules column by column (`outer.granularity`) merge each expert by itself.
+Gates are [width, experts * hidden] and outputs [hidden, experts * width]: a column belongs to one
+expert.
 """
 
 from __future__ import annotations

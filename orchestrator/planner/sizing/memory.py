@@ -130,8 +130,7 @@ def _merging(recipe: Recipe, shapes: Shapes, held: range, saving: bool) -> Itera
     states = [shapes.outer_state_bytes[index] for index in held]
     largest, elements, state = max(sizes), sum(sizes), max(states)
     payload = named(recipe.sync.codec).bytes(largest)
-    tensor = max(tensor.size for index in held for tensor in shapes.fragments[index].tensors)
-    columns, mixed = recipe.outer.granularity == "column", recipe.sync.adaptive
+    mixed = recipe.sync.adaptive
     deltas = 0 if recipe.sync.downlink == EXACT else elements * DOWN_BYTES  # less than what they lead to
     # Merged gradient and what is stepped of it, base, parameters before and after; the state before and after.
     step = (5 * FLOAT64 + DOWN_BYTES) * largest + 2 * 2 * state
@@ -141,7 +140,6 @@ def _merging(recipe: Recipe, shapes: Shapes, held: range, saving: bool) -> Itera
     yield Part("payloads of the open steps", open_steps * learners * payload, "store")
     yield Part("payloads of several formats, float32", (learners + 1) * largest * DOWN_BYTES if mixed else 0, "host")
     yield Part("one outer step, float64", 0 if recipe.outer.plain_sgd else step, "host")
-    yield Part("one tensor of each, float64", 4 * learners * tensor * FLOAT64 if columns else 0, "host")
     yield Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host")
     yield Part(
         "older values, until a checkpoint is written", elements * DOWN_BYTES + sum(states) if saving else 0, "host"

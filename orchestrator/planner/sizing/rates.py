@@ -22,8 +22,8 @@ class Constant(NamedTuple):
 MERGE = Constant(11e9, "bytes that a merge reads and writes, a second and core", "benchmarks/merge.py")
 STORE = Constant(1e9, "bytes that a store takes or gives a second", "assumed")
 # By codec: bytes of float32 that become a payload, and that a payload becomes, a second and core.
-ENCODE = {"bf16": 8.5e9, "int8": 4.5e9, "int4": 8.2e9, "fp4": 7.6e9, "topk9": 1.2e9, "topk": 1.4e9, "topk1": 1.4e9}
-DECODE = {"bf16": 4.7e9, "int8": 6.0e9, "int4": 5.7e9, "fp4": 6.2e9, "topk9": 4.0e9, "topk": 6.0e9, "topk1": 6.0e9}
+ENCODE = {"bf16": 8.5e9, "int8": 4.5e9, "int4": 8.2e9, "fp4": 7.6e9, "topk": 1.4e9}
+DECODE = {"bf16": 4.7e9, "int8": 6.0e9, "int4": 5.7e9, "fp4": 6.2e9, "topk": 6.0e9}
 PASSES = 2  # over the payloads of a merge: their products, then their sum
 
 

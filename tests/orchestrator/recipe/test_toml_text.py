@@ -123,7 +123,7 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["sync.weights=heavy"], "sync.weights", '"paper", "tokens", "equal" or an import path', "paper"),
         (["sync.weights=no.such:rule"], "sync.weights", "does not import", "package.module:function"),
         (["outer.optimizer=no.such:rule"], "outer.optimizer", "does not import", "package.module:function"),
-        (["inner.optimizer=restarted_sgd"], "inner.optimizer", "optax", "sgd"),
+        (["inner.optimizer=delayed_nesterov"], "inner.optimizer", "optax", "sgd"),
         (["inner.optimizer=adamv"], "inner.optimizer", "optax", "adam"),
         (["outer.optimizer=sdg"], "outer.optimizer", "optax", "sgd"),
         (["inner.options.bta1=0.9"], "inner.options.bta1", "no such option", "b1"),

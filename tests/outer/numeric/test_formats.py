@@ -49,29 +49,19 @@ def test_a_part_is_decoded_as_in_the_whole(name: str, size: int, place: tuple[fl
     )
 
 
-@pytest.mark.parametrize("name", ["topk9", "topk", "topk1"])
 @examples(30)
 @given(size=st.sampled_from(SIZES), seed=st.integers(0, 100))
-def test_top_k_keeps_the_largest_with_their_signs_and_shrinks_the_rest_of_each_chunk(
-    name: str, size: int, seed: int
-) -> None:
-    codec, given = named(name), numbers(seed, size)
+def test_top_k_keeps_the_largest_with_their_signs_and_shrinks_the_rest_of_each_chunk(size: int, seed: int) -> None:
+    codec, given = named("topk"), numbers(seed, size)
     decoded = codec.decode(codec.encode(given, 0), size)
     for start in range(0, size, 4096):
         one, other = given[start : start + 4096].astype(np.float64), decoded[start : start + 4096]
         kept = np.flatnonzero(other)
-        assert len(kept) == min({"topk9": 368, "topk": 124, "topk1": 40}[name], np.count_nonzero(one))
+        assert len(kept) == min(124, np.count_nonzero(one))
         assert (np.sign(other[kept]) == np.sign(one[kept])).all() and len(set(np.abs(other[kept]).tolist())) <= 2
         dropped = np.delete(np.abs(one), kept)
         assert not len(kept) or not len(dropped) or dropped.max() <= np.abs(one[kept]).min()
         assert ((other - one) ** 2).sum() <= (one**2).sum() - (np.abs(other) ** 2).sum() * (1 - 1e-5)
-
-
-def test_top_k_leaves_out_the_last_of_a_part_that_is_kept_whole() -> None:
-    given = np.zeros(4096, np.float32)
-    given[256:512] = 2.0
-    decoded = named("topk9").decode(named("topk9").encode(given, 0), 4096)
-    assert decoded.tolist() == [0.0] * 256 + [2.0] * 255 + [0.0] * 3585
 
 
 @pytest.mark.parametrize("at", range(24, 24 + 4))

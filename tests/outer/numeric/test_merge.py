@@ -37,7 +37,7 @@ FRAGMENT = Fragment(
 RULES = rules(FRAGMENT.tensors, "rda")
 BOUND = 2e-6  # lengths are summed in float32 within a block; with up to five gradients the largest error seen is 3e-7
 NEAR = 1e-5  # of the threshold between RDA and Avg, relative: there rounding decides which rule holds
-GRANULARITIES = ["tensor", "row", "column", "fragment"]
+GRANULARITIES = ["tensor", "row", "fragment"]
 
 
 # ------------------------------------------------------------------ the same, written plainly
@@ -74,8 +74,6 @@ def expected(
             result[flat] = sum(w * g[flat] for w, g in zip(weights, gradients, strict=True))
         elif granularity == "row":
             pieces += [elements[i].reshape(-1) for i in range(tensor.shape[0])]
-        elif granularity == "column":
-            pieces += [elements[:, j] for j in range(tensor.shape[1])]
         else:
             pieces.append(elements.reshape(-1))
     if granularity == "fragment":
@@ -226,7 +224,7 @@ def test_every_element_is_in_one_vector(granularity: str) -> None:
         for pieces in laid.pieces.values():
             for start, stop in zip(pieces.starts, pieces.stops, strict=True):
                 seen[start:stop] += 1
-        for place in [*(place for _, place, _ in laid.columns), *laid.mean]:
+        for place in laid.mean:
             seen[place] += 1
         assert (seen == 1).all()
 

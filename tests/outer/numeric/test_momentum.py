@@ -57,17 +57,7 @@ def test_delayed_nesterov_with_one_is_nesterov() -> None:
     np.testing.assert_allclose(one, stepped(OuterConfig(), gradients), rtol=1e-5, atol=1e-6)
 
 
-def test_momentum_starts_again_where_gradient_and_velocity_oppose_and_nowhere_else() -> None:
-    gradients = [np.ones(6), np.ones(6), -np.ones(6), -np.ones(6)]
-    config = OuterConfig(optimizer="restarted_sgd", lr=1.0)
-    once, twice, turned, on = (-theta[0] for theta in stepped(config, gradients))
-    plain = [-theta[0] for theta in stepped(OuterConfig(lr=1.0), gradients)]
-    assert [once, twice] == plain[:2] == [1.5, 3.25]
-    assert (turned - twice, on - turned) == (-1.5, -1.75)  # as from the start
-    assert plain[2] - plain[1] != turned - twice
-
-
-@pytest.mark.parametrize("name", ["delayed_nesterov", "restarted_sgd", f"{HERE}:heavy_ball"])
+@pytest.mark.parametrize("name", ["delayed_nesterov", f"{HERE}:heavy_ball"])
 def test_every_fragment_has_a_state_of_its_own_that_a_later_epoch_restores(name: str) -> None:
     tensors = (Tensor("up", (4, 8), "float32"), Tensor("down", (8, 4), "float32"), Tensor("norm", (8,), "float32"))
     fragments = balanced(tensors, 2)
@@ -146,8 +136,7 @@ def test_a_sound_optimizer_passes_and_takes_lr_momentum_and_options() -> None:
     check(OuterConfig(optimizer=f"{HERE}:heavy_ball"))
     [first, second] = stepped(OuterConfig(optimizer=f"{HERE}:heavy_ball", lr=1.0, momentum=0.25), [np.ones(6)] * 2)
     assert (first[0], second[0]) == (-1.0, -2.25)
-    for name in ("delayed_nesterov", "restarted_sgd"):
-        check(OuterConfig(optimizer=name))
+    check(OuterConfig(optimizer="delayed_nesterov"))
 
 
 @pytest.mark.parametrize(

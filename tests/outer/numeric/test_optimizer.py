@@ -214,7 +214,7 @@ def test_the_kernels_sgd_is_that_of_optax(codec_name: str, momentum: float, opti
             each.install(found, version)
 
 
-@pytest.mark.parametrize("outer", [{}, {"optimizer": "adam"}, {"granularity": "column"}])
+@pytest.mark.parametrize("outer", [{}, {"optimizer": "adam"}])
 def test_compiling_ahead_changes_nothing(outer: dict[str, Any]) -> None:
     held = parameters(**outer)
     before = [array.copy() for fragment in range(2) for array in held.arrays(fragment)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outer.numeric.rules import RULES, Columns, Lengths, check, named
+from outer.numeric.rules import RULES, GradientStack, Lengths, check, named
 from outer.protocol.fragments import Fragment, Tensor
 from tests.outer.numeric.merging import merge
 
@@ -46,12 +46,12 @@ def of_its_own_mind(lengths: Lengths) -> Floats:
 NO_FUNCTION = 3
 
 
-def lengths(*norms: float, weights: list[float] | None = None) -> Columns:
+def lengths(*norms: float, weights: list[float] | None = None) -> GradientStack:
     """One vector's; the gradients are orthogonal."""
     stack = np.zeros((len(norms), len(norms), 1))
     for place, norm in enumerate(norms):
         stack[place, place, 0] = norm
-    return Columns(stack, np.array(weights or [1 / len(norms)] * len(norms)))
+    return GradientStack(stack, np.array(weights or [1 / len(norms)] * len(norms)))
 
 
 @pytest.mark.parametrize("name", [*RULES, f"{HERE}:damped"])
@@ -102,6 +102,6 @@ def test_a_merge_adds_up_by_the_rules_shares(rule: str, count: int) -> None:
     found = merge(fragment, gradients, weights, {"w": rule}, "tensor")
     function: Callable[[Any], Floats] = named(rule)
     stack = np.array(gradients, np.float64)[:, :, None]
-    shares = np.broadcast_to(function(Columns(stack, np.array(weights))), (1, count))[0]
+    shares = np.broadcast_to(function(GradientStack(stack, np.array(weights))), (1, count))[0]
     scale = max(np.abs(gradient).max() for gradient in gradients)
     np.testing.assert_allclose(found, shares @ stack[:, :, 0], rtol=0, atol=2e-6 * scale)
