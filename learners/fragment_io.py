@@ -16,7 +16,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from learners.protocol.adoption import OWN
 from learners.protocol.events_effects import Apply
 from learners.training import state_arrays
 from outer.numeric import codec as codecs
@@ -324,14 +323,13 @@ class FragmentIO:
         if effect.mode in ("bootstrap", "overwrite"):
             self._trainer.adopt(index, placed, "overwrite")
         else:
-            assert base is not None, "only what is held can be rebased, mixed or given to a rule"
+            assert base is not None, "only what is held can be rebased"
             anchor = base
-            if effect.mode == "rebase" and effect.read_at is not None:
+            if effect.read_at is not None:
                 with self._lock:  # an answer to a later read replaces the values of earlier ones
                     anchor = self._read[index, effect.read_at]
             before = base if grown_from is None else grown_from.value
-            mode = self._config.adopt if effect.mode == OWN else effect.mode
-            adopted = self._trainer.adopt(index, placed, mode, anchor, self._config.alpha, before)
+            adopted = self._trainer.adopt(index, placed, effect.mode, anchor, before)
             if adopted is not None:
                 self._adopted[index] = OnDevices(adopted, self._trainer.host)
         with self._lock:

@@ -70,10 +70,9 @@ class SyncConfig(Section):
         description="what a contribution weighs in a merge: paper (tokens^2 / steps), tokens, equal, or a function of "
         "your own, by import path",
     )
-    adopt: Literal["overwrite", "rebase", "mix"] | ImportPath = Field(
-        "overwrite", description="what a learner does on arrival; also a function of your own, by import path"
+    adopt: Literal["overwrite", "rebase"] = Field(
+        "overwrite", description="what a learner does on arrival: rebase keeps what it did since the read"
     )
-    alpha: float = Field(0.0, ge=0.0, le=1.0, description="share of the local value kept by adopt = mix")
     base_window: int = Field(
         0,
         ge=0,
@@ -134,8 +133,6 @@ class SyncConfig(Section):
             raise ValueError('base_window needs overlap = "free": in strict overlap no base is late')
         if self.adaptive and (self.overlap == "strict" or self.grace == "infinite"):
             raise ValueError('adaptive needs overlap = "free" and a grace that ends: else every answer is waited for')
-        if self.alpha and self.adopt != "mix":
-            raise ValueError('alpha is used by adopt = "mix" only')
         if self.error_feedback and self.codec.startswith("fp32"):
             raise ValueError(
                 f'error_feedback = {self.error_feedback:g}: codec = "{self.codec}" leaves nothing out; give another'

@@ -5,7 +5,6 @@ Every purpose draws from a stream of its own, by random() alone, whose values Py
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.schedule import Budget
-from outer.weights import Progress
 
 T = TypeVar("T")
 
@@ -72,12 +70,6 @@ LOCKSTEP_HANG_S = 30.0  # there a learner that is merely slow must not be ended:
 STRICT: dict[str, Any] = {
     "overlap": "strict", "grace": "infinite", "base_window": 0, "adaptive": False,
 }  # fmt: skip
-OWN_WEIGHT = f"{__name__}:root"
-
-
-def root(progress: Progress) -> float:
-    """A weight of a user's own."""
-    return math.sqrt(progress.tokens) / (1 + progress.age)
 
 
 class Place(NamedTuple):
@@ -220,7 +212,7 @@ def draw(
         "gamma": pick(chance, (0.0, 0.5, 0.9)),
         "participants": pick(chance, ("eligible", "eligible", "reported")),
         "pacing": pick(chance, ("clock", "clock", "quorum")),
-        "adopt": pick(chance, ("overwrite", "rebase", "mix")),
+        "adopt": pick(chance, ("overwrite", "rebase", "overwrite")),
         "recover": pick(chance, ("peer", "peer", "syncer")),
         "read_timeout_s": between(chance, 0.4, 2.0),
         "transfer_s": between(chance, 2.0, 8.0),
@@ -232,7 +224,7 @@ def draw(
     drawn["base_window"] = pick(late, (1, 1, 2, 4)) if late.random() < 0.4 else 0
     drawn["adaptive"] = drawn["grace"] != "infinite" and stream(seed, "links").random() < 0.3
     weighing = stream(seed, "weights")
-    drawn["weights"] = pick(weighing, ("tokens", "equal", OWN_WEIGHT)) if weighing.random() < 0.3 else "paper"
+    drawn["weights"] = pick(weighing, ("tokens", "equal")) if weighing.random() < 0.3 else "paper"
     quorum = 1 + int(chance.random() * len(learners))
     if profile == "lockstep":
         quorum, sync = (

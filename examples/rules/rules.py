@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -35,8 +33,3 @@ def root(progress: Progress) -> float:
 def heavy_ball(learning_rate: float, momentum: float) -> optax.GradientTransformation:
     """Momentum without Nesterov's look ahead. `momentum` is outer.momentum; others come from outer.options."""
     return optax.chain(optax.trace(momentum), optax.scale(-learning_rate))
-
-
-def keep_half(local: jax.Array, theta: jax.Array, base: jax.Array) -> Any:
-    """The version that arrives, and half of what this learner did since it adopted the last."""
-    return theta + 0.5 * (local - base)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
 
 START = Mark(0, 0)
-OWN = "own"  # the mode of a rule that is a user's own
 
 
 @dataclass
@@ -178,7 +177,7 @@ class Adoption:
 
     def _adopt(self, fragment: int, version: int, payload: Any, at: Mark) -> list[Effect]:
         base = self._bases[fragment]
-        mode = "bootstrap" if base.version is None else OWN if ":" in self._config.adopt else self._config.adopt
+        mode = "bootstrap" if base.version is None else self._config.adopt
         read_at = None
         if mode != "bootstrap" and self._config.needs_notice:
             merged_step = self._noticed[fragment].merged_step

@@ -263,7 +263,7 @@ class Apply:
     fragment: int
     version: int
     payload: Any
-    mode: str  # bootstrap | overwrite | rebase | mix | own: by a user's rule
+    mode: str  # bootstrap | overwrite | rebase
     read_at: int | None = None
 
 

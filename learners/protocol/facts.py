@@ -58,7 +58,7 @@ class Adopted:
     fragment: int
     version: int
     after_step: int
-    mode: str  # bootstrap | overwrite | rebase | mix | own: by a user's rule
+    mode: str  # bootstrap | overwrite | rebase
     # With rebase or error feedback, the version contains the read after this step; None: none since the last version.
     read_at: int | None = None
     bytes: int = field(default=0, repr=False)  # of the fragment's versions that came since the last one was adopted

@@ -133,7 +133,6 @@ class LeadingTrainer(Trainer):
         theta: Flat | Placed,
         mode: str,
         anchor: Flat | None = None,
-        alpha: float = 0.0,
         adopted: Flat | jax.Array | None = None,
     ) -> jax.Array | None:
         if self._others is not None and mode != "overwrite":
@@ -141,9 +140,9 @@ class LeadingTrainer(Trainer):
             assert isinstance(theta, Shared)
             # What a value grew from is used where leaves are narrow; what is on the devices here is so there, too.
             told = adopted if self.narrow(index) and not isinstance(adopted, jax.Array) else None
-            self._tell("adopt", index, theta.key, mode, None if mode == "mix" else anchor, alpha, told)
+            self._tell("adopt", index, theta.key, mode, anchor, told)
             theta = Placed(theta.leaves)
-        return super().adopt(index, theta, mode, anchor, alpha, adopted)
+        return super().adopt(index, theta, mode, anchor, adopted)
 
     def capture(self) -> list[Any]:
         return self._captured(super().capture, on_host=False)
@@ -256,13 +255,9 @@ class Follower:
     def _swap(self, fragment: int, key: int) -> None:
         self._trainer.swap(fragment, self._take(fragment, key))
 
-    def _adopt(
-        self, fragment: int, key: int, mode: str, anchor: Flat | None, alpha: float, adopted: Flat | None
-    ) -> None:
+    def _adopt(self, fragment: int, key: int, mode: str, anchor: Flat | None, adopted: Flat | None) -> None:
         grown_from = self._moved.get(fragment) if adopted is None else adopted
-        self._moved[fragment] = self._trainer.adopt(
-            fragment, self._take(fragment, key), mode, anchor, alpha, grown_from
-        )
+        self._moved[fragment] = self._trainer.adopt(fragment, self._take(fragment, key), mode, anchor, grown_from)
 
     def _capture(self, call: Call) -> None:
         on_host = call.arguments[0]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learners.config import InnerConfig, WarmStart
-from learners.training import adopting, state_arrays
+from learners.training import state_arrays
 from learners.training.batches import Batches
 from learners.training.devices import placement
 from learners.training.devices.mesh import layout, put
@@ -199,7 +199,7 @@ class Trainer:
     def prepare(self, index: int, flat: Flat, exact: bool = False) -> Placed:
         """Put one fragment's value, flat float32[n], on the devices, shard by shard. Any thread may call it.
 
-        In the model's dtypes, or as float32 if `exact`, which rebase and mix compute with.
+        In the model's dtypes, or as float32 if `exact`, which rebasing computes with.
         """
         dtypes = [np.float32 if exact else self._tree.dtype(tensor) for tensor in self.fragments[index].tensors]
         return placement.placed(self.fragments[index], flat, dtypes, self._shardings(index))
@@ -232,18 +232,15 @@ class Trainer:
         theta: Flat | Placed,
         mode: str,
         anchor: Flat | None = None,
-        alpha: float = 0.0,
         adopted: Flat | jax.Array | None = None,
     ) -> jax.Array | None:
         """Adopt the syncer's value theta of one fragment, float32[n]; the optimizer's moments stay.
 
         overwrite: theta (paper section 3). rebase: theta + (local - anchor), where anchor float32[n] is the value that
-        was read if this learner took part in the merge, else its base. mix: theta + alpha (local - theta). Any other
-        mode is the import path of a rule, and `anchor` its base (learners/training/adopting.py). Computed on the
-        devices in float32; rebasing without progress since the anchor, and mixing with alpha 0, equal overwriting
-        bit for bit. `adopted` float32[n] is what the local value grew from before it was rounded to the leaves' dtypes;
-        where a leaf is narrower than float32, that rounding is no progress. A Placed theta is exact unless the mode is
-        overwrite.
+        was read if this learner took part in the merge, else its base. It is computed on the devices in float32, and
+        without progress since the anchor equals overwriting bit for bit. `adopted` float32[n] is what the local value
+        grew from before it was rounded to the leaves' dtypes; where a leaf is narrower than float32, that rounding is
+        no progress. A Placed theta is exact unless the mode is overwrite.
 
         Returns the new value before it is rounded, float32[n] on the devices; None if that is theta or has no rounding.
         """
@@ -252,21 +249,12 @@ class Trainer:
         if mode == "overwrite":
             self.swap(index, theta)
             return None
+        assert mode == "rebase" and anchor is not None, "rebase needs an anchor"
         narrow = self.narrow(index)
         assert not narrow or adopted is not None, "narrow leaves need what they grew from"
         grown_from = self._everywhere(adopted) if narrow else jnp.zeros(self.fragments[index].size, jnp.float32)
         placing = self.layout.replicated if self.layout else None, self._shardings(index)
-        if mode == "rebase":
-            assert anchor is not None, "rebase needs an anchor"
-            placed, moved = placement.rebased(
-                self._locals(index), theta, self._everywhere(anchor), grown_from, *placing
-            )
-        elif mode == "mix":
-            placed, moved = placement.mixed(self._locals(index), theta, alpha, grown_from, *placing)
-        else:
-            assert anchor is not None, "a rule needs the base"
-            base, rule = self._everywhere(anchor), adopting.named(mode)
-            placed, moved = placement.ruled(self._locals(index), theta, rule, base, grown_from, *placing)
+        placed, moved = placement.rebased(self._locals(index), theta, self._everywhere(anchor), grown_from, *placing)
         self.swap(index, placed)
         return moved if narrow else None
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from orchestrator.eventlog.block import NONE, Adoptions, Block, Floats, Ints, Key, Steps
 from outer.protocol.facts import FactsLost, SyncerStarted
 
-OVERWRITING = ("bootstrap", "overwrite", "mix", "own")  # modes of adoption that reset a fragment's counters
+OVERWRITING = ("bootstrap", "overwrite")  # modes of adoption that reset a fragment's counters
 PENDING = 0  # the fate of a step that has none yet
 _BITS = 40  # a step number and a position have fewer
 MOST = (1 << _BITS) - 1  # no step number is larger

@@ -139,7 +139,7 @@ def _replay(
     store = log.store
     recipe = recipe_of(store)
     permit(recipe.task, allowed, "the run names", "this run")
-    named = [each for each in (recipe.outer.merge, recipe.outer.optimizer, recipe.sync.adopt) if ":" in each]
+    named = [each for each in (recipe.outer.merge, recipe.outer.optimizer) if ":" in each]
     for each in rules:
         if each not in named:
             permit(named[0] if named else recipe.outer.merge, each, "the run names", "this run", "--rule")

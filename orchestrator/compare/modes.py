@@ -55,7 +55,6 @@ _EVERY_STEP: Plain = _WAITING | {
     "downlink": "fp32",
     "error_feedback": None,
     "adopt": "overwrite",
-    "alpha": 0.0,
     "weights": "equal",
 }
 _NO_OUTER: Plain = {

@@ -103,17 +103,6 @@ def _rounds(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-@_reads("sync.adopt", "sync.alpha")
-def _alpha(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.sync.adopt == "mix" and recipe.sync.alpha == 0.0:
-        yield Problem(
-            "sync.alpha",
-            recipe.sync.alpha,
-            'must be above 0 and at most 1 with sync.adopt = "mix": 0 is overwrite',
-            'write sync.alpha = 0.5, or sync.adopt = "overwrite"',
-        )
-
-
 @_reads("run.hang_s", "run.unreachable_s")
 def _patience(recipe: Recipe) -> Iterator[Problem]:
     given, least = recipe.run.unreachable_s, recipe.run.hang_s
@@ -291,12 +280,9 @@ def _outer(recipe: Recipe) -> Iterator[Problem]:
     yield from _refusal(partial(rules.check, recipe.outer.merge), "outer.merge", recipe, "the default: rda")
 
 
-@_reads("sync.weights", "sync.adopt")
-def _own_rules(recipe: Recipe) -> Iterator[Problem]:
-    with host_only():
-        from learners.training import adopting
+@_reads("sync.weights")
+def _weights(recipe: Recipe) -> Iterator[Problem]:
     yield from _refusal(partial(check_weights, recipe.sync.weights), "sync.weights", recipe, "the default: paper")
-    yield from _refusal(partial(adopting.check, recipe.sync.adopt), "sync.adopt", recipe, "the default: overwrite")
 
 
 @_reads("task", "model", "data", "seed")

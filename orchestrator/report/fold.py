@@ -40,7 +40,7 @@ SKIPPED_KEPT = 240
 TIMELINE_FIRST, TIMELINE_LAST = 160, 80
 TEXT_MOST = 160  # characters of a detail in the timeline
 AUX_BINS, AUX_NAMES = 480, 64
-OVERWRITING = ("bootstrap", "overwrite", "mix", "own")
+OVERWRITING = ("bootstrap", "overwrite")
 COMMON = frozenset(
     {
         "StepFinished", "Adopted", "Committed", "StepOpened", "StepReopened", "StepPassed", "SpanGranted",

@@ -85,7 +85,7 @@ MISSED_READS = (
 )
 FENCES = ("killed", "failed", "lease_expired", "superseded", "stopped", "drained", "quarantined")
 CAUSES = ("died", "lease_expired", "failed", "drained", "quarantined")
-MODES = ("bootstrap", "overwrite", "rebase", "mix", "own")
+MODES = ("bootstrap", "overwrite", "rebase")
 FAULTS = (
     "kill",
     "freeze",

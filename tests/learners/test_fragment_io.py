@@ -50,10 +50,9 @@ class TwoArrays:
         theta: Flat | Placed,
         mode: str,
         anchor: Flat | None = None,
-        alpha: float = 0.0,
         adopted: Flat | None = None,
     ) -> None:
-        self.calls.append((fragment, mode, None if anchor is None else anchor.copy(), alpha))
+        self.calls.append((fragment, mode, None if anchor is None else anchor.copy()))
         self.thetas[fragment] = np.array(theta.leaves[0] if isinstance(theta, Placed) else theta)
 
 
@@ -149,16 +148,15 @@ def test_rebase_subtracts_what_was_read_after_that_step_or_the_base() -> None:
     trainer.thetas[0] += 0.25
     made.apply(Apply(0, 4, flat(2.0), "rebase", read_at=STEP))
     made.apply(Apply(0, 8, flat(3.0), "rebase"))
-    anchors = [anchor for _, _, anchor, _ in trainer.calls]
+    anchors = [anchor for _, _, anchor in trainer.calls]
     assert np.array_equal(anchors[0], flat(1.5)), "as read, not as it is now"
     assert np.array_equal(anchors[1], flat(2.0)), "the base is what the syncer sent last"
 
 
-@pytest.mark.parametrize(("mode", "alpha"), [("overwrite", 0.0), ("mix", 0.25)])
-def test_other_modes_adopt_too_and_make_a_new_base(mode: str, alpha: float) -> None:
-    made, trainer = fragment_io(adopt=mode, alpha=alpha)
-    made.apply(Apply(1, 4, flat(2.0), mode))
-    assert [(fragment, used, share) for fragment, used, _, share in trainer.calls] == [(1, mode, alpha)]
+def test_overwriting_makes_a_new_base() -> None:
+    made, trainer = fragment_io()
+    made.apply(Apply(1, 4, flat(2.0), "overwrite"))
+    assert trainer.calls == [(1, "overwrite", None)]
     assert np.array_equal(made.stage([1])[1].base, flat(2.0))
 
 

@@ -20,7 +20,7 @@ def test_by_default_everything_is_set_as_in_the_experiments() -> None:
     """Section 1, defaults: H = 24, tau = 2, K = 1, grace on, alpha = 0, RDA but for embeddings."""
     sync, outer = SyncConfig.model_validate({}), OuterConfig.model_validate({})
     assert (sync.round_steps, sync.overlap_steps, sync.quorum, sync.grace) == (24, 2, 1, "adaptive")
-    assert (sync.adopt, sync.alpha, outer.merge) == ("overwrite", 0.0, "rda")
+    assert (sync.adopt, outer.merge) == ("overwrite", "rda")
     assert default_count(100, sync.round_steps) == 24
 
 

@@ -135,7 +135,7 @@ class Line:
 
 @pytest.fixture
 def trainer() -> tuple[Trainer, SyncConfig, list[np.ndarray]]:
-    sync = SyncConfig.model_validate({"P": 2, "adopt": "mix", "alpha": 0.25})
+    sync = SyncConfig.model_validate({"P": 2})
     fragments = deal(Line(), sync)
     return Trainer(Line(), fragments, InnerConfig(), 0), sync, initial_parameters(Line(), fragments, 0)
 
@@ -143,7 +143,7 @@ def trainer() -> tuple[Trainer, SyncConfig, list[np.ndarray]]:
 def test_adopting_changes_the_fragment_and_leaves_the_moments_of_the_inner_optimizer_alone(trainer: Any) -> None:
     """Section 2: only parameters are overwritten; AdamW's moments stay."""
     model, sync, initial = trainer
-    fragment_io = FragmentIO(model, sync.model_copy(update={"adopt": "overwrite"}), 2)
+    fragment_io = FragmentIO(model, sync, 2)
     for fragment in range(2):
         fragment_io.apply(Apply(fragment, 0, initial[fragment], "bootstrap"))
     model.step(0, 2, 0.0)
@@ -156,15 +156,6 @@ def test_adopting_changes_the_fragment_and_leaves_the_moments_of_the_inner_optim
     assert np.array_equal(model.read(0), initial[0] + 1.0) and np.array_equal(model.read(1), other)
     count = len(jax.tree.leaves(model.params))
     assert all(np.array_equal(one, two) for one, two in zip(before[count:], after[count:], strict=True))
-
-
-def test_mixing_keeps_a_share_of_the_local_value(trainer: Any) -> None:
-    """Section 2, alpha: the local value becomes (1 - alpha) Theta + alpha theta."""
-    model, sync, initial = trainer
-    fragment_io = FragmentIO(model, sync, 2)
-    fragment_io.apply(Apply(0, 0, initial[0], "bootstrap"))
-    fragment_io.apply(Apply(0, 4, initial[0] + 1.0, "mix"))
-    assert model.read(0) == pytest.approx(initial[0] + 0.75, abs=1e-6)
 
 
 def test_rebasing_keeps_what_was_done_since_the_read() -> None:

@@ -28,10 +28,10 @@ Make = Callable[..., Shaken]
 WAYS: Sequence[dict[str, Any]] = (
     {},
     {"adopt": "rebase"},
-    {"adopt": "mix", "alpha": 0.5, "codec": "bf16"},
+    {"codec": "bf16"},
     {"adopt": "rebase", "codec": "bf16", "downlink": "int8"},
     {"overlap": "strict"},
-    {"adopt": "mix", "alpha": 0.5, "codec": "topk", "downlink": "bf16"},
+    {"codec": "topk", "downlink": "bf16"},
     {"codec": "int8", "error_feedback": 0.9, "downlink": "fp4"},
     {"adopt": "rebase", "codec": "fp4", "error_feedback": 1.0},
     {"base_window": 2, "downlink": "int8"},
@@ -76,7 +76,7 @@ def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make)
 def test_leaves_in_bfloat16_and_microbatches_are_computed_again_to_the_bit(
     way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is adopted is rounded, and what rebasing or mixing rounds is carried on: in the replay too."""
+    """What is adopted is rounded, and what rebasing rounds is carried on: in the replay too."""
     half = InnerConfig(lr=0.05, parameters="bfloat16", compute="bfloat16", microbatches=2)
     wanted = recipe(**way).model_copy(update={"inner": half})
     step = make_step(Points(wanted.data, wanted.seed), half)

@@ -29,8 +29,8 @@ def test_as_they_are_the_machines_break_nothing() -> None:
 
 
 @pytest.mark.parametrize("weights", ["tokens", "equal", "tests.outer.test_weights:root"])
-def test_other_weights_and_a_rule_of_adoption_break_nothing(weights: str) -> None:
-    assert broken(weights=weights, adopt="my.rules:keep_half") == set()
+def test_other_weights_break_nothing(weights: str) -> None:
+    assert broken(weights=weights) == set()
 
 
 def test_an_answer_that_cannot_be_right_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:

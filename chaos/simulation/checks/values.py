@@ -69,7 +69,7 @@ class LearnerValues:
             if effect.read_at is not None:
                 anchor = self._read[fragment, effect.read_at]
             mine = rebased(mine, anchor, version)
-        else:  # mixing keeps a share of the numbers, which is counted for nobody
+        else:
             mine = Content(version, (), self._unit, self.step, self.step)
         if base is None:
             self._first[fragment] = self.step

@@ -1,4 +1,4 @@
-"""Fragments between flat float32[n] and the leaves on a learner's devices: gather, place, rebase, mix, copy.
+"""Fragments between flat float32[n] and the leaves on a learner's devices: gather, place, rebase, copy.
 
 Everything is enqueued on the devices. What `placed` and `copied` return may be donated: it never shares memory with
 NumPy, nor with another array.
@@ -166,34 +166,8 @@ def rebased(
     `adopted` float32[n]: what `local` grew from, before it was rounded; that rounding is no progress and is taken from
     `local`. Without progress the result is theta, to the bit.
     """
-    return _move(_rebase, local, theta, everywhere, shardings, anchor, adopted)
-
-
-def mixed(
-    local: Sequence[jax.Array], theta: Placed, alpha: float, adopted: jax.Array, everywhere: Any, shardings: Any
-) -> tuple[Placed, jax.Array]:
-    """theta + alpha (local - theta), as `rebased`. With alpha 0 the result is theta, to the bit."""
-    return _move(_mix, local, theta, everywhere, shardings, np.float32(alpha), adopted)
-
-
-def ruled(
-    local: Sequence[jax.Array],
-    theta: Placed,
-    rule: Any,
-    base: jax.Array,
-    adopted: jax.Array,
-    everywhere: Any,
-    shardings: Any,
-) -> tuple[Placed, jax.Array]:
-    """rule(local, theta, base), leaf by leaf, as `rebased`."""
-    return _move(_by(rule), local, theta, everywhere, shardings, base, adopted)
-
-
-def _move(
-    rule: Any, local: Sequence[jax.Array], theta: Placed, everywhere: Any, shardings: Any, *arguments: Any
-) -> tuple[Placed, jax.Array]:
     results = None if everywhere is None else (tuple(shardings), everywhere)
-    leaves, moved = _program(rule, results)(tuple(local), theta.leaves, *arguments)
+    leaves, moved = _program(_rebase, results)(tuple(local), theta.leaves, anchor, adopted)
     return Placed(leaves), moved
 
 
@@ -249,21 +223,11 @@ def _flatten(leaves: tuple[jax.Array, ...]) -> jax.Array:
     return jnp.copy(jnp.concatenate([leaf.astype(jnp.float32).reshape(-1) for leaf in leaves]))
 
 
-def _rebase(local: Any, theta: Any, anchor: jax.Array, adopted: jax.Array) -> Any:
-    return _moved(local, theta, [held - a for held, a in zip(_held(local, adopted), _cut(anchor, local), strict=True)])
-
-
-def _mix(local: Any, theta: Any, alpha: jax.Array, adopted: jax.Array) -> Any:
-    return _moved(local, theta, [alpha * (held - t) for held, t in zip(_held(local, adopted), theta, strict=True)])
-
-
-@cache
-def _by(rule: Any) -> Any:
-    def apply(local: Any, theta: Any, base: jax.Array, adopted: jax.Array) -> Any:
-        given = zip(_held(local, adopted), theta, _cut(base, local), strict=True)
-        return _cast(local, tuple(rule(*each) for each in given))
-
-    return apply
+def _rebase(local: Any, theta: Any, anchor: jax.Array, adopted: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    by = [held - a for held, a in zip(_held(local, adopted), _cut(anchor, local), strict=True)]
+    # Where nothing moves it is theta itself: -0.0 + 0.0 would be +0.0.
+    moved = tuple(jnp.where(b == 0.0, t, t + b) for t, b in zip(theta, by, strict=True))
+    return tuple(new.astype(leaf.dtype) for new, leaf in zip(moved, local, strict=True)), _flatten(moved)
 
 
 def _held(local: Any, adopted: jax.Array) -> list[jax.Array]:
@@ -281,12 +245,3 @@ def _cut(flat: jax.Array, like: Any) -> list[jax.Array]:
     ends = np.cumsum([leaf.size for leaf in like])
     pieces = jnp.split(flat, ends[:-1])
     return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, like, strict=True)]
-
-
-def _moved(local: Any, theta: Any, by: Sequence[jax.Array]) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    # Where nothing moves it is theta itself: -0.0 + 0.0 would be +0.0.
-    return _cast(local, tuple(jnp.where(b == 0.0, t, t + b) for t, b in zip(theta, by, strict=True)))
-
-
-def _cast(local: Any, moved: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    return tuple(new.astype(leaf.dtype) for new, leaf in zip(moved, local, strict=True)), _flatten(moved)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from learners.protocol.events_effects import Apply, Fetch, Fetched, FetchFailed, Hold, Resume, RunStep
@@ -25,16 +23,6 @@ def test_overwriting_puts_the_counters_to_zero_at_the_boundary() -> None:
     assert loop.counters(0) == FragmentCounters(0, 0, 4, 4 * TOKENS)
 
 
-@pytest.mark.parametrize(("adopt", "mode"), [("mix", "mix"), ("my.rules:keep_half", "own")])
-def test_mixing_and_a_rule_of_ones_own_count_like_overwriting(adopt: str, mode: str) -> None:
-    loop = joined(adopt=adopt)
-    loop.steps(2)
-    loop.deliver(2, 1)
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", mode)]
-    loop.step()
-    assert loop.counters(1) == FragmentCounters(2, 3, 1, TOKENS)
-
-
 def test_rebasing_keeps_what_accrued_since_the_read_for_one_that_took_part() -> None:
     loop = joined(adopt="rebase")
     loop.steps(2)
@@ -50,23 +38,19 @@ def test_rebasing_keeps_what_accrued_since_the_read_for_one_that_took_part() -> 
     assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=None)], "that read went into version 2"
 
 
-@pytest.mark.parametrize("adopt", [{}, {"adopt": "mix", "alpha": 0.5}])
-def test_with_error_feedback_a_version_waits_for_its_notice_and_names_its_read(
-    adopt: dict[str, Any],
-) -> None:
-    loop = joined(codec="int8", error_feedback=0.9, **adopt)
+def test_with_error_feedback_a_version_waits_for_its_notice_and_names_its_read() -> None:
+    loop = joined(codec="int8", error_feedback=0.9)
     loop.steps(2)
     loop.read(2, 1)
     loop.do(Fetched(1, 2, "v2"))
     assert only(Apply, loop.step()) == [], "its notice is not here"
     loop.deliver(2, 1, merged_step=2)
-    mode = adopt.get("adopt", "overwrite")
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", mode, read_at=2)]
-    assert loop.facts(Adopted)[-1] == Adopted(1, 2, 4, mode, read_at=2)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "overwrite", read_at=2)]
+    assert loop.facts(Adopted)[-1] == Adopted(1, 2, 4, "overwrite", read_at=2)
     loop.step()
     assert loop.counters(1) == FragmentCounters(2, 4, 1, TOKENS), "it counts as without"
     loop.deliver(6, 1, merged_step=2)
-    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", mode, read_at=None)], "that read went into version 2"
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite", read_at=None)], "that read went into version 2"
 
 
 @pytest.mark.parametrize("asked", [False, True])

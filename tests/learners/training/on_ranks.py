@@ -70,10 +70,10 @@ def led(kind, others, sync=None, narrow=False):
     losses += [one.step(step * BATCH, BATCH, 0.5) for step in range(STEPS)]
     read = [np.array(one.host(copy)) for copy in copies]
     saved = one.packed(held)
-    for mode in ("overwrite", "rebase", "mix", "rebase"):
+    for mode in ("overwrite", "rebase", "rebase"):
         for index, theta in enumerate(read):
             before = theta if mode == "rebase" else None
-            one.adopt(index, one.prepare(index, 1.01 * theta, exact=mode != "overwrite"), mode, before, 0.5, theta)
+            one.adopt(index, one.prepare(index, 1.01 * theta, exact=mode != "overwrite"), mode, before, theta)
         losses += [one.step(step * BATCH, BATCH, 0.5) for step in range(2)]
     moved = [one.read(index).tolist() for index in range(4)]
     on_host = one.packed(one.captured_on_host())

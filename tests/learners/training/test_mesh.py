@@ -93,7 +93,7 @@ def test_copies_adoption_and_snapshots_work_shard_by_shard_beside_steps_that_don
     assert moved["copied"] and moved["captured"], "as of the step they were taken after, though others ran since"
     assert moved["kept_in_place"] and moved["placed"], "each shard stays on its device"
     assert not moved["shared"], "no shard shares memory with NumPy"
-    assert moved["adopted"], "rebase and mix without progress are overwriting, and progress is kept"
+    assert moved["adopted"], "rebasing without progress is overwriting, and progress is kept"
     assert moved["programs"] == 1, "the step is compiled once"
 
 

@@ -201,21 +201,6 @@ def test_rebasing_without_progress_is_overwriting_to_the_bit(trainer: Trainer, v
     assert trainer.read(2).tobytes() == theta.tobytes()
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
-def test_mixing_keeps_a_share_of_the_local_value(trainer: Trainer, values: Any, alpha: float) -> None:
-    local, theta, _ = values
-    trainer.adopt(2, theta, "mix", None, alpha)
-    wanted = (1 - alpha) * theta.astype(np.float64) + alpha * local.astype(np.float64)
-    np.testing.assert_allclose(trainer.read(2), wanted, rtol=1e-6, atol=1e-6)
-
-
-def test_mixing_with_alpha_0_is_overwriting_to_the_bit(trainer: Trainer, values: Any) -> None:
-    _, theta, _ = values
-    theta[:3] = -0.0, 0.0, 1e-38
-    trainer.adopt(2, theta, "mix", None, 0.0)
-    assert trainer.read(2).tobytes() == theta.tobytes()
-
-
 def test_adoption_leaves_the_moments_and_a_reset_clears_them(trainer: Trainer) -> None:
     trainer.step(0, 4, 0.5)
     before = [np.array(leaf) for leaf in jax.tree.leaves(trainer.opt_state)]

@@ -85,10 +85,9 @@ def log(sync: SyncConfig) -> list[Event]:
 
 
 @pytest.mark.parametrize("overlap", ["free", "strict"])
-@pytest.mark.parametrize("adopt", ["overwrite", "rebase", "mix"])
+@pytest.mark.parametrize("adopt", ["overwrite", "rebase"])
 def test_a_lock_step_run_keeps_every_promise(adopt: str, overlap: str) -> None:
-    alpha = 0.5 if adopt == "mix" else 0.0
-    sync = SyncConfig.model_validate({"P": 3, "H": 6, "tau": 2, "adopt": adopt, "alpha": alpha, "overlap": overlap})
+    sync = SyncConfig.model_validate({"P": 3, "H": 6, "tau": 2, "adopt": adopt, "overlap": overlap})
     events = log(sync)
     verdicts = suite.check(events)
     assert {verdict.name for verdict in verdicts if not verdict.stands} == {"accounted.time"}, verdicts

@@ -117,9 +117,7 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["sync.P=13"], "sync.P", "H = 12", "change sync.P or sync.H"),
         (["sync.P=500", "sync.H=500"], "sync.P", "the model has 20 tensors", "20"),
         (["sync.tau=12"], "sync.tau", "below H = 12", "change sync.tau or sync.H"),
-        (["sync.adopt=mix"], "sync.alpha", "above 0", "sync.alpha = 0.5"),
-        (["sync.adopt=nothing"], "sync.adopt", 'or an import path `package.module:function`', "overwrite"),
-        (["sync.adopt=no.such:rule"], "sync.adopt", "does not import", "package.module:function"),
+        (["sync.adopt=nothing"], "sync.adopt", '"overwrite", "rebase"', "overwrite"),
         (["sync.weights=heavy"], "sync.weights", '"paper", "tokens", "equal" or an import path', "paper"),
         (["sync.weights=no.such:rule"], "sync.weights", "does not import", "package.module:function"),
         (["outer.optimizer=no.such:rule"], "outer.optimizer", "does not import", "package.module:function"),
@@ -153,7 +151,7 @@ def test_one_message_names_the_field_and_the_fix(overrides: list[str], field: st
 
 
 def test_rules_of_ones_own_are_all_tried_before_anything_is_told() -> None:
-    bad = ("sync.adopt", "sync.weights", "outer.optimizer", "outer.merge")
+    bad = ("sync.weights", "outer.optimizer", "outer.merge")
     found = problems(*(f"{field}=no.such:rule" for field in bad))
     assert sorted(found) == sorted(bad)
 
@@ -205,10 +203,9 @@ def test_schema_and_meaning_are_complained_of_together() -> None:
 
 
 def test_contradictions_hidden_behind_wrong_fields_are_found_too() -> None:
-    assert set(problems("sync.P=13", "sync.tau=12", "sync.alpha=0.5", "sync.codec=x", "sync.quorum=5")) == {
+    assert set(problems("sync.P=13", "sync.tau=12", "sync.codec=x", "sync.quorum=5")) == {
         "sync.P",
         "sync.tau",
-        "sync.alpha",
         "sync.codec",
         "sync.quorum",
     }
