@@ -114,9 +114,7 @@ def flipped(value: Any) -> Any:
     return [*value[:-1], damaged]
 
 
-@pytest.mark.parametrize(
-    "spoil", [None, flipped, lambda value: [value[0][:5]] if isinstance(value, list) else value], ids=str
-)
+@pytest.mark.parametrize("spoil", [None, flipped, lambda value: [value[0][:5]] if isinstance(value, list) else value])
 def test_who_is_versions_behind_takes_deltas_and_the_whole_value_where_they_do_not_fit(spoil: Any) -> None:
     fragment, rng = Fragment(0, (Tensor("w", (1000,), "float32"),)), np.random.default_rng(1)
     chain = Chain("int8", [fragment], 3)

@@ -204,7 +204,6 @@ def test_an_enum_and_what_is_made_again() -> None:
 @pytest.mark.parametrize(
     "state",
     [Stranger(), [lambda: 1], {"a": Stranger()}, defaultdict(lambda: 1), np.array(["a"]), {1: object()}, b"raw"],
-    ids=str,
 )
 def test_what_is_not_state_is_refused_by_its_place(state: Any) -> None:
     with pytest.raises(TypeError, match="cannot be saved"):
