@@ -20,7 +20,6 @@ from learners.training.step import make_step
 from learners.training.task import Task
 from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal, initial_parameters
-from outer import weights
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.chain import Chain
 from outer.numeric.codec import examine
@@ -150,7 +149,6 @@ class LockStep:
             span_steps=span_steps,
             budget=budget,
             manifest={},
-            weight=weights.named(sync.weights),
             uplinks=uplinks(sync, self.fragments),
         )
         self._units = {}

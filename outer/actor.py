@@ -34,7 +34,6 @@ from outer.relays import Elsewhere, Relays
 from outer.shard import LATE_S, Fetched, prepare_process
 from outer.snapshots import Snapshots
 from outer.spec import SyncerSpec
-from outer.weights import BadWeight
 
 OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
 HELD_S = 10.0  # for a learner to give what it holds of a fragment
@@ -274,9 +273,6 @@ class SyncerActor:
             effects = self._machine.handle(_now(), event)
             self._perform(effects)
             self._bulk.keep(self._machine.open_reads)
-        except BadWeight as error:
-            self._failure = self._over = str(error)  # `view` says so, and the run ends
-            return []
         except Exception:
             self._failure = traceback.format_exc()
             raise

@@ -5,7 +5,7 @@ The TOML uses the paper's letters (`P`, `H`, `tau`), the code uses words.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -15,7 +15,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    StringConstraints,
     model_validator,
 )
 
@@ -24,9 +23,6 @@ class Section(BaseModel):
     """One table of the recipe. Unknown keys are errors; values are immutable after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
-
-
-ImportPath = Annotated[str, StringConstraints(pattern=r"^\w[\w.]*:[\w.]+$")]  # of a user's own rule
 
 
 class SyncConfig(Section):
@@ -65,10 +61,8 @@ class SyncConfig(Section):
         "free",
         description="strict: a fragment read at step s is adopted exactly after s + tau (lock-step studies)",
     )
-    weights: Literal["paper", "tokens", "equal"] | ImportPath = Field(
-        "paper",
-        description="what a contribution weighs in a merge: paper (tokens^2 / steps), tokens, equal, or a function of "
-        "your own, by import path",
+    weights: Literal["paper", "tokens", "equal"] = Field(
+        "paper", description="what a contribution weighs in a merge: paper (tokens^2 / steps), tokens, or equal"
     )
     adopt: Literal["overwrite", "rebase"] = Field(
         "overwrite", description="what a learner does on arrival: rebase keeps what it did since the read"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outer import first_values, weights
+from outer import first_values
 from outer.first_values import Layout
 from outer.journal import values
 from outer.journal.groups import decode_replay
@@ -86,7 +86,6 @@ def begin(
         ahead_s=spec.ahead_s,
         reopened=True,
         durability=spec.durability,
-        weight=weights.named(spec.sync.weights),
         uplinks=uplinks(spec.sync, layout.fragments),
     )
     return Begun(layout, machine, opened.writers, opened.named, rebuilt)

@@ -33,7 +33,6 @@ from orchestrator.simulation.process import Host
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
-from outer import weights
 from outer.protocol import recovery
 from outer.protocol import syncer as syncers
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
@@ -166,7 +165,6 @@ class Cluster:
             manifest=MANIFEST,
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
             ahead_s=options.ahead_s,
-            weight=weights.named(options.sync.weights),
             uplinks=uplinks(options.sync, options.model) if options.sync.adaptive else None,
         )
         self.context.oracle.recovered(epoch, values, list(machine.versions))

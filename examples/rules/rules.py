@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import optax
 
 from outer.numeric.rules import Floats, Lengths
-from outer.weights import Progress
 
 STEPS = 8
 
@@ -23,11 +20,6 @@ def geometric_median(lengths: Lengths) -> Floats:
         pull = weights / np.maximum(distances, near)
         shares = pull / pull.sum(axis=1, keepdims=True)
     return shares
-
-
-def root(progress: Progress) -> float:
-    """Twice the tokens weigh 1.4 times as much, and late work less."""
-    return math.sqrt(progress.tokens) / (1 + progress.age)
 
 
 def heavy_ball(learning_rate: float, momentum: float) -> optax.GradientTransformation:

@@ -90,7 +90,7 @@ class Merges:
             self.ranges.add(f"steps of {name} after {one.base_step} merged twice into it")
 
     def _weights(self, merged: Merged) -> None:
-        """By the rule that the epoch names, normalised over the commit. A user's own is not computed again.
+        """By the rule that the epoch names, normalised over the commit.
 
         Of a contribution on an older base at most H steps count, divided by 1 + age.
         """
@@ -117,7 +117,6 @@ class Merges:
             self.weights.add(f"{self._weights_of(index)} sum to {given[index]!r}")
         with np.errstate(divide="ignore", invalid="ignore"):
             due = raw / total[parts.commit]
-        due = np.where(np.char.find(rules, ":") < 0, due, np.where(parts.weight > 0.0, parts.weight, np.nan))
         wrong = ~without[parts.commit] & ~(np.abs(parts.weight - due) <= TOLERANCE)
         for row in np.flatnonzero(wrong).tolist():
             name = self.state.sources[int(parts.learner[row])][0]

@@ -90,7 +90,6 @@ def _elsewhere(root: type[BaseModel], key: str) -> list[str]:
 
 _PATTERNS = {
     "^[a-z0-9]": "1 to 40 lower-case letters, digits and hyphens, a letter or digit first and last",
-    r"^\w[\w.]*:": "an import path `package.module:function`",
     r"^[\w.]+:": "an import path `package.module:factory`",
     "^[A-Za-z0-9]": "1 to 63 letters, digits, `-`, `_` and `.`, a letter or digit first and last",
 }

@@ -17,7 +17,6 @@ from orchestrator.recipe.resources import REGION, refusals
 from orchestrator.recipe.tasks import build_task, host_only
 from outer.journal.object_store import absolute, objects
 from outer.protocol.fragments import Tensor
-from outer.weights import check as check_weights
 
 Check = Callable[[Recipe], Iterator[Problem]]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []  # with the fields that each reads: all of them must be sound
@@ -278,11 +277,6 @@ def _outer(recipe: Recipe) -> Iterator[Problem]:
         from outer.numeric import optimizer, rules
     yield from _refusal(partial(optimizer.check, recipe.outer), "outer.optimizer", recipe, "the default is sgd")
     yield from _refusal(partial(rules.check, recipe.outer.merge), "outer.merge", recipe, "the default: rda")
-
-
-@_reads("sync.weights")
-def _weights(recipe: Recipe) -> Iterator[Problem]:
-    yield from _refusal(partial(check_weights, recipe.sync.weights), "sync.weights", recipe, "the default: paper")
 
 
 @_reads("task", "model", "data", "seed")

@@ -16,7 +16,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.replay.incarnation import OLDER, IncarnationReader, IncarnationTape, Key, Need, Read, TapeError, named
 from outer.protocol.facts import Committed, Participant, SyncerStarted
-from outer.weights import WEIGHTS, Progress
+from outer.protocol.open_step import weight
 
 TOLERANCE = 1e-9  # of a weight; what is less shows in the digests
 
@@ -148,7 +148,7 @@ def _commits(said: Mapping[Key, Iterable[object]], rules: SyncerStarted) -> list
 
 
 def _check_weights(commit: Committed, rules: SyncerStarted) -> None:
-    """By the rule that the epoch names, normalised over the commit; a user's own is not computed again.
+    """By the rule that the epoch names, normalised over the commit.
 
     Of a contribution on an older base at most H steps count, with their tokens.
     """
@@ -157,12 +157,10 @@ def _check_weights(commit: Committed, rules: SyncerStarted) -> None:
         raise TapeError(f"{where}: a contribution without steps or tokens, or none at all")
     if any(not 0 <= one.age <= rules.base_window for one in commit.participants):
         raise TapeError(f"{where}: a contribution has a base further behind than base_window = {rules.base_window}")
-    raw = [one.weight for one in commit.participants]
-    if rules.weights in WEIGHTS:
-        raw = []
-        for one in commit.participants:
-            share = min(1.0, rules.round_steps / one.steps) if one.age else 1
-            raw.append(WEIGHTS[rules.weights](Progress(share * one.tokens, share * one.steps, one.age)))
+    raw = []
+    for one in commit.participants:
+        share = min(1.0, rules.round_steps / one.steps) if one.age else 1
+        raw.append(weight(rules.weights, share * one.tokens, share * one.steps, one.age))
     for one, due in zip(commit.participants, raw, strict=True):
         if not abs(one.weight - due / math.fsum(raw)) <= TOLERANCE:
             raise TapeError(

@@ -5,19 +5,16 @@ The syncer drives an OpenStep through the stages in TRANSITIONS.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from outer import weights as rules
 from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
 from outer.protocol.links import EARLY
 from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
 from outer.protocol.quorum import Decision, Verdict, decide
-from outer.weights import BadWeight, Progress, Weight, paper
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -86,7 +83,7 @@ class OpenStep:
     syncer_step: int
     fragment: int | None
     opened_at: float
-    weight: Weight = paper
+    rule: str = "paper"  # of weights
     stage: Stage = Stage.COLLECTING
     reported: set[str] = field(default_factory=set)
     quorum_at: float | None = None
@@ -242,7 +239,7 @@ class OpenStep:
         assert self.fragment is not None
         self.move(Stage.MERGING)
         self.ages = tuple(age(c.counters.base_version, version, round_steps) for c in self.chosen)
-        self.weights = weigh(self.chosen, self.ages, round_steps, self.weight)
+        self.weights = weigh(self.chosen, self.ages, round_steps, self.rule)
         payloads = tuple(contribution.payload for contribution in self.chosen)
         codecs = tuple(contribution.codec for contribution in self.chosen)
         return Merge(self.syncer_step, self.fragment, payloads, self.weights, codecs if any(codecs) else ())
@@ -315,20 +312,27 @@ def unusable(contribution: Contribution, member: Member, fragment: int, version:
 
 
 def weigh(
-    contributions: Sequence[Contribution], ages: Sequence[int], round_steps: int, weight: Weight = paper
+    contributions: Sequence[Contribution], ages: Sequence[int], round_steps: int, rule: str = "paper"
 ) -> tuple[float, ...]:
-    """The weight of each contribution, normalised to sum 1. Of a late one at most H steps count, with their tokens.
+    """The weight of each contribution by sync.weights, normalised to sum 1.
 
-    Raises BadWeight.
+    Of a late one at most H steps count, with their tokens.
     """
     raw = []
     for contribution, behind in zip(contributions, ages, strict=True):
         counters = contribution.counters
         share = min(1.0, round_steps / counters.steps) if behind else 1
-        raw.append(rules.weigh(weight, Progress(share * counters.tokens, share * counters.steps, behind)))
-    if (total := sum(raw)) == math.inf:
-        raise BadWeight(f"sync.weights gives {raw}, whose sum is no float64; make them smaller, and resume the run")
+        raw.append(weight(rule, share * counters.tokens, share * counters.steps, behind))
+    total = sum(raw)
     return tuple(each / total for each in raw)
+
+
+def weight(rule: str, tokens: float, steps: float, age: int) -> float:
+    """A contribution's weight before normalisation: tokens^2 / steps (paper section 3), tokens, or 1 for all.
+
+    Late work counts the less the more rounds its base is behind.
+    """
+    return {"paper": tokens * tokens / steps, "tokens": tokens, "equal": 1}[rule] / (1 + age)
 
 
 def participants(

@@ -53,7 +53,6 @@ from outer.protocol.quorum import Decision, StepTiming
 from outer.protocol.read_requests import REOPEN_S, ReadRequests
 from outer.protocol.schedule import Budget, Schedule
 from outer.protocol.sessions import RESEND_S, RunSnapshot, Sessions
-from outer.weights import Weight, paper
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -82,13 +81,12 @@ class Syncer:
         ahead_s: float = 0.0,
         reopened: bool = False,
         durability: str = "",
-        weight: Weight = paper,
         uplinks: Uplinks | None = None,
     ) -> None:
         """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`, `ahead_s`: as
         for Members. `recovered`: the state of earlier epochs. `durability`: for the log only. `reopened`: a run that
-        was stopped, or whose budget was raised, continues. `weight`: what `config.weights` names. `uplinks`:
-        what contributions weigh; without it, float32 and no other format.
+        was stopped, or whose budget was raised, continues. `uplinks`: the bytes of
+        contributions; without it, float32 and no other format.
         """
         assert 1 <= quorum <= len(learners)
         assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
@@ -113,7 +111,7 @@ class Syncer:
         self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out, self._links, whole)
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
-        self._durability, self._weight = durability, weight
+        self._durability = durability
         self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
         self._stopping: StopRequested | TakeSnapshot | None = None  # waits for a commit that is being journaled
@@ -327,7 +325,7 @@ class Syncer:
             return False
         self.syncer_step += 1
         self._opened_at = now
-        step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now, self._weight)
+        step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now, self._config.weights)
         self._open.append(step)
         self._out.emit(StepOpened(step.syncer_step, step.fragment))
         if self._config.adaptive:

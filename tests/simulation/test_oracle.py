@@ -28,7 +28,7 @@ def test_as_they_are_the_machines_break_nothing() -> None:
     assert broken() == set() and broken(adopt="rebase") == set()
 
 
-@pytest.mark.parametrize("weights", ["tokens", "equal", "tests.outer.test_weights:root"])
+@pytest.mark.parametrize("weights", ["tokens", "equal"])
 def test_other_weights_break_nothing(weights: str) -> None:
     assert broken(weights=weights) == set()
 

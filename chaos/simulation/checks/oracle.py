@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from chaos.simulation.checks.provenance import Content, Key, Version, counts, uneven
 from chaos.simulation.profile import Options
 from learners.protocol.events_effects import Apply
-from outer import weights
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
-from outer.weights import Progress
+from outer.protocol.open_step import weight as weight_of
 
 TOLERANCE = 1e-9  # of a weight
 NONE = -1
@@ -52,7 +51,6 @@ class Oracle:
         self._tokens = options.tokens
         self._learners = options.learners
         self._sync = options.sync
-        self._weight = weights.named(options.sync.weights)
         self._lockstep = options.sync.overlap == "strict"
         self._overlap_steps = options.sync.overlap_steps
 
@@ -114,7 +112,7 @@ class Oracle:
             steps = sum(abs(count) for count in counts(content.carried).values()) + content.step - content.since
             late = max(0, self._age(content, proposal.version)) if self._sync.base_window else 0
             counted = max(1.0, min(steps, self._sync.round_steps) if late else steps)
-            raw.append(self._weight(Progress(counted * self._tokens[content.unit[0]], counted, late)))
+            raw.append(weight_of(self._sync.weights, counted * self._tokens[content.unit[0]], counted, late))
         total = sum(raw)
         for content, weight, due in zip(proposal.payloads, proposal.weights, raw, strict=True):
             if not abs(weight * total - due) <= TOLERANCE * total:

@@ -21,7 +21,6 @@ from orchestrator.simulation.process import Host
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
-from outer import weights
 from outer.numeric.formats import uplinks
 from outer.protocol.events_effects import Merge, Merged, Publish
 from outer.protocol.facts import Committed
@@ -109,7 +108,6 @@ class World:
             budget=fleet.budget,
             manifest={},
             ahead_s=fleet.ahead_s,
-            weight=weights.named(fleet.sync.weights),
             uplinks=uplinks(fleet.sync, fleet.fragments),
         )
         values = [Number(number, fragment) for fragment, number in enumerate(machine.versions)]

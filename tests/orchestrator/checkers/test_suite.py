@@ -210,8 +210,6 @@ def test_weights_are_judged_by_the_rule_that_the_epoch_names() -> None:
     for name in rules:
         for other, weight in rules.items():
             assert weighed(name, weight) == ("pass" if name == other else "violated"), (name, other)
-    assert weighed("my.rules:root", lambda p: p.tokens**0.5) == "pass", "nobody's code is run to judge a log"
-    assert weighed("my.rules:root", lambda p: 0.0 if p.learner == "a" else 1.0) == "violated"
 
 
 def test_a_planted_bug_is_found_however_the_log_is_cut() -> None:

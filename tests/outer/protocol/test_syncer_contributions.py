@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outer.protocol.events_effects import Append, Durable, Merge, Send, Tick
 from outer.protocol.facts import Committed, Quarantined, ReadFailed, Refused, SpanGranted, StepReopened
-from outer.protocol.messages import STOPPED, Grant, ReadRequest, Stop
+from outer.protocol.messages import STOPPED, FragmentCounters, Grant, ReadRequest, Stop
+from outer.protocol.open_step import weigh
 from outer.protocol.syncer import NON_FINITE_MAX, RESEND_S
 from tests.golden.bench import ALL, PATIENT, bench, merged, reading
 
@@ -185,3 +187,21 @@ def test_weights_are_tokens_squared_by_steps_normalised_in_the_order_of_names() 
     [merge] = [effect for effect in effects if isinstance(effect, Merge)]
     assert merge.payloads == ("a.1@1", "b.1@2", "c.1@1")
     assert merge.weights == tuple(one.weight for one in fact.participants)
+
+
+def contributions(*counters: tuple[int, int]) -> Any:
+    return [SimpleNamespace(counters=FragmentCounters(0, 0, steps, tokens)) for tokens, steps in counters]
+
+
+@pytest.mark.parametrize(("rule", "shares"), [("paper", [0.2, 0.8]), ("tokens", [1 / 3, 2 / 3]), ("equal", [0.5, 0.5])])
+def test_a_merge_weighs_by_the_rule(rule: str, shares: list[float]) -> None:
+    assert weigh(contributions((100, 4), (200, 4)), (0, 0), 24, rule) == pytest.approx(shares)
+
+
+@pytest.mark.parametrize(
+    ("rule", "now", "late"),
+    [("paper", 4 * 25.0**2, 24 * 25.0**2 / 3), ("tokens", 4 * 25.0, 24 * 25.0 / 3), ("equal", 1.0, 1 / 3)],
+)
+def test_late_work_weighs_less_and_counts_for_at_most_a_round(rule: str, now: float, late: float) -> None:
+    given = weigh(contributions((100, 4), (2500, 100)), (0, 2), 24, rule)
+    assert given == pytest.approx([now / (now + late), late / (now + late)])
