@@ -58,7 +58,7 @@ def _machines(shell: LockStep) -> list[Any]:
 def _kept(shell: LockStep) -> dict[str, Any]:
     """What a fresh shell has too, by its place."""
     kept = {name: vars(shell)[f"_{name}"] for name in ("syncer", "sync", "task", "stepper")}
-    kept["parameters"] = shell.parameters
+    kept |= {"parameters": shell.parameters, "emit": shell._syncer._links._emit}
     for name, each in shell._units.items():
         held = each.fragment_io
         kept |= {f"machine {name}": each.machine, f"trainer {name}": each.trainer}
