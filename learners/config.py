@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from outer.config import Section
 
@@ -57,11 +57,6 @@ class DataConfig(Section):
     mixture: Annotated[tuple[SourceConfig, ...], Field(min_length=1, max_length=SOURCES_MOST)] | None = Field(
         None, description="corpora of one vocabulary that samples are drawn from by weight, in place of kind and path"
     )
-    lane: tuple[NonNegativeInt, PositiveInt] | None = Field(
-        None,
-        description="[k, n]: of every n samples of each source of the mixture, take number k; filled in where pools "
-        "have mixtures of their own, so that no two take the same sample",
-    )
     digest: str | None = Field(
         None, description="of the shards' manifest; filled in when the recipe is resolved, and refused where it differs"
     )
@@ -76,22 +71,18 @@ class DataConfig(Section):
 
     def of(self, corpus: CorpusConfig) -> DataConfig:
         """The same of this corpus alone."""
-        alone = {"mixture": None, "lane": None, "digest": None}
+        alone = {"mixture": None, "digest": None}
         return self.model_copy(update={"kind": corpus.kind, "path": corpus.path, **alone})
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.mixture is None:
-            if self.lane is not None:
-                raise ValueError("lane belongs to a mixture; give [[data.mixture]], or leave it out")
             return self
         if self.path is not None or self.kind != "bytes":
             raise ValueError("each source of the mixture has its own kind and path; leave out those of [data]")
         once("mixture", self.mixture)
         if not any(source.weight for source in self.mixture):
             raise ValueError("mixture has no weight above 0; give at least one source a weight")
-        if self.lane is not None and self.lane[0] >= self.lane[1]:
-            raise ValueError(f"lane = {list(self.lane)}: the first must be below the second")
         return self
 
 

@@ -104,7 +104,6 @@ class LockStep:
     """One run. `learners` maps names to batch sizes in samples; `quorum` is K as a number.
 
     `slowdowns`: units of time that a learner's step takes, where it is not 1. `stepper`: runs the steps of a unit.
-    `tasks`: of learners with other samples than `task` has, which differ in nothing else.
     """
 
     def __init__(
@@ -122,7 +121,6 @@ class LockStep:
         warm_start: WarmStart | None = None,
         slowdowns: Mapping[str, float] | None = None,
         stepper: Stepper = single,
-        tasks: Mapping[str, Task] | None = None,
     ) -> None:
         self.fragments = deal(task, sync)
         tensors = [tensor for fragment in self.fragments for tensor in fragment.tensors]
@@ -154,8 +152,7 @@ class LockStep:
         self._units = {}
         train_step = make_step(task, inner)
         for name, batch_size in learners.items():
-            own = (tasks or {}).get(name, task)
-            trainer = Trainer(own, self.fragments, inner, seed, train_step, warm_start=warm_start)
+            trainer = Trainer(task, self.fragments, inner, seed, train_step, warm_start=warm_start)
             machine = Learner(
                 name=name,
                 incarnation=1,

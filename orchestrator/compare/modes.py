@@ -95,16 +95,16 @@ def _single(recipe: Recipe, plain: Plain, harness: bool) -> Plain:
 
 def _one_outer(recipe: Recipe, plain: Plain, harness: bool) -> Plain:
     alone = _one(recipe, plain, _all_hardware("one_outer", recipe, plain, harness))
-    return alone | {"sync": plain["sync"] | {"quorum": 1}} | _data(recipe, plain)
+    return alone | {"sync": plain["sync"] | {"quorum": 1}}
 
 
 def _data_parallel(recipe: Recipe, plain: Plain, harness: bool) -> Plain:
     """In the harness one learner with the batch of all, which takes as long as the slowest of them."""
     if harness:
         alone = _one(recipe, plain, _all_hardware("data_parallel", recipe, plain, harness))
-        return alone | _plain_training(plain) | _data(recipe, plain)
+        return alone | _plain_training(plain)
     _equal_shares(recipe)
-    return {"pools": [pool | {"mixture": None} for pool in plain["pools"]]} | _data(recipe, plain)
+    return {}
 
 
 MODES = {
@@ -125,19 +125,6 @@ def _plain_training(plain: Plain) -> Plain:
     return {"sync": plain["sync"] | _EVERY_STEP, "outer": _NO_OUTER, "run": run}
 
 
-def _data(recipe: Recipe, plain: Plain) -> Plain:
-    """One [data] for all: each source with the share of a step's samples that the pools' own mixtures give it."""
-    if all(pool.mixture is None for pool in recipe.pools):
-        return {}
-    shares = dict.fromkeys((source["name"] for source in plain["data"]["mixture"]), 0.0)
-    for pool in recipe.learners.values():
-        sources = recipe.data_of(pool).mixture or ()
-        for source in sources:
-            shares[source.name] += pool.batch_size * source.weight / sum(each.weight for each in sources)
-    mixture = [source | {"weight": shares[source["name"]]} for source in plain["data"]["mixture"]]
-    return {"data": plain["data"] | {"mixture": mixture}}
-
-
 def _one(recipe: Recipe, plain: Plain, pool: Plain) -> Plain:
     """One learner, at which every fault of a learner is aimed."""
     name = f"learner-{pool['name']}-0"
@@ -153,7 +140,6 @@ def _all_hardware(mode: str, recipe: Recipe, plain: Plain, harness: bool) -> Pla
     total = sum(each.batch_size for each in recipe.learners.values())
     slowdown = max(pool.slowdown for pool in recipe.pools)
     pool: Plain = plain["pools"][0] | {
-        "mixture": None,
         "learners": 1,
         "min": 0,
         "max": 1,

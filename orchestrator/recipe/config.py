@@ -61,9 +61,6 @@ class PoolConfig(Section):
         "at once when the learner dies",
     )
     batch_size: PositiveInt = Field(8, description="samples per step and learner")
-    mixture: dict[str, NonNegativeFloat] | None = Field(
-        None, description="weights of its own for the sources of data.mixture; what is not named is left out"
-    )
     slowdown: float = Field(1.0, ge=1.0, description="makes every step this many times as long, for studies")
     devices: PositiveInt | None = Field(
         None,
@@ -317,21 +314,6 @@ class Recipe(Section):
     run: RunConfig = RunConfig()
     fleet: FleetConfig = FleetConfig()
 
-    @model_validator(mode="after")
-    def _mixtures(self) -> Self:
-        known = [source.name for source in self.data.mixture or ()]
-        for pool in self.pools:
-            if pool.mixture is None:
-                continue
-            if unknown := sorted(pool.mixture.keys() - set(known)):
-                raise ValueError(
-                    f"pool {pool.name} has a mixture of {', '.join(unknown)}, and data.mixture has "
-                    f"{', '.join(known) or 'no sources'}; name sources of data.mixture"
-                )
-            if not any(pool.mixture.values()):
-                raise ValueError(f"pool {pool.name} has a mixture without a weight above 0; give one")
-        return self
-
     @property
     def learners(self) -> dict[str, PoolConfig]:
         """Every learner wanted at the start by name, in order."""
@@ -350,18 +332,6 @@ class Recipe(Section):
             if re.fullmatch(f"learner-{re.escape(pool.name)}-[0-9]+", learner):
                 return pool
         raise KeyError(learner)
-
-    def data_of(self, pool: PoolConfig) -> DataConfig:
-        """The [data] of a pool's learners: where any pool has a mixture of its own, no two take the same sample."""
-        if self.data.mixture is None or all(each.mixture is None for each in self.pools):
-            return self.data
-        names, own = [each.name for each in self.pools], pool.mixture
-        sources = [
-            source if own is None else source.model_copy(update={"weight": own.get(source.name, 0.0)})
-            for source in self.data.mixture
-        ]
-        lane = (names.index(pool.name), len(names))
-        return self.data.model_copy(update={"mixture": tuple(sources), "lane": lane})
 
     @property
     def held_out_sets(self) -> dict[str, DataConfig]:

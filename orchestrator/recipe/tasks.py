@@ -1,9 +1,9 @@
-"""The task that a recipe names, and the same with other samples: of pools with mixtures, and of held-out sets."""
+"""The task that a recipe names, and the same with the samples of held-out sets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -47,22 +47,6 @@ def build_task(recipe: Recipe) -> Task:
         fix = "correct the task's own code, or the [model] keys it is given"
         message = f"cannot be built: {type(error).__name__}: {error}"
         raise InputError([Problem("task", recipe.task, message, fix)]) from error
-
-
-def tasks_of(recipe: Recipe, learners: Iterable[str] | None = None) -> dict[str, Task]:
-    """By learner, where its [data] is not the recipe's; learners of one pool share a task.
-
-    `learners`: names, by default all configured ones. Raises InputError as `build_task`.
-    """
-    tasks: dict[str, Task] = {}
-    found: dict[str, Task] = {}
-    for name in recipe.learners if learners is None else learners:
-        pool = recipe.pool_of(name)
-        if (data := recipe.data_of(pool)) != recipe.data:
-            if pool.name not in tasks:
-                tasks[pool.name] = build_task(recipe.model_copy(update={"data": data}))
-            found[name] = tasks[pool.name]
-    return found
 
 
 def held_out_tasks(recipe: Recipe) -> dict[str, Task]:

@@ -25,7 +25,6 @@ from learners.training.task import Task
 from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal
 from orchestrator.recipe.config import PoolConfig, Recipe
-from orchestrator.recipe.tasks import tasks_of
 from orchestrator.replay.crew import Finish, FromLearners, News, PeerState, Sent, ToLearners, Value
 from orchestrator.replay.incarnation import (
     Adopt,
@@ -79,7 +78,6 @@ class Learners:
         self._incarnations, self._merged, self._bare = incarnations, merged, bare
         self._recipe, self._task, self._emit = recipe, task, emit
         self._pools = {key: pool_of(recipe, key) for key in incarnations}
-        self._tasks = tasks_of(recipe, {learner for learner, _ in incarnations})
         self._train_step = make_step(task, recipe.inner)
         self._units: dict[Key, _Unit] = {}
         self._positions: Counter[Key] = Counter()  # in each incarnation's moments
@@ -134,7 +132,7 @@ class Learners:
         alone = devices == 1
         try:
             trainer = Trainer(
-                self._tasks.get(key[0], self._task),
+                self._task,
                 self.fragments,
                 self._recipe.inner,
                 self._recipe.seed,

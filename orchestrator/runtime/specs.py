@@ -28,7 +28,7 @@ def learner_spec(
         incarnation=incarnation,
         task=recipe.task,
         model=recipe.model,
-        data=recipe.data_of(pool),
+        data=recipe.data,
         inner=recipe.inner,
         sync=recipe.sync,
         seed=recipe.seed,

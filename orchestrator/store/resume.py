@@ -67,10 +67,6 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
         was = f"leave it as it was, {before[key]!r}" if key in before else "leave it out, as it was"
         fix = f"{was}; or give --fresh to begin anew, or another name (--set name=OTHER)"
         yield Problem(key, now.get(key), "is not what the run in this folder was begun with", fix)
-    were, are = ({pool.name: pool.mixture for pool in each.pools} for each in (begun, recipe))
-    if [*were.items()] != [*are.items()] and any((*were.values(), *are.values())):
-        fix = "leave pools and their mixtures as they were; or give --fresh to begin anew"
-        yield Problem("pools.mixture", are, f"was {were}: which samples a pool takes follows from all of them", fix)
 
 
 def _changeable(key: str) -> bool:

@@ -35,7 +35,7 @@ from orchestrator.eventlog.facts import (
 from orchestrator.eventlog.log_writer import GrowingLog
 from orchestrator.eventlog.reader import SEAL_FILE, blocks, seal
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.tasks import build_task, held_out_tasks, tasks_of
+from orchestrator.recipe.tasks import build_task, held_out_tasks
 from orchestrator.recipe.toml_text import dump, stored_hash
 from orchestrator.replay.environment import STACKED
 from orchestrator.runtime.specs import versions
@@ -105,7 +105,6 @@ class SeedRun:
             warm_start=recipe.warm_start,
             slowdowns={name: pool.slowdown for name, pool in recipe.learners.items()},
             stepper=Stacked(self._task, recipe.inner, sizes.values()) if self._stacked else single,
-            tasks=tasks_of(recipe),
         )
 
     def train(self, on_news: Callable[[News], None]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def corpus(data: DataConfig, seed: int) -> Corpus:
     check(data)
     used = [(each.weight, of) for each, of in zip(data.mixture, _sources(data), strict=True) if each.weight]
     sources, weights = [_open(of, seed) for _, of in used], [weight for weight, _ in used]
-    return MixedCorpus(sources, weights, seed, data.lane or (0, 1), str(digest(data)))
+    return MixedCorpus(sources, weights, seed, str(digest(data)))
 
 
 def check(data: DataConfig) -> None:

@@ -36,13 +36,11 @@ class Source(Protocol):
 class MixedCorpus:
     """Implements corpus.Corpus over sources whose tokens mean the same.
 
-    `lane`: (k, n): of every n samples of each source only number k is taken. `digest`: names the sources.
+    `digest`: names the sources.
     """
 
-    def __init__(
-        self, sources: Sequence[Source], weights: Sequence[float], seed: int, lane: tuple[int, int], digest: str
-    ) -> None:
-        self._sources, self._lane = sources, lane
+    def __init__(self, sources: Sequence[Source], weights: Sequence[float], seed: int, digest: str) -> None:
+        self._sources = sources
         self.vocabulary = sources[0].vocabulary
         self.digest = digest
         self._counts = apportioned(weights)
@@ -51,14 +49,7 @@ class MixedCorpus:
 
     def batch(self, start: int, count: int) -> Tokens:
         """Samples [start, start + count) of the training tokens, [count, L + 1]."""
-        first, every = self._lane
-
-        def read(source: Source, index: int, number: int) -> Tokens:
-            if every == 1:
-                return source.batch(index, number)
-            return np.concatenate([source.batch(first + (index + row) * every, 1) for row in range(number)])
-
-        return self._read(start, count, read)
+        return self._read(start, count, lambda source, index, number: source.batch(index, number))
 
     def held_out_batch(self, start: int, count: int) -> Tokens:
         """Samples [start, start + count) of the sources' held-out tokens by the same weights, [count, L + 1]."""

@@ -1,4 +1,4 @@
-"""Mixtures of corpora: exact weights, samples that follow from their number, and pools with mixtures of their own."""
+"""Mixtures of corpora: exact weights, and samples that follow from their number."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Numbers:
         return bytes(tokens.astype(np.uint8))
 
 
-def mixed(*weights: float, seed: int = 0, lane: tuple[int, int] = (0, 1)) -> MixedCorpus:
-    return MixedCorpus([Numbers(name) for name in range(len(weights))], weights, seed, lane, "digest")
+def mixed(*weights: float, seed: int = 0) -> MixedCorpus:
+    return MixedCorpus([Numbers(name) for name in range(len(weights))], weights, seed, "digest")
 
 
 def test_every_block_has_its_shares_and_a_source_gives_each_sample_once_in_order() -> None:
@@ -75,12 +75,6 @@ def test_a_batch_reads_each_source_once() -> None:
     made = mixed(1, 1)
     made.batch(0, 64)
     assert [source.calls for source in made._sources] == [1, 1]  # type: ignore[attr-defined]
-
-
-def test_lanes_share_no_sample() -> None:
-    taken = [mixed(1, 1, lane=(lane, 3)).batch(0, 900) for lane in range(3)]
-    rows = [tuple(row) for part in taken for row in part.tolist()]
-    assert len(set(rows)) == len(rows)
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1e-9, 1.0), (1, 1, 1), (0.5, 0.25, 0.125), tuple([1e-6] * 40 + [1])])
@@ -148,52 +142,28 @@ def test_sources_whose_tokens_mean_something_else_or_have_changed_are_refused(tm
         corpus.corpus(kept, 0)
 
 
-def of_pools(folders: list[dict[str, Any]], first: Any, second: Any) -> Recipe:
-    pools = [
-        {"name": name, "learners": 1, "batch_size": 2} | ({} if mixture is None else {"mixture": mixture})
-        for name, mixture in (("one", first), ("two", second))
-    ]
-    return Recipe.model_validate(
+def test_a_run_on_a_mixture_passes_the_checks_and_replays_to_the_bit(
+    folders: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    made = Recipe.model_validate(
         {
             "name": "mixed",
             "model": {"layers": 1, "width": 8, "heads": 2},
             "data": {"mixture": folders, "sequence_length": 8, "span_steps": 2},
             "sync": {"P": 3, "H": 3},
-            "pools": pools,
+            "pools": [{"name": "one", "learners": 2, "batch_size": 2}],
             "budget": {"syncer_steps": 9},
             "eval": {"every": 3, "sequences": 4},
         }
     )
-
-
-def test_pools_with_mixtures_of_their_own_train_on_them_and_replay_to_the_bit(
-    folders: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    made = of_pools(folders, {"a": 1}, {"b": 1})
     assert not problems(made)
     row = SeedRun(made, tmp_path / "run", stacked=False).train(lambda news: None)
     assert row["ok"]
-    events = list(read_run(tmp_path / "run"))
     stored = recipe_of(RunStore(tmp_path / "run"))
-    player = Replayer(record(events), stored, build_task(stored))
+    player = Replayer(record(list(read_run(tmp_path / "run"))), stored, build_task(stored))
     for _ in player.play():
         pass
     assert player.finish() == row["digest"] and player.tally.bit_equal
-    shared = SeedRun(of_pools(folders, None, None), tmp_path / "other", stacked=False).train(lambda news: None)
-    assert shared["digest"] != row["digest"], "what pools train on decides the numbers"
-
-
-def test_a_pools_mixture_names_known_sources_with_a_weight(folders: list[dict[str, Any]]) -> None:
-    with pytest.raises(ValidationError, match=r"pool one has a mixture of c.*has a, b"):
-        of_pools(folders, {"c": 1.0}, None)
-    with pytest.raises(ValidationError, match="without a weight above 0"):
-        of_pools(folders, {"a": 0.0}, None)
-    made = of_pools(folders, {"a": 3.0}, None)
-    own, rest = (made.data_of(pool) for pool in made.pools)
-    assert [source.weight for source in own.mixture or ()] == [3.0, 0.0] and own.lane == (0, 2)
-    assert [source.weight for source in rest.mixture or ()] == [1.0, 1.0] and rest.lane == (1, 2)
-    alike = of_pools(folders, None, None)
-    assert alike.data_of(alike.pools[0]) == alike.data, "without mixtures of their own nothing is split"
 
 
 def test_a_held_out_set_that_cannot_be_used_is_named_with_the_fix(tmp_path: Path) -> None:

@@ -174,18 +174,3 @@ def test_modes_are_chosen_by_name_and_a_wrong_one_is_told_the_nearest() -> None:
     assert reference(chosen("single"), None).name == "single"
     with pytest.raises(InputError, match="is not compared"):
         reference(asked, "diloco")
-
-
-@pytest.mark.parametrize("harness", [True, False])
-def test_one_for_all_trains_on_what_the_pools_own_mixtures_come_to(harness: bool) -> None:
-    """Pool a takes 10 samples a step, all of x; b takes 2 x 4, three quarters of them of y."""
-    mixture = [{"name": "x", "weight": 1.0}, {"name": "y", "weight": 9.0}]
-    pools = [
-        {"name": "a", "batch_size": 10, "mixture": {"x": 5.0}},
-        {"name": "b", "batch_size": 4, "learners": 2, "mixture": {"x": 1.0, "y": 3.0}},
-    ]
-    given = Recipe.model_validate(ALL.canonical() | {"data": {"mixture": mixture}, "pools": pools})
-    made = transformed(given, MODES["data_parallel"], harness)
-    assert {each.name: each.weight for each in made.data.mixture} == {"x": 10 + 2, "y": 6}
-    assert all(pool.mixture is None for pool in made.pools) and made.data.lane is None
-    assert transformed(given, MODES["decoupled"], harness).pools == given.pools

@@ -91,22 +91,6 @@ def test_what_the_numbers_come_from_may_not_change(
     assert "as it was" in problem.fix and "--fresh" in problem.fix
 
 
-@pytest.mark.parametrize(
-    "pools", [[{"name": "a", "mixture": {"x": 2.0}}], [{"name": "a", "mixture": {"x": 1.0}}, {"name": "b"}]]
-)
-def test_pools_with_mixtures_of_their_own_stay_as_they_were(tmp_path: Path, pools: list[dict[str, Any]]) -> None:
-    data = {"mixture": [{"name": "x"}, {"name": "y"}]}
-    made = RunStore(tmp_path / "run")
-    made.create()
-    made.write_text("config.toml", dump(recipe(data=data, pools=[{"name": "a", "mixture": {"x": 1.0}}])))
-    assert list(unlike(made, recipe(data=data, pools=[{"name": "a", "mixture": {"x": 1.0}, "learners": 3}]))) == []
-    [problem] = unlike(made, recipe(data=data, pools=pools))
-    assert problem.field == "pools.mixture"
-    two = [{"name": "a", "mixture": {"x": 1.0}}, {"name": "b"}]
-    made.write_text("config.toml", dump(recipe(data=data, pools=two)))
-    assert [each.field for each in unlike(made, recipe(data=data, pools=two[::-1]))] == ["pools.mixture"], "lanes swap"
-
-
 def test_every_change_is_named_at_once(store: RunStore) -> None:
     found = unlike(store, recipe(seed=1, model={"layers": 3}))
     assert [problem.field for problem in found] == ["model.layers", "seed"]
