@@ -1,27 +1,112 @@
-"""Optimizers by name, and the outer optimizer, which applies a merged outer gradient to one flat fragment."""
+"""Optimizers by name, two beside those of optax, and the outer optimizer, which steps one flat fragment."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from numpy.typing import NDArray
+from optax.contrib import MuonDimensionNumbers
 
 from outer.config import OuterConfig
 from outer.imports import function_at
-from outer.numeric import momentum, muon
 
 # Unusable in a recipe: lbfgs needs the loss at trial points, noisy_sgd a random key; scale_by_* are building blocks.
 _OTHERS = ("lbfgs", "noisy_sgd", "scale_by_")
+ADAM = ("*embed*", "*head*")  # of tensor paths: looked up by token, or one column for each
+
+
+# ------------------------------------------------------------------ beside those of optax
+
+
+class Delayed(NamedTuple):
+    """The state of `delayed_nesterov`."""
+
+    gathering: jax.Array  # int32, gradients since the momentum was applied
+    gathered: Any  # their sum
+    velocity: Any
+
+
+def delayed_nesterov(learning_rate: float, momentum: float = 0.9, every: int = 4) -> optax.GradientTransformation:
+    """Delayed Nesterov: each gradient is applied at once, momentum only with each `every`-th, for all of them.
+
+    With N = `every`, m the velocity and G the sum of N gradients: m' = momentum m + G / N, and the N-th step is
+    lr (g + N momentum m'), the others lr g. With N = 1 it is Nesterov SGD. (Liu et al., arXiv 2401.09135, algorithm 3,
+    with c = 0; its gradients are single workers', so its learning rate is N times this one.) Raises ValueError for an
+    `every` below 1.
+    """
+    if every < 1:
+        raise ValueError(f"every = {every} must be at least 1")
+
+    def init(params: Any) -> Delayed:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return Delayed(jnp.zeros((), jnp.int32), zeros, zeros)
+
+    def update(gradient: Any, state: Delayed, params: Any = None) -> tuple[Any, Delayed]:
+        last = state.gathering == every - 1
+        gathered = jax.tree.map(jnp.add, state.gathered, gradient)
+        moved = jax.tree.map(lambda m, g: jnp.where(last, momentum * m + g / every, m), state.velocity, gathered)
+        kept = jax.tree.map(lambda g: jnp.where(last, 0.0, g), gathered)
+        pull = jnp.where(last, every * momentum, 0.0)
+        step = jax.tree.map(lambda g, m: -learning_rate * (g + pull * m), gradient, moved)
+        return step, Delayed(jnp.where(last, 0, state.gathering + 1), kept, moved)
+
+    return optax.GradientTransformation(init, update)
+
+
+def muon(
+    learning_rate: float,
+    beta: float = 0.95,
+    weight_decay: float = 1e-4,
+    ns_steps: int = 5,
+    rms: float = 0.2,
+    adam: Sequence[str] = ADAM,
+    adam_b1: float = 0.9,
+    adam_b2: float = 0.999,
+) -> optax.GradientTransformation:
+    """Muon as an inner optimizer, for models whose leaves are matrices [in, out] or stacks of them.
+
+    Momentum made orthogonal by Newton and Schulz (optax.contrib.muon), AdamW for what is no hidden matrix.
+
+    Of leaves with more than two axes the last two are the matrix. `adam`: patterns (fnmatch) of the paths of matrices
+    that AdamW steps too. `rms`: of a Muon update at learning rate 1; at 0.2, AdamW's learning rates fit (arXiv
+    2502.16982). As inner optimizer of DiLoCo: arXiv 2505.23725. Raises ValueError for patterns that are no list.
+    """
+    if isinstance(adam, str):
+        raise ValueError(f"adam = {adam!r} must be a list of patterns")
+
+    def matrices(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(of_leaf, params)
+
+    def of_leaf(path: Any, leaf: Any) -> MuonDimensionNumbers | None:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        stepped_by_adam = leaf.ndim < 2 or any(fnmatchcase(name, pattern) for pattern in adam)
+        return None if stepped_by_adam else MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
+
+    return optax.contrib.muon(
+        learning_rate,
+        beta=beta,
+        weight_decay=weight_decay,
+        ns_steps=ns_steps,
+        consistent_rms=rms,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_weight_decay=weight_decay,
+        muon_weight_dimension_numbers=matrices,
+    )
+
+
+# ------------------------------------------------------------------ by name
 
 
 @cache
@@ -41,9 +126,9 @@ def _known() -> dict[str, Callable[..., Any]]:
 def _named(section: str) -> dict[str, Callable[..., Any]]:
     ours: dict[str, Callable[..., Any]] = {}
     if section == "outer":
-        ours["delayed_nesterov"] = momentum.delayed_nesterov
+        ours["delayed_nesterov"] = delayed_nesterov
     elif section == "inner":
-        ours["muon"] = muon.muon
+        ours["muon"] = muon
     return _known() | ours
 
 

@@ -1,6 +1,9 @@
-"""Payloads give back what was put in, and say what is wrong with them."""
+"""Payloads give back what was put in; one that is not what it says has its defect named, and never reaches a merge."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +13,9 @@ from numpy.typing import NDArray
 
 from outer.numeric import codec
 from outer.numeric.formats import NAMES
+from outer.protocol.messages import Contribution, FragmentCounters
+
+SIZE = 6
 
 
 def fragment(seed: int, size: int = 1000) -> NDArray[np.float32]:
@@ -45,11 +51,6 @@ def test_bf16_numbers_survive_a_second_round_trip_unchanged() -> None:
     assert (codec.decode("bf16", payload, zero) == -values).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_sound_payload_passes_inspection(name: str) -> None:
-    assert codec.inspect(name, codec.encode(name, fragment(0), fragment(1)), 1000) == ""
-
-
 def test_a_difference_too_large_for_bf16_is_not_finite() -> None:
     largest = np.full(4, np.finfo(np.float32).max)
     assert codec.inspect("bf16", codec.encode("bf16", -largest, largest), 4) == "non_finite"
@@ -61,3 +62,66 @@ def test_the_digest_is_xxh3_of_the_bytes_and_changes_with_any_bit() -> None:
     flipped = payload.copy()
     flipped.view(np.uint32)[999] ^= 1
     assert codec.digest(flipped) != codec.digest(payload)
+
+
+# ------------------------------------------------------------------ inspection
+
+
+def contribution(payload: Any, digest: str | None = None) -> Contribution:
+    counters = FragmentCounters(0, 0, 1, 8)
+    named = codec.digest(payload) if digest is None else digest
+    return Contribution("a", 1, 1, 4, 0, 1, 1, 8, counters, payload, named)
+
+
+def sound(name: str) -> Any:
+    theta = np.arange(SIZE, dtype=np.float32)
+    return codec.encode(name, theta, np.zeros(SIZE, np.float32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sound_payload_passes_untouched(name: str) -> None:
+    given = contribution(sound(name))
+    assert codec.examine(given, name, SIZE) is given
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_flipped_bit_is_a_bad_digest(name: str) -> None:
+    payload = sound(name)
+    given = contribution(payload)
+    damaged = payload.copy()
+    damaged.view(np.uint8)[3] ^= 1
+    assert codec.examine(replace(given, payload=damaged), name, SIZE).defect == "bad_digest"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_finite_is_refused_though_its_checksum_is_right(name: str, value: float) -> None:
+    theta = np.zeros(SIZE, np.float32)
+    theta[2] = value
+    payload = codec.encode(name, theta, np.zeros(SIZE, np.float32))
+    assert codec.examine(contribution(payload), name, SIZE).defect == "non_finite"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        np.zeros(SIZE + 1, np.float32),
+        np.zeros(SIZE, np.float64),
+        np.zeros((2, 3), np.float32),
+        np.zeros(0, np.float32),
+        np.zeros(SIZE, np.uint16),
+    ],
+)
+def test_another_shape_or_dtype_is_refused(payload: Any) -> None:
+    assert codec.examine(contribution(payload), "fp32", SIZE).defect == "wrong_shape"
+
+
+def test_what_is_no_array_is_a_defect_and_not_an_error() -> None:
+    for payload in (None, "text", [1.0] * SIZE):
+        assert codec.examine(contribution(payload, digest=""), "fp32", SIZE).defect == "wrong_shape"
+
+
+def test_a_payload_with_a_defect_is_dropped_and_the_counters_stay() -> None:
+    found = codec.examine(contribution(np.zeros(1, np.float32)), "fp32", SIZE)
+    assert found.payload is None
+    assert (found.learner, found.step, found.counters.tokens) == ("a", 1, 8)
