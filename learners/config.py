@@ -70,7 +70,7 @@ class DataConfig(Section):
     )
 
     def of(self, corpus: CorpusConfig) -> DataConfig:
-        """The same of this corpus alone."""
+        """Return these settings for this corpus alone."""
         alone = {"mixture": None, "digest": None}
         return self.model_copy(update={"kind": corpus.kind, "path": corpus.path, **alone})
 

@@ -110,7 +110,7 @@ class SyncConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _differences(cls, given: Any) -> Any:
-        """What grew from an older version says nothing against the newest: contributions are differences then."""
+        """Make contributions differences where they may have grown from an older version than the newest."""
         if isinstance(given, dict) and given.get("base_window") and given.get("codec", "fp32") == "fp32":
             return given | {"codec": "fp32_delta"}
         return given
@@ -135,7 +135,7 @@ class SyncConfig(Section):
 
     @property
     def decay(self) -> float:
-        """Of what a merged contribution left out; 0 where learners do not keep it."""
+        """The share kept of what a merged contribution left out; 0 where learners do not keep it."""
         default = 0.95 if self.codec == "topk" else 0.0
         return default if self.error_feedback is None else self.error_feedback
 

@@ -1,4 +1,4 @@
-"""What a conformance check is, and the helpers that the checks share."""
+"""Defines a conformance check, and the helpers that the checks share."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ START = Mark(0, 0)
 
 @dataclass
 class Base:
-    """What the learner holds of one fragment."""
+    """A learner's version of one fragment, and its progress since."""
 
     version: int | None = None  # None until adopted from the syncer
     since: Mark = START  # when it was adopted

@@ -529,7 +529,7 @@ class Learner:
         return tuple(p for p in self._reads.asked if self._adoption.holds(p))
 
     def _obstacle(self) -> str:
-        """What keeps the next step from starting: drain, bootstrap, adoption, span; empty when nothing does."""
+        """Say why the next step cannot start: drain, bootstrap, adoption, span; empty when it can."""
         if self.phase != STEPPING:
             return "drain" if self.phase == DRAINING else "bootstrap"
         if self._config.overlap == "strict":

@@ -20,7 +20,7 @@ from outer.protocol.fragments import Fragment
 
 
 class Measurement:
-    """What a task measures on its held-out samples; compiled once for all parameters."""
+    """Measures a task's loss and metrics on its held-out samples; compiled once for all parameters."""
 
     def __init__(self, task: Task, devices: int | None = 1) -> None:
         """`devices`: local ones that the parameters and each batch are spread over, as a learner's; None: all."""
@@ -36,7 +36,7 @@ class Measurement:
 
     @property
     def shardings(self) -> Sequence[Any] | None:
-        """Where each leaf of the parameters belongs, in tree order; None for one device."""
+        """Return the sharding of each leaf of the parameters, in tree order; None for one device."""
         return None if self._layout is None else self._layout.leaves
 
     def means(

@@ -28,7 +28,7 @@ END = "end"  # the call after which a rank follows no more
 
 
 class Call(NamedTuple):
-    """What rank 0 does, for the other ranks to do too."""
+    """A call of rank 0's trainer, which the other ranks repeat."""
 
     number: int  # from 0 on, without gaps
     method: str  # of Follower

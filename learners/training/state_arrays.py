@@ -24,7 +24,7 @@ PLAIN = "biuf"  # the dtype kinds of NumPy itself
 
 @dataclass(frozen=True)
 class Pieces:
-    """What this process has of a leaf that is spread over the devices of several: (where, values), each place once."""
+    """This process's parts of a leaf that is spread over the devices of several: (where, values), each place once."""
 
     shape: tuple[int, ...]
     parts: list[tuple[tuple[slice, ...], NDArray[Any]]]

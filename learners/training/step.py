@@ -107,7 +107,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _zeros(leaf: Any) -> jax.Array:
-    """What the sum over microbatches begins with: at least float32."""
+    """Return the zero that the sum over microbatches begins with: at least float32."""
     return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32) if _is_float(leaf) else leaf.dtype)
 
 

@@ -94,5 +94,5 @@ def load(path: str, data: DataConfig, seed: int, model: dict[str, Any]) -> Task:
 
 
 def loss_unit(task: Task) -> str:
-    """What the task's loss is measured in; empty where it does not say."""
+    """Return the unit of the task's loss; empty where it does not say."""
     return str(getattr(task, "loss_unit", ""))

@@ -144,7 +144,7 @@ class Trainer:
         return InFlight(loss, aux)
 
     def inputs(self, start: int, count: int, progress: float) -> tuple[Params, Any, Batch, jax.Array, Any]:
-        """What a step takes: (params, opt_state, batch, key, float32 scalar for the learning rate), to be donated."""
+        """Return a step's arguments, to be donated: (params, opt_state, batch, key, float32 learning rate)."""
         batch, key = self._batches.take(start, count)
         return self.params, self.opt_state, batch, key, np.float32(schedule(self._inner, progress))
 
@@ -223,7 +223,7 @@ class Trainer:
         self.swap(index, self.prepare(index, flat))
 
     def rounding(self, index: int, flat: Flat) -> Flat | None:
-        """What rounding to the leaves' dtypes adds to a fragment's flat float32[n]; None if all are float32."""
+        """Return what rounding to the leaves' dtypes adds to a fragment's flat float32[n]; None if all are float32."""
         return self._tree.rounding(self.fragments[index], flat)
 
     def adopt(
@@ -295,14 +295,14 @@ class Trainer:
         return placement.copied(self.state_leaves()) if self._roomy else self._on_host()
 
     def captured_on_host(self) -> list[Any]:
-        """As `capture`, on the host; waits for the devices."""
+        """Capture as `capture` does, on the host; waits for the devices."""
         return self._on_host()
 
     def _on_host(self) -> list[Any]:
         return [leaf if isinstance(leaf, Pieces) else np.array(leaf) for leaf in map(here, self.state_leaves())]
 
     def packed(self, leaves: Sequence[Any]) -> state_arrays.Arrays:
-        """What `capture` or `captured_on_host` returned, whole, as state_arrays.pack. Any thread may call it."""
+        """Pack what `capture` or `captured_on_host` returned, whole, as state_arrays.pack. Any thread may call it."""
         return state_arrays.pack(leaves)
 
     def restore(self, arrays: state_arrays.Arrays) -> None:

@@ -179,7 +179,7 @@ class ParameterTree(Leaves):
         return jax.tree.unflatten(self.structure, leaves)
 
     def rounding(self, fragment: Fragment, flat: Flat) -> Flat | None:
-        """What rounding to the leaves' dtypes adds to flat float32[n]: float32[n], exact for finite results.
+        """Return what rounding to the leaves' dtypes adds to flat float32[n]: float32[n], exact for finite results.
 
         None if every leaf of the fragment is float32.
         """

@@ -81,7 +81,7 @@ def _spellings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _elsewhere(root: type[BaseModel], key: str) -> list[str]:
-    """Where else in the recipe a key of this name belongs."""
+    """List the other places in the recipe where a key of this name belongs."""
     sections = ((name, submodel(info.annotation)) for name, info in keys(root).items())
     return [f"{name}.{_spellings(model)[key]}" for name, model in sections if model and key in _spellings(model)]
 

@@ -50,5 +50,5 @@ def build_task(recipe: Recipe) -> Task:
 
 
 def held_out_tasks(recipe: Recipe) -> dict[str, Task]:
-    """By name, of each further held-out set. Raises InputError as `build_task`."""
+    """Build the task of each further held-out set, by name. Raises InputError as `build_task`."""
     return {name: build_task(recipe.model_copy(update={"data": data})) for name, data in recipe.held_out_sets.items()}

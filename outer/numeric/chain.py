@@ -38,7 +38,7 @@ class Chain:
         return None if downlink == EXACT else Chain(downlink, fragments, seed)
 
     def delta(self, fragment: int, version: int, theta: Flat, before: Flat) -> Delta:
-        """What leads from the published version `before` to the next one, for the exact parameters theta, float32[n].
+        """Encode the step from the published version `before` to the next, for the exact theta float32[n].
 
         What is not finite stays so in the version that it leads to.
         """
@@ -73,7 +73,7 @@ class Chain:
         return held
 
     def bytes(self, fragment: int) -> int:
-        """Of a fragment's delta."""
+        """Return the bytes of a fragment's delta."""
         exact = self._exact[fragment]
         apart = 0 if exact is None else int(exact.sum())
         return self.codec.bytes(self._sizes[fragment] - apart) + 4 * apart
@@ -101,7 +101,7 @@ class Recent:
         self._bytes = 0
 
     def add(self, before: int, delta: Delta) -> None:
-        """What leads from version `before` to the newest."""
+        """Return the deltas from version `before` to the newest."""
         self._links.append(_Link(before, delta))
         self._bytes += delta.nbytes
         while self._links and self._bytes >= self._most:

@@ -41,7 +41,7 @@ class Codec:
 
     @property
     def kind(self) -> Any:
-        """What tells the merge kernel how to read a payload: a number of the payload's type."""
+        """Tells the merge kernel how to read a payload: a number of the payload's type."""
         return self.dtype.type(0)
 
     def elements(self, size: int) -> int:
@@ -280,7 +280,7 @@ def known(name: object) -> Codec | None:
 
 
 def uplinks(sync: SyncConfig, fragments: Sequence[Fragment]) -> Uplinks:
-    """What contributions weigh in the run's format, and in those below it if links may adapt.
+    """Return the bytes of contributions in the run's format, and in those below it if links may adapt.
 
     A model with a mean keeps its format: a difference that is rounded could make a variance negative.
     """

@@ -129,7 +129,7 @@ class Contributions:
         self.kept = np.empty(0, np.float32)  # float32[n]: where sums may be kept, if the caller gives room for them
 
     def shares(self, rule: str, pieces: Pieces) -> tuple[Floats, Floats]:
-        """By which factor each gradient goes into the merged one, as `by_piece`. One alone goes in as it is.
+        """Return the factor of each gradient in the merged one, as `by_piece`. One alone goes in as it is.
 
         And by which factor `kept` goes into it instead, float64[pieces]; NaN where something else is kept, or nothing.
         """

@@ -198,12 +198,12 @@ class GlobalParameters:
         self.versions[proposal.fragment] = version
 
     def since(self, fragment: int, version: int) -> NDArray[np.float32] | list[Delta]:
-        """What brings a holder of `version` to the newest one: successive deltas, or else the whole value."""
+        """Return successive deltas from `version` to the newest one, or else the whole value."""
         deltas = self._recent[fragment].since(version)
         return self.thetas[fragment] if deltas is None else deltas
 
     def arrays(self, fragment: int) -> list[NDArray[Any]]:
-        """What `restore` takes: as Proposal.arrays."""
+        """Return the arrays that `restore` takes: as Proposal.arrays."""
         exact = None if self._chain is None else self.exact[fragment]
         return _arrays(self.thetas[fragment], self.states[fragment], exact)
 

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 class Lengths(Protocol):
-    """What a rule knows of V vectors, each with M gradients."""
+    """The lengths that a rule sees, of V vectors with M gradients each."""
 
     @property
     def weights(self) -> Floats:

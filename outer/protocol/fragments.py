@@ -47,7 +47,7 @@ class Tensor:
 
     @property
     def cut(self) -> tuple[int, int, int] | None:
-        """Of a piece: the axis of the leaf, and the places [start, stop) on it. None for a whole leaf."""
+        """A piece's axis of the leaf, and its places [start, stop) on it. None for a whole leaf."""
         return (self.axis, self.start, self.start + self.shape[self.axis]) if self.leaf else None
 
     @property

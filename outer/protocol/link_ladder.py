@@ -26,7 +26,7 @@ class Rung(NamedTuple):
 
 @dataclass(frozen=True)
 class Uplinks:
-    """What contributions weigh on the wire.
+    """The bytes of contributions on the wire.
 
     `codecs`: the run's, as "", then those with fewer bits that the run's mathematics allows. `sizes`: bytes of each
     fragment, by codec.
@@ -45,17 +45,17 @@ class Uplinks:
         return tuple(rungs)
 
     def bytes(self, rung: Rung, fragment: int) -> int:
-        """Of a contribution."""
+        """Return the bytes of a contribution."""
         return self.sizes[self.codecs.index(rung.codec)][fragment]
 
     def mean_bytes(self, rung: Rung) -> float:
-        """Of the contributions of a round."""
+        """Return the mean bytes of a round's contributions."""
         sizes = self.sizes[self.codecs.index(rung.codec)]
         return sum(sizes) / len(sizes)
 
 
 class Clock(NamedTuple):
-    """What answers have to fit in."""
+    """The time in which answers have to arrive."""
 
     room_s: float  # what quorum, grace and merge leave of tau steps
     round_s: float  # H steps
@@ -69,7 +69,7 @@ class Clock(NamedTuple):
         return expected_s <= self.longest_s(rung)
 
     def longest_s(self, rung: Rung) -> float:
-        """What an answer may take."""
+        """Return how long an answer may take."""
         if rung.every == 1:
             return LOAD * self.room_s
         return min(self.round_s / AHEAD, LOAD * rung.every * self.round_s / self.fragments)
@@ -77,7 +77,7 @@ class Clock(NamedTuple):
 
 @dataclass
 class Place:
-    """Where one link stands."""
+    """The state of one link."""
 
     rung: int = 0
     tight: int = 0  # answers in a row that did not fit

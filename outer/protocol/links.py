@@ -58,11 +58,11 @@ class Links:
         return self._ladder[min(member.place.rung, len(self._ladder) - 1)]
 
     def bytes(self, member: Linked, fragment: int) -> int:
-        """Of its contribution."""
+        """Return the bytes of its contribution."""
         return self.uplinks.bytes(self.rung(member), fragment)
 
     def floor_s(self, room_s: float) -> float:
-        """What answers may take before their link is slow: what is left of tau steps, and a quarter of the deadline."""
+        """Return how long answers may take before a link is slow: `room_s`, at least a quarter of the deadline."""
         return max(room_s, SHORT * self._config.read_timeout_s)
 
     def may_ask(self, member: Linked, syncer_step: int, fragment: int) -> bool:

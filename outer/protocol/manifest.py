@@ -22,7 +22,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def manifest(
     shared: Mapping[str, Any], fragments: Iterable[Fragment], code: str, left_out: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What must be equal: shared recipe tables, every leaf's fragment, dtype, shape and kind, and the code digest.
+    """Return what must be equal: shared tables, every leaf's fragment, dtype, shape and kind, and the code digest.
 
     `left_out`: the leaves that are in no fragment, by name, as Tensor.described.
     """

@@ -93,11 +93,11 @@ class StepTiming:
         self.merge_s = Average(config.smoothing)  # the part of it after the last answer
 
     def room_s(self, step_s: float, since_s: float) -> float:
-        """What answers may take, in seconds: what is left of tau steps, `since_s` after opening, without the merge."""
+        """Return the seconds that answers may take: the rest of tau steps `since_s` after opening, less the merge."""
         return max(0.0, max(1, self._config.overlap_steps) * step_s - since_s - self.merge_s.value)
 
     def usual_room_s(self, step_s: float) -> float:
-        """The same as usual: what quorum, grace and merge leave of tau steps."""
+        """Return the usual time for answers: what quorum, grace and merge leave of tau steps."""
         return self.room_s(step_s, self.quorum_s.value + (self.grace_s(step_s) or 0.0))
 
     def grace_s(self, step_s: float) -> float | None:

@@ -224,7 +224,7 @@ class ReadRequests:
             member.owes.add(step.fragment)
 
     def _give_up(self, member: Member, clock: Clock) -> None:
-        """What no step waits for has not come: it will not."""
+        """Count as missed an answer that no step waits for any more."""
         if (lost := member.under_way) is None:
             return
         member.under_way = None

@@ -62,7 +62,7 @@ class Recorder:
         return fresh, lost
 
     def durable(self, writer: str, incarnation: int) -> int:
-        """What to acknowledge: facts up to this number are durable, or recorded as lost; -1: none."""
+        """Return the number to acknowledge: facts up to it are durable, or recorded as lost; -1: none."""
         return self._durable.get((writer, incarnation), -1)
 
     def mark_durable(self, runs: Iterable[Run]) -> None:
@@ -74,7 +74,7 @@ class Recorder:
                 self._taken[key] = max(last, self._taken.get(key, -1))
 
     def state(self) -> list[list[Any]]:
-        """What is durable, as plain values: [writer, incarnation, last number]."""
+        """Return what is durable, as plain values: [writer, incarnation, last number]."""
         return [[*key, last] for key, last in sorted(self._durable.items())]
 
     def _admit(self, key: tuple[str, int]) -> bool:

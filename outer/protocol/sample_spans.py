@@ -40,7 +40,7 @@ class _Borrower:
     spans: deque[Span] = field(default_factory=deque)
 
     def add(self, span: Span) -> None:
-        """Of too many spans the oldest goes: it never returns to the pool."""
+        """Add a span. Of too many the oldest is dropped: it never returns to the pool."""
         self.spans.append(span)
         if len(self.spans) > LENT_MAX:
             self.finished += self.spans.popleft().samples
@@ -48,7 +48,7 @@ class _Borrower:
 
 @dataclass(frozen=True)
 class Borrowed:
-    """What one incarnation has on loan, as plain values for the journal."""
+    """The spans that one incarnation has on loan, as plain values for the journal."""
 
     learner: str
     incarnation: int

@@ -1,4 +1,4 @@
-"""What learners are sent but for reads: attach, donors, spans, notices, drain and stop.
+"""Messages to learners other than reads: attach, donors, spans, notices, drain and stop.
 
 Sessions sends messages again that a learner does not seem to have received. It gets a RunSnapshot with each call
 and has no access to open steps, quorums or merges.

@@ -284,7 +284,7 @@ class Syncer:
 
     @property
     def _clock(self) -> Clock:
-        """What answers have to fit in."""
+        """The time in which answers have to arrive."""
         room_s, round_s = self._timing.usual_room_s(self.step_s), self._config.round_steps * self.step_s
         return Clock(self._links.floor_s(room_s), round_s, len(self._fragments))
 

@@ -50,7 +50,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What manifest.json says. Every token is below `vocabulary`. `made_from`: how it was prepared, for people."""
+    """The contents of manifest.json. Every token is below `vocabulary`. `made_from`: how it was made, for people."""
 
     format: int
     dtype: str

@@ -20,7 +20,7 @@ Read = Callable[["Source", int, int], Tokens]
 
 
 class Source(Protocol):
-    """What a mixture needs of a corpus (corpus.Corpus)."""
+    """The part of a corpus (corpus.Corpus) that a mixture needs."""
 
     vocabulary: int
 
@@ -62,7 +62,7 @@ class MixedCorpus:
         return self._sources[0].decode(tokens)
 
     def places(self, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of samples [start, start + count): which source each is from, and its number there."""
+        """Return the source of each of samples [start, start + count), and its number there."""
         blocks = range(start // BLOCK, (start + count - 1) // BLOCK + 1)
         sources, numbers = (np.concatenate(parts) for parts in zip(*map(self._block, blocks), strict=True))
         here = slice(start - blocks[0] * BLOCK, start - blocks[0] * BLOCK + count)

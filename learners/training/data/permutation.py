@@ -24,7 +24,7 @@ class Permutation:
         self._keys = np.frombuffer(raw, dtype="<u8").astype(np.uint64)
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What stands at `places` int64[k], each in [0, n)."""
+        """Return the elements at `places` int64[k], each in [0, n)."""
         found = self._network(places.astype(np.uint64))
         while (outside := found >= self._n).any():  # the network's domain is less than 4n: fewer than 4 rounds expected
             found[outside] = self._network(found[outside])

@@ -36,7 +36,7 @@ class ShardFolder:
         self._tokenizer = made.tokenizer
 
     def file(self, name: str) -> Path:
-        """Where a file of the manifest lies on this host; copies it if need be. Raises OSError."""
+        """Return the path of a file of the manifest on this host; copies it if need be. Raises OSError."""
         target = self._root / name
         if self._remote is None or target.exists():
             return target
@@ -55,7 +55,7 @@ class ShardFolder:
         return target
 
     def problems(self) -> list[str]:
-        """What is missing or of the wrong size where the files come from, one line each; reads only the tokenizer."""
+        """List files missing or of the wrong size at their origin, one line each; reads only the tokenizer."""
         if self._remote is not None:
             sizes = self._remote.sizes()
         else:

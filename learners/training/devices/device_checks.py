@@ -325,7 +325,7 @@ def _step(size: BurnIn) -> Callable[[Any, Any], Any]:
 
 
 def _reference(digest: str, size: BurnIn) -> str | None:
-    """What an earlier start left for this hardware kind, these settings and sources; the first leaves its own digest.
+    """Return the digest that an earlier start left for this kind, settings and sources; the first leaves its own.
 
     None for the first, and where no compile cache is kept in a folder.
     """

@@ -54,7 +54,7 @@ class DecoderConfig(Section):
 
     @property
     def features(self) -> int:
-        """Of a head."""
+        """The features of a head."""
         return self.head_width or self.width // self.heads
 
     @property

@@ -19,7 +19,7 @@ from learners.training.models.layers import Draw, Params, rms_norm
 
 
 class Routing(NamedTuple):
-    """What the router of one layer did with a batch: float32 scalars."""
+    """Statistics of one layer's router over a batch: float32 scalars."""
 
     balance: jax.Array  # experts * sum of load times mean probability, at least about 1 (arXiv 2101.03961, section 2.2)
     z: jax.Array  # mean squared log of the sum of the router's exponentials (arXiv 2202.08906, section 2)
@@ -69,7 +69,7 @@ def _dense(params: Params, x: jax.Array, shares: jax.Array) -> jax.Array:
 
 
 def _ragged(params: Params, x: jax.Array, shares: jax.Array, which: jax.Array) -> jax.Array:
-    """Of x [tokens, width]: choice i, of token i // chosen, goes to expert which[i] for shares[i]."""
+    """Compute x [tokens, width]: choice i, of token i // chosen, goes to expert which[i] for shares[i]."""
     tokens, experts = len(x), params["router"].shape[1]
     order = jnp.argsort(which)
     token, sizes = order // (len(which) // tokens), jnp.bincount(which, length=experts)

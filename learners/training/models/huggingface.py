@@ -160,7 +160,7 @@ def _turned(name: str) -> bool:
 
 
 def _unlike_ours(about: Mapping[str, Any]) -> Iterator[str]:
-    """What config.json says that the decoder does not compute."""
+    """List the settings of config.json that the decoder does not compute."""
     if about["model_type"] not in ARCHITECTURES:
         yield f"model_type = {about['model_type']!r} (known: {', '.join(ARCHITECTURES)})"
     for key in ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config"):
