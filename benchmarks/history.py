@@ -25,11 +25,11 @@ from orchestrator.eventlog.block import (
     Adoptions,
     Block,
     Commits,
-    Contributions,
+    ContributionRows,
     Floats,
     Ints,
     Key,
-    Placed,
+    PlacedEvent,
     Steps,
     block_of,
 )
@@ -248,7 +248,7 @@ class History:
 
     def _tables(
         self, first: int, stop: int, columns: list[tuple[Ints, ...]]
-    ) -> tuple[Steps, Adoptions, Commits, Contributions]:
+    ) -> tuple[Steps, Adoptions, Commits, ContributionRows]:
         n, source, learner, step, joined, span, sample, read = (
             (np.concatenate(each) for each in zip(*columns, strict=True)) if columns else np.zeros((8, 0), np.int64)
         )
@@ -283,7 +283,7 @@ class History:
         size = stop - first
         hexes = self._rng.bytes(32 * len(order)).hex()
         digests = np.array([hexes[64 * row : 64 * row + 64] for row in range(len(order))], object)
-        contributions = Contributions(
+        contributions = ContributionRows(
             commit,
             source[order],
             step[order],
@@ -334,7 +334,7 @@ class History:
         steps: Steps,
         adoptions: Adoptions,
         commits: Commits,
-        parts: Contributions,
+        parts: ContributionRows,
     ) -> Block:
         """Bring all rows into the order of time, and number each writer's."""
         rare = block_of([Event(*key, 0, BEGIN + at, fact) for at, key, fact in said])
@@ -369,7 +369,7 @@ class History:
             placed.append(table)
         numbered = zip(position[bounds[-1] :].tolist(), sequence[bounds[-1] :].tolist(), events, strict=True)
         others = sorted(
-            Placed(self._row + row, Event(event.writer, event.incarnation, number, event.at, event.fact))
+            PlacedEvent(self._row + row, Event(event.writer, event.incarnation, number, event.at, event.fact))
             for row, number, event in numbered
         )
         names = (*MODES, *(f"{name}" for name in rare.names))

@@ -28,7 +28,7 @@ from learners.lockstep import LockStep  # noqa: E402
 from learners.protocol import events_effects as unit  # noqa: E402
 from learners.training.evaluator import Evaluator  # noqa: E402
 from learners.training.models.language import ByteLanguageModel  # noqa: E402
-from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady  # noqa: E402
+from orchestrator.planner.fleet.description import Fleet, FleetLink, FleetMember, Steady  # noqa: E402
 from orchestrator.planner.fleet.world import simulate  # noqa: E402
 from outer.config import OuterConfig, SyncConfig  # noqa: E402
 from outer.protocol.facts import Committed  # noqa: E402
@@ -51,7 +51,7 @@ def sync(adopt: str, window: int) -> SyncConfig:
 def share(adopt: str, window: int, rounds: float) -> dict[str, Any]:
     """One learner's link carries a whole model down in so many rounds; up, and for the others, links take no time."""
     members = (
-        Member(name, BATCH, 800, Steady(1.0 + 0.01 * index), region=FAR if name == FAR else NEAR)
+        FleetMember(name, BATCH, 800, Steady(1.0 + 0.01 * index), region=FAR if name == FAR else NEAR)
         for index, name in enumerate(NAMES)
     )
     bits = 32 * FRAGMENTS * ELEMENTS / (rounds * ROUND)
@@ -63,7 +63,7 @@ def share(adopt: str, window: int, rounds: float) -> dict[str, Any]:
             members=tuple(members),
             budget=Budget(None, 10**9),
             warm=True,
-            links={(NEAR, FAR): Link(bits)},
+            links={(NEAR, FAR): FleetLink(bits)},
             syncer_region=NEAR,
         ),
         until_s=120.0 * ROUND,

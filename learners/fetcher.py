@@ -22,7 +22,7 @@ from learners.protocol.fact_buffer import FactBuffer
 from learners.training.devices import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
-from outer.numeric.chain import Chain
+from outer.numeric.chain import VersionChain
 from outer.protocol.leases import LinkRate, longest_s
 from outer.protocol.messages import Attach, Donor, Report, SeekDonor, State, StateRequest, Welcome
 
@@ -66,7 +66,7 @@ class ReceivedVersions:
             self._newest = {}
 
 
-class Link(Protocol):
+class SyncerLink(Protocol):
     """How an incarnation reaches the syncer and other learners. Calls raise the transport's own exceptions."""
 
     def attach(self, message: Attach, facts: FactBuffer) -> Welcome | str | None:
@@ -111,14 +111,14 @@ class Fetcher:
 
     def __init__(
         self,
-        link: Link,
+        link: SyncerLink,
         drive: Callable[[events_effects.Event], None],
         transfer_s: float,
         store: Objects | None,
         saved: SavedPart | None,
     ) -> None:
         self.fragment_io: FragmentIO | None = None  # as soon as there is a model
-        self.chain: Chain | None = None  # from then on, if the run has one
+        self.chain: VersionChain | None = None  # from then on, if the run has one
         self.received = ReceivedVersions()
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved

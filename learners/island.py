@@ -23,8 +23,8 @@ from learners.spec import LearnerSpec
 from outer.protocol.manifest import code_digest
 
 if TYPE_CHECKING:
-    from learners.training.island import Call, Follower
-    from learners.training.state_arrays import Pieces
+    from learners.training.island import Follower, RankCall
+    from learners.training.state_arrays import LeafPieces
 
 SHOWN = ("CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 GROUPS = {"loop": 1, "calls": 1, "place": 2, "give": 2, "chaos": 1}  # concurrency groups of RankActor
@@ -68,7 +68,7 @@ class RayOthers:
     def __init__(self, ranks: Sequence[Any]) -> None:
         self._ranks = tuple(ranks)
 
-    def tell(self, call: Call) -> None:
+    def tell(self, call: RankCall) -> None:
         sent = ray.put(call) if call.method in SHARED_CALLS else call
         for rank in self._ranks:
             rank.put.remote(sent)
@@ -77,9 +77,9 @@ class RayOthers:
         value = ray.put(flat)
         ray.get([rank.place.remote(key, fragment, value, exact) for rank in self._ranks], timeout=VALUE_S)
 
-    def pieces(self, capture: int) -> list[list[Pieces | None]]:
+    def pieces(self, capture: int) -> list[list[LeafPieces | None]]:
         asked = [rank.pieces.remote(capture, VALUE_S) for rank in self._ranks]
-        found: list[list[Pieces | None]] = ray.get(asked, timeout=VALUE_S)
+        found: list[list[LeafPieces | None]] = ray.get(asked, timeout=VALUE_S)
         return found
 
 
@@ -128,7 +128,7 @@ class RankActor:
         self._follower.run()
 
     @ray.method(concurrency_group="calls", enable_task_events=False)
-    def put(self, call: Call) -> None:
+    def put(self, call: RankCall) -> None:
         """See Follower.put."""
         self._when_ready().put(call)
 
@@ -138,7 +138,7 @@ class RankActor:
         self._when_ready().place(key, fragment, flat, exact)
 
     @ray.method(concurrency_group="give", enable_task_events=False)
-    def pieces(self, capture: int, deadline_s: float) -> list[Pieces | None]:
+    def pieces(self, capture: int, deadline_s: float) -> list[LeafPieces | None]:
         """See Follower.pieces."""
         return self._when_ready().pieces(capture, deadline_s)
 

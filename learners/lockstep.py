@@ -21,7 +21,7 @@ from learners.training.task import Task
 from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal, initial_parameters
 from outer.config import OuterConfig, SyncConfig
-from outer.numeric.chain import Chain
+from outer.numeric.chain import VersionChain
 from outer.numeric.codec import examine
 from outer.numeric.formats import uplinks
 from outer.numeric.parameters import GlobalParameters
@@ -130,7 +130,7 @@ class LockStep:
             outer_config,
             sync.codec,
             rules(tensors, outer_config.merge, getattr(task, "merge_rules", {})),
-            chain=Chain.of(sync.downlink, self.fragments, seed),
+            chain=VersionChain.of(sync.downlink, self.fragments, seed),
         )
         self.facts: list[LoggedFact] = []
         self._sync, self._task = sync, task

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from learners import checkpoint_writer
 from learners.checkpoint_writer import CheckpointWriter
 from learners.fault_effects import FaultEffects, flipped
-from learners.fetcher import Fetcher, Link
+from learners.fetcher import Fetcher, SyncerLink
 from learners.preparation import Preparation
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer, read_clocks
@@ -30,7 +30,7 @@ from learners.protocol.learner import Learner
 from learners.spec import LearnerSpec
 from learners.step_runner import StepRunner
 from learners.training.devices import cores
-from outer.numeric.chain import Chain
+from outer.numeric.chain import VersionChain
 from outer.protocol.messages import (
     COMPILING,
     DRAINING,
@@ -58,7 +58,7 @@ LOOP_EVENTS = (events_effects.Resume, events_effects.Boundary, events_effects.St
 T = TypeVar("T")
 
 
-class Refused(Exception):
+class SyncerRefused(Exception):
     """The syncer refuses this learner."""
 
 
@@ -114,7 +114,7 @@ class LearnerShell:
     """Drives the machine: hands it events, and does what its effects say."""
 
     def __init__(
-        self, spec: LearnerSpec, link: Link, faults: FaultEffects, granted: Sequence[str] | None = None
+        self, spec: LearnerSpec, link: SyncerLink, faults: FaultEffects, granted: Sequence[str] | None = None
     ) -> None:
         """`granted`: the GPUs that Ray grants this process, if Ray runs it."""
         assert spec.sync.fragments is not None
@@ -178,7 +178,7 @@ class LearnerShell:
         self.fetcher.received.clear()
         try:
             self._drive(events_effects.Reattach())
-        except Refused as refusal:
+        except SyncerRefused as refusal:
             return str(refusal)
         return ""
 
@@ -308,7 +308,7 @@ class LearnerShell:
         self._drive(events_effects.Enter(IMPORTING))
         prepared.load()
         self.fetcher.fragment_io = prepared.fragment_io
-        self.fetcher.chain = Chain.of(spec.sync.downlink, prepared.fragments)
+        self.fetcher.chain = VersionChain.of(spec.sync.downlink, prepared.fragments)
         self._facts.add(prepared.device)
         self._drive(events_effects.Enter(COMPILING))
         prepared.compile()
@@ -405,7 +405,7 @@ class LearnerShell:
     def _attach(self, message: Attach) -> None:
         welcome = self._link.attach(message, self._facts)
         if isinstance(welcome, str):
-            raise Refused(f"the syncer refused this learner: {welcome}")
+            raise SyncerRefused(f"the syncer refused this learner: {welcome}")
         if welcome is not None:  # else it attaches to the next epoch as soon as it hears of that
             self._drive(welcome)
 

@@ -19,7 +19,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from outer.first_values import Layout, Make
+from outer.first_values import Make, ModelLayout
 from outer.journal.groups import Value
 from outer.protocol.events_effects import Merge
 from outer.protocol.messages import ReadRequest
@@ -88,9 +88,9 @@ class Bulk:
         found = self._each("load", lambda shard: [self._share(stored, shard), run])
         return {fragment: told for each in found for fragment, told in each.items()}
 
-    def begin(self, versions: Sequence[int], lacking: bool) -> Layout:
+    def begin(self, versions: Sequence[int], lacking: bool) -> ModelLayout:
         """Begin in every shard, as FragmentShard.begin."""
-        layouts: list[Layout] = self._each("begin", lambda _: [list(versions), lacking])
+        layouts: list[ModelLayout] = self._each("begin", lambda _: [list(versions), lacking])
         self._versions = dict.fromkeys(range(len(layouts[0].fragments)), 0)
         return layouts[0]
 

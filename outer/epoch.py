@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outer import first_values
-from outer.first_values import Layout
+from outer.first_values import ModelLayout
 from outer.journal import values
 from outer.journal.groups import decode_replay
 from outer.journal.journal import Opened
@@ -37,7 +37,7 @@ Facts = Sequence[Numbered]  # sent along by learners until they are durable
 class Begun:
     """The parts of an epoch that has begun."""
 
-    layout: Layout
+    layout: ModelLayout
     machine: Syncer
     writers: Sequence[Sequence[Any]]  # up to which fact of whom the log goes
     values: Collection[str]  # names of the values that are objects of their own and that records name
@@ -123,7 +123,7 @@ def _rebuilt(
     spec: SyncerSpec,
     journal: JournalWriter,
     bulk: Bulk,
-    layout: Layout,
+    layout: ModelLayout,
     opened: Opened,
     apart: Mapping[int, tuple[str, str]],
     sources: RecoverySources,

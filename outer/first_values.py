@@ -27,7 +27,7 @@ FirstValues = tuple[tuple[Fragment, ...], Sequence[NDArray[np.float32] | None], 
 Make = Callable[[Callable[[int], bool]], FirstValues]  # given which fragments are wanted
 
 
-class Layout(NamedTuple):
+class ModelLayout(NamedTuple):
     """A model's fragments and the task's settings, without values."""
 
     fragments: tuple[Fragment, ...]
@@ -42,7 +42,7 @@ def save(store: Objects, epoch: int, thetas: Mapping[int, NDArray[np.float32]]) 
         store.create(_key(epoch, f"{fragment:04d}"), content)
 
 
-def finish(store: Objects, epoch: int, made: Layout) -> None:
+def finish(store: Objects, epoch: int, made: ModelLayout) -> None:
     """Save the layout, behind all values, and remove what starts before this one have saved. Raises OSError."""
     fragments, patterns, task = made
     layout = [[asdict(tensor) for tensor in fragment.tensors] for fragment in fragments]

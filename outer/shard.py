@@ -22,7 +22,7 @@ import ray
 from numpy.typing import NDArray
 
 from outer import first_values, heap
-from outer.first_values import Layout, Make
+from outer.first_values import Make, ModelLayout
 from outer.journal import checkpoint_parts, values
 from outer.journal.chain import identity
 from outer.journal.framing import Damaged
@@ -150,12 +150,12 @@ class FragmentShard:
             found[fragment] = codecs.digest(arrays[0]), ""
         return found
 
-    def begin(self, versions: Sequence[int], lacking: bool) -> Layout:
+    def begin(self, versions: Sequence[int], lacking: bool) -> ModelLayout:
         """Make the parameters, with initial values; `versions`: of which fragments there will be others.
 
         `lacking`: they may not, so that every initial value is wanted.
         """
-        from outer.numeric.chain import Chain
+        from outer.numeric.chain import VersionChain
         from outer.numeric.formats import uplinks
         from outer.numeric.parameters import GlobalParameters  # JAX starts here
         from outer.numeric.rules import rules
@@ -172,11 +172,11 @@ class FragmentShard:
             spec.sync.codec,
             merge_rules,
             min(MERGE_THREADS, len(os.sched_getaffinity(0))),
-            Chain.of(spec.sync.downlink, fragments, spec.shared["seed"]),
+            VersionChain.of(spec.sync.downlink, fragments, spec.shared["seed"]),
             uplinks(spec.sync, fragments).codecs[1:],
         )
         self._warming, self._began = self._merger.submit(self.parameters.warm_up), time.monotonic()
-        return Layout(fragments, patterns, task)
+        return ModelLayout(fragments, patterns, task)
 
     async def ready(self, tell: Callable[[str], None]) -> None:
         """Return once merges need not wait for a compiler, or after READY_S: then the first merge waits for it.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import NDArray
 
 from outer.journal import checkpoint_parts
-from outer.journal.groups import Cut
+from outer.journal.groups import JournalCut
 from outer.journal.journal_writer import JournalWriter
 from outer.journal.object_store import Objects
 from outer.protocol.fragments import Fragment
@@ -24,7 +24,7 @@ CUTS_MAX = 2  # cuts that wait to be written; each keeps the values of a whole m
 
 
 class _Cut(NamedTuple):
-    committed: asyncio.Future[Cut]
+    committed: asyncio.Future[JournalCut]
     bulk: Bulk
     initial: Mapping[int, NDArray[Any]]  # by fragment: without a commit so far
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.studies import heterogeneous, scavenging, upsize  # noqa: E402
 from benchmarks.studies.figures import scavenging_figure, upsize_figure  # noqa: E402
 from benchmarks.studies.models import even  # noqa: E402
-from orchestrator.planner.fleet.description import Fleet, Member, Steady  # noqa: E402
+from orchestrator.planner.fleet.description import Fleet, FleetMember, Steady  # noqa: E402
 from orchestrator.planner.fleet.world import simulate  # noqa: E402
 from outer.config import SyncConfig  # noqa: E402
 from outer.protocol.schedule import Budget  # noqa: E402
@@ -66,7 +66,7 @@ def _two_speeds(gap: float) -> list[heterogeneous.Row]:
 
 def _steps_per_second(learners: int) -> float:
     """Steps of learners that a core simulates in a second."""
-    members = tuple(Member(f"learner-{i}", 8, 800, Steady(1.0)) for i in range(learners))
+    members = tuple(FleetMember(f"learner-{i}", 8, 800, Steady(1.0)) for i in range(learners))
     fleet = Fleet(SyncConfig(), 1, even(24_000, 24), members, Budget(None, 10**9), warm=True)
     began = time.process_time()
     outcome, _ = simulate(fleet, 2400.0 / learners + 100.0)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.studies.islands import half_width
 from benchmarks.studies.models import even
 from benchmarks.studies.script import options, show
-from orchestrator.planner.fleet.description import Fleet, Link, Member, SlowPeriods, Steady, Timing, Varying
+from orchestrator.planner.fleet.description import Fleet, FleetLink, FleetMember, SlowPeriods, Steady, Timing, Varying
 from orchestrator.planner.fleet.world import simulate
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
@@ -116,7 +116,7 @@ def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
     }
     chance = Random(f"{seed} {rule}")
     members = tuple(
-        Member(
+        FleetMember(
             name,
             BATCH,
             TOKENS,
@@ -136,7 +136,7 @@ def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
             merge_s=lambda elements, learners: step_s * speeds.merge,
             append_s=lambda elements: step_s * speeds.journal,
         ),
-        links={pair: Link(latency_s=step_s * speeds.latency) for pair in ((REGION, ""), ("", REGION))},
+        links={pair: FleetLink(latency_s=step_s * speeds.latency) for pair in ((REGION, ""), ("", REGION))},
         warm=True,
         look_s=max(1.0, step_s),
     )

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.studies.models import even
 from benchmarks.studies.script import numbers, options, show
 from orchestrator.eventlog.facts import LearnerRequested
-from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
+from orchestrator.planner.fleet.description import Fleet, FleetFault, FleetLink, FleetMember, Steady, Timing, constant
 from orchestrator.planner.fleet.world import simulate
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
@@ -79,7 +79,8 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
         quorum=1,
         fragments=even(sync.round_steps, sync.round_steps),
         members=tuple(
-            Member(name, BATCH, TOKENS, Steady(setting.step_s), region=name, since_s=at) for name, at in since.items()
+            FleetMember(name, BATCH, TOKENS, Steady(setting.step_s), region=name, since_s=at)
+            for name, at in since.items()
         ),
         budget=Budget(setting.learners * setting.steps * TOKENS, None),
         timing=Timing(
@@ -87,13 +88,13 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
             compile_s=constant(0.6 * setting.start_s),
             start_s=max(120.0, 2.0 * setting.start_s, 10.0 * setting.step_s),
         ),
-        links={(one, other): Link(8.0 * STATE_BYTES / setting.state_s) for one in names for other in guests}
+        links={(one, other): FleetLink(8.0 * STATE_BYTES / setting.state_s) for one in names for other in guests}
         if setting.state_s
         else {},
         state_bytes=STATE_BYTES,
         faults=(
-            *(Fault("join", name, at_progress=comes) for name in guests),
-            *(Fault("leave", name, at_progress=goes) for name in guests),
+            *(FleetFault("join", name, at_progress=comes) for name in guests),
+            *(FleetFault("leave", name, at_progress=goes) for name in guests),
         ),
         warm=True,
         look_s=max(1.0, 0.1 * setting.step_s),

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.studies.models import even
 from benchmarks.studies.script import numbers, options, show
 from learners.protocol.facts import StateReceived
-from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, Timing, constant
+from orchestrator.planner.fleet.description import Fleet, FleetLink, FleetMember, Steady, Timing, constant
 from orchestrator.planner.fleet.world import simulate
 from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from outer.config import SyncConfig
@@ -72,15 +72,15 @@ def _row(setting: Upsize, copy_steps: float) -> Row:
     links = {}
     for one in everybody:
         for other in [*everybody, ""]:
-            links[one, other] = Link(bits, 0.0, f"up {one}")
+            links[one, other] = FleetLink(bits, 0.0, f"up {one}")
             if not other:
-                links["", one] = Link(bits, 0.0, f"down {one}")
+                links["", one] = FleetLink(bits, 0.0, f"down {one}")
     fleet = Fleet(
         sync=sync,
         quorum=1,
         fragments=even(setting.parameters, sync.round_steps),
         members=tuple(
-            Member(name, BATCH, TOKENS, Steady(setting.step_s), region=name, since_s=comes_s * (name == NEWCOMER))
+            FleetMember(name, BATCH, TOKENS, Steady(setting.step_s), region=name, since_s=comes_s * (name == NEWCOMER))
             for name in everybody
         ),
         budget=Budget(None, 100 * setting.rounds * sync.round_steps),

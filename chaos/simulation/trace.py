@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from chaos.simulation.checks.provenance import Content, Version
+from chaos.simulation.checks.provenance import Content, ValueVersion
 
 
 class Trace:
@@ -40,7 +40,7 @@ def words(thing: Any) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, Version):
+    if isinstance(value, ValueVersion):
         return f"v{value.number}"
     if isinstance(value, Content):
         own = " ".join(f"{one.unit[0]}{one.unit[1]}({one.after},{one.upto}]x{one.times}" for one in value.ranges)

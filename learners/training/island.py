@@ -20,14 +20,14 @@ import jax
 from learners.protocol.pipeline import IN_FLIGHT_MAX
 from learners.training import state_arrays
 from learners.training.devices.placement import Placed
-from learners.training.state_arrays import Arrays, Pieces
+from learners.training.state_arrays import Arrays, LeafPieces
 from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import Flat
 
 END = "end"  # the call after which a rank follows no more
 
 
-class Call(NamedTuple):
+class RankCall(NamedTuple):
     """A call of rank 0's trainer, which the other ranks repeat."""
 
     number: int  # from 0 on, without gaps
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 class Others(Protocol):
     """How rank 0 reaches the other ranks. Raises the transport's own exceptions."""
 
-    def tell(self, call: Call) -> None:
+    def tell(self, call: RankCall) -> None:
         """Send and forget; calls may arrive in any order."""
         ...
 
@@ -46,7 +46,7 @@ class Others(Protocol):
         """Give every rank a fragment's value, and wait until each has it on its devices."""
         ...
 
-    def pieces(self, capture: int) -> list[list[Pieces | None]]:
+    def pieces(self, capture: int) -> list[list[LeafPieces | None]]:
         """The shards of a captured state: of each other rank, of each leaf; None for a leaf that rank 0 has whole."""
         ...
 
@@ -93,7 +93,7 @@ class LeadingTrainer(Trainer):
     def _send(self, method: str, *arguments: Any) -> int:
         assert self._others is not None
         number, self._calls = self._calls, self._calls + 1
-        self._others.tell(Call(number, method, arguments))
+        self._others.tell(RankCall(number, method, arguments))
         return number
 
     # -------------------------------------------------------------- as the trainer of one process
@@ -162,12 +162,12 @@ class LeadingTrainer(Trainer):
         if self._others is None:
             return super().packed(leaves)
         here = list(map(state_arrays.here, leaves))
-        elsewhere: list[list[Pieces | None]] = []
-        if any(isinstance(leaf, Pieces) for leaf in here):
+        elsewhere: list[list[LeafPieces | None]] = []
+        if any(isinstance(leaf, LeafPieces) for leaf in here):
             assert isinstance(leaves, Capture), "only what was captured is the same on every rank"
             elsewhere = self._others.pieces(leaves.number)
         return [
-            leaf.joined(rank[index] for rank in elsewhere) if isinstance(leaf, Pieces) else leaf
+            leaf.joined(rank[index] for rank in elsewhere) if isinstance(leaf, LeafPieces) else leaf
             for index, leaf in enumerate(here)
         ]
 
@@ -183,7 +183,7 @@ class Follower:
         """`delay_s`: of the next step, by an injected fault."""
         self._trainer, self._delay_s = trainer, delay_s
         self._changed = threading.Condition()
-        self._calls: dict[int, Call] = {}  # that came, by number
+        self._calls: dict[int, RankCall] = {}  # that came, by number
         self._placed: dict[tuple[int, int], Placed] = {}  # by fragment and key
         self._captures: dict[int, list[Any]] = {}
         self._moved: dict[int, jax.Array | None] = {}  # by fragment: what its last adoption returned
@@ -199,7 +199,7 @@ class Follower:
             "release": self._release,
         }
 
-    def put(self, call: Call) -> None:
+    def put(self, call: RankCall) -> None:
         """A call of rank 0 has come."""
         with self._changed:
             self._calls[call.number] = call
@@ -211,14 +211,14 @@ class Follower:
         with self._changed:
             self._placed[fragment, key] = placed
 
-    def pieces(self, capture: int, deadline_s: float) -> list[Pieces | None]:
+    def pieces(self, capture: int, deadline_s: float) -> list[LeafPieces | None]:
         """This rank's shards of a captured state. Raises TimeoutError if it was not captured in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: capture in self._captures, deadline_s):
                 raise TimeoutError(f"the state was not captured within {deadline_s:g} s")
             leaves = self._captures[capture]
         here = map(state_arrays.here, leaves)
-        return [leaf if isinstance(leaf, Pieces) else None for leaf in here]
+        return [leaf if isinstance(leaf, LeafPieces) else None for leaf in here]
 
     def run(self) -> None:
         """Follow until rank 0 says that it is over, or the orchestrator ends it. Raises what a call raises."""
@@ -259,7 +259,7 @@ class Follower:
         grown_from = self._moved.get(fragment) if adopted is None else adopted
         self._moved[fragment] = self._trainer.adopt(fragment, self._take(fragment, key), mode, anchor, grown_from)
 
-    def _capture(self, call: Call) -> None:
+    def _capture(self, call: RankCall) -> None:
         on_host = call.arguments[0]
         leaves = self._trainer.captured_on_host() if on_host else self._trainer.capture()
         with self._changed:

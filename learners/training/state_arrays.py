@@ -23,13 +23,13 @@ PLAIN = "biuf"  # the dtype kinds of NumPy itself
 
 
 @dataclass(frozen=True)
-class Pieces:
+class LeafPieces:
     """This process's parts of a leaf that is spread over the devices of several: (where, values), each place once."""
 
     shape: tuple[int, ...]
     parts: list[tuple[tuple[slice, ...], NDArray[Any]]]
 
-    def joined(self, others: Iterable[Pieces | None]) -> NDArray[Any]:
+    def joined(self, others: Iterable[LeafPieces | None]) -> NDArray[Any]:
         """The whole leaf, with what the other processes have of it."""
         whole = np.empty(self.shape, self.parts[0][1].dtype)
         for pieces in (self, *others):
@@ -38,15 +38,15 @@ class Pieces:
         return whole
 
 
-def here(leaf: Any) -> NDArray[Any] | Pieces:
+def here(leaf: Any) -> NDArray[Any] | LeafPieces:
     """A leaf on the host, as `pack` has it, or what this process has of it."""
-    if isinstance(leaf, Pieces):
+    if isinstance(leaf, LeafPieces):
         return leaf
     data = _data(leaf)
     if not isinstance(data, jax.Array) or data.is_fully_addressable or data.is_fully_replicated:
         return _bits(np.asarray(data))
     first = {str(shard.index): shard for shard in reversed(data.addressable_shards)}
-    return Pieces(data.shape, [(shard.index, _bits(np.array(shard.data))) for shard in first.values()])
+    return LeafPieces(data.shape, [(shard.index, _bits(np.array(shard.data))) for shard in first.values()])
 
 
 def pack(leaves: Sequence[Any]) -> Arrays:

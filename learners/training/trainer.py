@@ -19,7 +19,7 @@ from learners.training.devices import placement
 from learners.training.devices.mesh import layout, put
 from learners.training.devices.placement import Placed
 from learners.training.precision import precise
-from learners.training.state_arrays import Pieces, here
+from learners.training.state_arrays import LeafPieces, here
 from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Batch, Params, Task
 from learners.training.tree import Flat, ParameterTree, fresh, unsent
@@ -299,7 +299,7 @@ class Trainer:
         return self._on_host()
 
     def _on_host(self) -> list[Any]:
-        return [leaf if isinstance(leaf, Pieces) else np.array(leaf) for leaf in map(here, self.state_leaves())]
+        return [leaf if isinstance(leaf, LeafPieces) else np.array(leaf) for leaf in map(here, self.state_leaves())]
 
     def packed(self, leaves: Sequence[Any]) -> state_arrays.Arrays:
         """Pack what `capture` or `captured_on_host` returned, whole, as state_arrays.pack. Any thread may call it."""

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.accounting.windows import Table
+from orchestrator.accounting.windows import StepTable
 from orchestrator.eventlog.block import Ints, Key
 
 COMMITTED, IN_FLIGHT, UNKNOWN = "committed", "in_flight", "unknown"
@@ -74,7 +74,7 @@ class Settled(NamedTuple):
     """Steps of one incarnation, in step order, whose fates are final."""
 
     key: Key
-    rows: Table
+    rows: StepTable
 
 
 def nothing() -> Ints:

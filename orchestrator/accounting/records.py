@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from orchestrator.eventlog.block import Block, Commits, Contributions, Ints
+from orchestrator.eventlog.block import Block, Commits, ContributionRows, Ints
 from outer.protocol.facts import SpanGranted, SpanReturned
 
 KEPT = 1024  # newest records of each kind that a repeated one is compared with
@@ -30,7 +30,7 @@ class Records:
     _commits: dict[int, tuple[int, int]] = field(default_factory=dict)  # by syncer step: epoch, CRC of the record
     _spans: dict[Identity, tuple[int, int]] = field(default_factory=dict)  # the same of grants and returns
     _repeated: set[int] = field(default_factory=set)  # positions in the newest block
-    _tables: tuple[Commits, Contributions] | None = None
+    _tables: tuple[Commits, ContributionRows] | None = None
 
     def take(self, block: Block) -> None:
         self._repeated = set()
@@ -54,7 +54,7 @@ class Records:
         return self._tables[0]
 
     @property
-    def contributions(self) -> Contributions:
+    def contributions(self) -> ContributionRows:
         assert self._tables is not None
         return self._tables[1]
 
@@ -75,7 +75,7 @@ class Records:
                 self.differing.append(f"epoch {epoch} says {name} otherwise than epoch {first[0]}")
         return True
 
-    def _counted(self, block: Block) -> tuple[Commits, Contributions]:
+    def _counted(self, block: Block) -> tuple[Commits, ContributionRows]:
         commits, contributions = block.commits, block.contributions
         counted = np.ones(len(commits.position), bool)
         steps, sources = commits.syncer_step.tolist(), commits.source.tolist()
@@ -86,7 +86,7 @@ class Records:
             return commits, contributions
         parts = counted[contributions.commit]
         places = np.cumsum(counted) - 1
-        kept = Contributions._make(column[parts] for column in contributions)
+        kept = ContributionRows._make(column[parts] for column in contributions)
         sizes = np.diff(commits.first)[counted]
         rest = Commits._make([*(column[counted] for column in commits[:-1]), np.concatenate([[0], np.cumsum(sizes)])])
         return rest, kept._replace(commit=places[kept.commit])

@@ -48,7 +48,7 @@ Over = Literal["", "killed", "drained", "stopped"]  # stopped: its end came afte
 
 
 @dataclass(eq=False)
-class Fault:
+class InjectedFault:
     """An injected fault. `healed`: when the log says that it was."""
 
     fault: int
@@ -77,8 +77,8 @@ class Incarnation:
     expired: deque[tuple[float, float | None]] = field(
         default_factory=partial(deque, maxlen=EXPIRIES)
     )  # lease, [from, to)
-    kill: Fault | None = None  # the first fault that was to end its process
-    faults: deque[Fault] = field(default_factory=partial(deque, maxlen=KEPT))  # the others, freezes among them
+    kill: InjectedFault | None = None  # the first fault that was to end its process
+    faults: deque[InjectedFault] = field(default_factory=partial(deque, maxlen=KEPT))  # the others, freezes among them
     suspect: bool = False  # a fault may have started it with another configuration
     misconfigured: bool = False  # an injected fault started it with another configuration, for which it was refused
     fenced: float | None = None
@@ -103,12 +103,12 @@ class Incarnation:
         return max(signs, default=None)
 
     @property
-    def killer(self) -> Fault | None:
+    def killer(self) -> InjectedFault | None:
         """The injected fault that ended its process."""
         return self.kill if self.over == "killed" else None
 
     @property
-    def freezes(self) -> Iterator[tuple[Fault, float, float]]:
+    def freezes(self) -> Iterator[tuple[InjectedFault, float, float]]:
         """Its suspensions, [from, to). A dead process is no longer suspended."""
         for fault in self.faults:
             if fault.kind == "freeze":
@@ -117,7 +117,7 @@ class Incarnation:
                 yield fault, fault.at, min(stop, noticed) if noticed is not None and noticed > fault.at else stop
 
     @property
-    def fatal_freeze(self) -> Fault | None:
+    def fatal_freeze(self) -> InjectedFault | None:
         """The freeze during which it was considered dead, if no kill explains its end."""
         noticed = self.noticed
         if self.over != "killed" or self.kill is not None or noticed is None:
@@ -160,7 +160,7 @@ class Roster:
         self.over = False  # whether the orchestrator has ended the run
         self.faults = 0  # injected
         self.facts_lost: Counter[str] = Counter()  # by writer
-        self._unhealed: dict[int, Fault] = {}
+        self._unhealed: dict[int, InjectedFault] = {}
         self._gone: dict[str, int] = {}  # by learner, its newest incarnation that was dropped
 
     @property
@@ -259,7 +259,7 @@ class Roster:
         if fact.target == SYNCER:
             return  # its epochs are not learners' incarnations
         incarnation = self[fact.target, fact.incarnation]
-        fault = Fault(fact.fault, fact.fault_kind, event.at, fact.duration_s)
+        fault = InjectedFault(fact.fault, fact.fault_kind, event.at, fact.duration_s)
         if fact.fault_kind in KILLING:
             incarnation.kill = incarnation.kill or fault
             return

@@ -25,7 +25,7 @@ _OTHER_WRITERS = ("syncer", "orchestrator", "chaos")  # they take no steps
 
 
 @dataclass
-class Table:
+class StepTable:
     """Steps, by slot and ascending step; arrays of [n]."""
 
     slot: Ints
@@ -45,15 +45,15 @@ class Table:
     def __len__(self) -> int:
         return len(self.step)
 
-    def part(self, which: slice | NDArray[Any]) -> Table:
+    def part(self, which: slice | NDArray[Any]) -> StepTable:
         """Some of the rows: as views for a slice."""
-        return Table(*(column[which] for column in vars(self).values()))
+        return StepTable(*(column[which] for column in vars(self).values()))
 
 
 class Window:
     """One incarnation's steps in the window, as views that hold until the windows take the next block."""
 
-    def __init__(self, rows: Table, tokens_before: int, clock_before: float) -> None:
+    def __init__(self, rows: StepTable, tokens_before: int, clock_before: float) -> None:
         self.rows = rows
         self.tokens_before = tokens_before  # of the steps that were trimmed
         self.clock_before = clock_before
@@ -88,7 +88,7 @@ class StepWindows:
     """
 
     slots: dict[Key, int] = field(default_factory=dict)
-    rows: Table = field(default_factory=lambda: _table(0))
+    rows: StepTable = field(default_factory=lambda: _table(0))
     words: list[str] = field(default_factory=lambda: [""])  # of Table.waited_for
     fragments: int = 0  # the width of the tables by fragment
     # By slot:
@@ -255,7 +255,7 @@ class StepWindows:
             self.newest[slot] = max(self.newest[slot], numbers.max())
             self.count[slot] += np.count_nonzero(here)
             self.tokens[slot], self.clock[slot] = tokens[last - 1], clock[last - 1]
-        new = Table(
+        new = StepTable(
             slots,
             steps.step,
             steps.at,
@@ -273,7 +273,7 @@ class StepWindows:
         new = new if ascends.all() else new.part(ascends)
         order = np.argsort(np.concatenate([self.rows.slot, new.slot]), kind="stable")
         columns: Any = (np.concatenate([column, getattr(new, name)])[order] for name, column in vars(self.rows).items())
-        self.rows = Table(*columns)
+        self.rows = StepTable(*columns)
 
 
 def assign(at: Ints, first: Ints, last: Ints, values: Ints) -> None:
@@ -284,9 +284,9 @@ def assign(at: Ints, first: Ints, last: Ints, values: Ints) -> None:
     at[rows[::-1]] = np.repeat(values, sizes)[::-1]  # of several, NumPy keeps the last
 
 
-def _table(size: int) -> Table:
+def _table(size: int) -> StepTable:
     kinds: dict[str, Any] = {"Ints": np.int64, "Floats": np.float64}
-    return Table(*(np.zeros(size, kinds.get(str(each.type), np.uint8)) for each in fields(Table)))
+    return StepTable(*(np.zeros(size, kinds.get(str(each.type), np.uint8)) for each in fields(StepTable)))
 
 
 def _grown(table: NDArray[Any], shape: tuple[int, ...], fill: Any) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.claims import Failures, judge
-from orchestrator.checkers.state import EPOCHS_KEPT, CheckState, Said
+from orchestrator.checkers.state import EPOCHS_KEPT, CheckState, StoryEntry
 from orchestrator.eventlog.block import NONE, Block
 from outer.protocol.facts import Finished, LearnerAttached, ReadFailed, StepOpened, StepPassed, StepReopened
 
@@ -43,7 +43,7 @@ class Bounded:
         for epoch in sorted(self._learners)[:-EPOCHS_KEPT]:
             del self._learners[epoch]
 
-    def _on_step(self, said: Said) -> None:
+    def _on_step(self, said: StoryEntry) -> None:
         """At most max(1, tau) open. The next epoch reopens what an epoch left open."""
         fact = said.fact
         if fact is not None and not isinstance(fact, StepOpened | StepPassed | Finished):
@@ -60,7 +60,7 @@ class Bounded:
             self.steps.add(f"{len(self._running)} steps are open at syncer step {fact.syncer_step}")
             self._running = {fact.syncer_step}
 
-    def _on_read(self, said: Said) -> None:
+    def _on_read(self, said: StoryEntry) -> None:
         """Each attempt reads every learner at most once."""
         fact = said.fact
         if fact is None:

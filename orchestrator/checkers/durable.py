@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.claims import Failures, judge, unknown
-from orchestrator.checkers.state import CheckState, Said
+from orchestrator.checkers.state import CheckState, StoryEntry
 from orchestrator.eventlog.block import Block
 from outer.protocol.facts import Finished, StepOpened, SyncerStarted
 
 
 @dataclass
-class Durable:
+class DurableCheck:
     state: CheckState
     restarts: Failures = field(default_factory=Failures)
     restarted: int = 0
@@ -44,7 +44,7 @@ class Durable:
             elif isinstance(said.fact, Finished):
                 self._finish(said)
 
-    def _start(self, said: Said) -> None:
+    def _start(self, said: StoryEntry) -> None:
         self._judge(False)
         self.started += 1
         if said.epoch <= self.state.first_epoch:
@@ -77,7 +77,7 @@ class Durable:
             failures.append(f"{name} {tokens} committed tokens, {self._tokens} were announced")
         return failures
 
-    def _finish(self, said: Said) -> None:
+    def _finish(self, said: StoryEntry) -> None:
         if self._end is not None:
             self.again += 1
             if said.fact.tokens_committed != self._end.tokens_committed:

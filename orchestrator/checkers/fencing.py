@@ -14,7 +14,15 @@ import numpy as np
 
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.claims import Failures, judge
-from orchestrator.checkers.state import EPOCHS_KEPT, INCARNATIONS_KEPT, NEVER, CheckState, Merged, Said, previous
+from orchestrator.checkers.state import (
+    EPOCHS_KEPT,
+    INCARNATIONS_KEPT,
+    NEVER,
+    CheckState,
+    MergedRows,
+    StoryEntry,
+    previous,
+)
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
 from outer.protocol.facts import LearnerAttached, LearnerFenced, SpanGranted, StepOpened, SyncerStarted
 
@@ -78,7 +86,7 @@ class Fencing:
                 del self._of[min(self._of)]
         return self._of.get(number, _Epoch())
 
-    def _on_commit(self, said: Said) -> None:
+    def _on_commit(self, said: StoryEntry) -> None:
         """Before it opens a step, an epoch may repeat an earlier one's commits."""
         commit = self.state.commits[said.commit]
         step, epoch = self._newest
@@ -93,7 +101,7 @@ class Fencing:
                 f"syncer step {commit.syncer_step} was committed as epoch {commit.epoch} by epoch {commit.said}"
             )
 
-    def _on_admitted(self, said: Said) -> None:
+    def _on_admitted(self, said: StoryEntry) -> None:
         """Nothing is accepted after a fence: no attaching, no step opened later, no span.
 
         A grant is recorded once durable, so one in progress at the fence may follow it, and is then not used.
@@ -113,7 +121,7 @@ class Fencing:
         if fenced:
             self.fences.add(f"{fact.learner} {fact.incarnation} attached after it was fenced", at=said.position)
 
-    def _on_contributions(self, merged: Merged) -> None:
+    def _on_contributions(self, merged: MergedRows) -> None:
         """An older incarnation does not merge into a fragment after a newer one has.
 
         By fragment: with several steps in flight, an answer received before its sender died may commit after the new
@@ -146,7 +154,7 @@ class Fencing:
                 told = f"{self._who(merged, row)}, which opened after it was fenced"
                 self.fences.add(told, at=int(merged.position[row]))
 
-    def _who(self, merged: Merged, row: int) -> str:
+    def _who(self, merged: MergedRows, row: int) -> str:
         learner, incarnation = self.state.sources[int(merged.parts.learner[row])]
         step = self.state.commits[int(merged.parts.commit[row])].syncer_step
         return f"{learner} {incarnation} merged at syncer step {step}"

@@ -18,7 +18,7 @@ from outer.protocol.facts import LinkAdapted, StepOpened, SyncerStarted
 
 
 @dataclass
-class Links:
+class LinksCheck:
     state: CheckState
     formats: Failures = field(default_factory=Failures)
     changes: Failures = field(default_factory=Failures)

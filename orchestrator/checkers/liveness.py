@@ -30,7 +30,7 @@ from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.checkers.claims import judge
-from orchestrator.checkers.timeline import Gap, Mark, Timeline
+from orchestrator.checkers.timeline import Gap, LogTimeline, TimelineMark
 from orchestrator.eventlog.block import NONE, Block, Floats, Ints, Key
 from outer.protocol.facts import SyncerStarted
 from outer.protocol.leases import longest_s
@@ -47,11 +47,11 @@ class Liveness:
 
     def __init__(self, roster: Roster, windows: StepWindows, records: Records) -> None:
         self._roster, self._windows, self._records = roster, windows, records
-        self._timeline = Timeline()
+        self._timeline = LogTimeline()
         self._commits = 0
         self._calm, self._troubled = 0, 0
         self._long: list[Gap] = []
-        self._marks: dict[int, Mark] = {}  # by fragment, its newest commit
+        self._marks: dict[int, TimelineMark] = {}  # by fragment, its newest commit
         self._reads: dict[int, dict[Key, tuple[int, float]]] = {}  # by fragment, of that commit: steps and clock read
         self._rebased: dict[tuple[Key, int], tuple[int, int]] = {}  # (version, after step) adopted last, by fragment
         self._grace_s = 0.0
@@ -101,7 +101,13 @@ class Liveness:
     # -------------------------------------------------------------- gaps
 
     def _judge(
-        self, rules: SyncerStarted, fragment: int, before: Mark | None, now: Mark, steps: int, seconds: float
+        self,
+        rules: SyncerStarted,
+        fragment: int,
+        before: TimelineMark | None,
+        now: TimelineMark,
+        steps: int,
+        seconds: float,
     ) -> None:
         if self._timeline.alive(before, now, rules.quorum) < rules.quorum:
             return
@@ -265,7 +271,7 @@ class _Limits:
     def _allowed(self, gap: Gap) -> float:
         return self._seconds + (1 + gap.troubles) * self._patience_s
 
-    def exceeded(self, gap: Gap, timeline: Timeline) -> bool:
+    def exceeded(self, gap: Gap, timeline: LogTimeline) -> bool:
         """Whether every measure of the gap exceeds its limit."""
         allowed = self._allowed(gap)
         if gap.steps <= self._steps or gap.seconds <= allowed:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.claims import Failures, judge
-from orchestrator.checkers.state import CheckState, Merged
+from orchestrator.checkers.state import CheckState, MergedRows
 from orchestrator.eventlog.block import NONE, Block, Ints
 from orchestrator.eventlog.facts import Evaluated
 from outer.protocol.facts import Finished, LearnerAttached, StepOpened
@@ -64,7 +64,7 @@ class Merges:
         self._current(merged)
         self._finite(block)
 
-    def _once(self, merged: Merged) -> Ints:
+    def _once(self, merged: MergedRows) -> Ints:
         """How many different learners each commit has."""
         width = len(self.state.names) + 1
         place = merged.parts.commit * width + merged.learner
@@ -85,11 +85,11 @@ class Merges:
                         f"the quorum is {rules.quorum}"
                     )
 
-    def _ranges(self, merged: Merged) -> None:
+    def _ranges(self, merged: MergedRows) -> None:
         for name, _, one in self.state.contributions(merged.parts.base_step < merged.before):
             self.ranges.add(f"steps of {name} after {one.base_step} merged twice into it")
 
-    def _weights(self, merged: Merged) -> None:
+    def _weights(self, merged: MergedRows) -> None:
         """By the rule that the epoch names, normalised over the commit.
 
         Of a contribution on an older base at most H steps count, divided by 1 + age.
@@ -123,7 +123,7 @@ class Merges:
             told = f"{name} has {float(parts.weight[row])!r}, due is {float(due[row])!r}"
             self.weights.add(f"{self._weights_of(int(parts.commit[row]))}: {told}")
 
-    def _rules(self, merged: Merged) -> tuple[Ints, Ints]:
+    def _rules(self, merged: MergedRows) -> tuple[Ints, Ints]:
         """By contribution, H and the base window; without its epoch's settings, a round without end."""
         rules = [self.state.rules.get(commit.said) for commit in self.state.commits]
         rounds = np.array([each.round_steps if each else ENDLESS for each in rules], np.int64)
@@ -133,7 +133,7 @@ class Merges:
     def _weights_of(self, index: int) -> str:
         return f"the weights at syncer step {self.state.commits[index].syncer_step}"
 
-    def _counters(self, merged: Merged) -> None:
+    def _counters(self, merged: MergedRows) -> None:
         parts = merged.parts
         count = merged.last - merged.first
         total = self.state.windows.tokens_in(merged.first, merged.last)
@@ -147,7 +147,7 @@ class Merges:
                 f"the learner said {count[row]} and {total[row]}"
             )
 
-    def _current(self, merged: Merged) -> None:
+    def _current(self, merged: MergedRows) -> None:
         """The newest adoption before the last step read is of the version merged onto, or of one that is as many
         rounds older as the contribution's age, within the window; and counting began there.
 
@@ -265,7 +265,7 @@ class Bases:
         self.version = np.concatenate([self.version[keep], adopted.version])[order]
         self.zeroed = np.concatenate([self.zeroed[keep], grouped.overwrites])[order]
 
-    def of(self, state: CheckState, merged: Merged, wanted: Ints) -> Ints:
+    def of(self, state: CheckState, merged: MergedRows, wanted: Ints) -> Ints:
         """By contribution, the row of its base; NONE: there is none."""
         step = merged.parts.step
         place = merged.slots * BY_SLOT + merged.fragment

@@ -18,7 +18,7 @@ from learners.protocol.facts import Donated, StateReceived, StateSaved
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.accounting.windows import MOST
 from orchestrator.checkers.claims import Failures, judge, unknown
-from orchestrator.checkers.state import CheckState, Merged, previous
+from orchestrator.checkers.state import CheckState, MergedRows, previous
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
@@ -93,7 +93,7 @@ class Replayable:
         adopted = grouped.adoptions
         np.minimum.at(self._adopted, (grouped.adoption_slots, adopted.fragment), adopted.after_step)
 
-    def _on_contributions(self, merged: Merged) -> None:
+    def _on_contributions(self, merged: MergedRows) -> None:
         """With a peer's state steps begin at 1, else right after the first adoption: later in strict overlap."""
         slots = merged.slots
         known = slots >= 0

@@ -58,7 +58,7 @@ class _Borrower:
 
 
 @dataclass
-class Spans:
+class SpansCheck:
     state: CheckState
     loans: Failures = field(default_factory=Failures)
     positions: Failures = field(default_factory=Failures)

@@ -14,7 +14,7 @@ from orchestrator.accounting.fold import Fold
 from orchestrator.accounting.records import Records
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.accounting.windows import StepWindows
-from orchestrator.eventlog.block import NONE, Block, Contributions, Ints, Key
+from orchestrator.eventlog.block import NONE, Block, ContributionRows, Ints, Key
 from outer.protocol.facts import LearnerAttached, SyncerStarted
 
 SYNCER = "syncer"
@@ -37,7 +37,7 @@ class Commit(NamedTuple):
     participants: int
 
 
-class Said(NamedTuple):
+class StoryEntry(NamedTuple):
     """A fact of the syncer, or one of its commits: then `fact` is None."""
 
     position: int
@@ -47,10 +47,10 @@ class Said(NamedTuple):
 
 
 @dataclass
-class Merged:
+class MergedRows:
     """The newest block's contributions with what belongs to each, arrays of [m]."""
 
-    parts: Contributions
+    parts: ContributionRows
     slots: Ints  # of its incarnation; NONE: the log knows no step of it
     first: Ints  # its known steps, as rows [first, last) of the windows
     last: Ints
@@ -80,8 +80,8 @@ class CheckState:
     contributed: int = 0  # contributions
     sources: tuple[Key, ...] = ()
     commits: list[Commit] = field(default_factory=list)
-    story: list[Said] = field(default_factory=list)
-    merged: Merged | None = None
+    story: list[StoryEntry] = field(default_factory=list)
+    merged: MergedRows | None = None
     _read: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # [slots, fragments] step read last
 
     def take(self, block: Block) -> None:
@@ -91,8 +91,10 @@ class CheckState:
         columns += [commits.base_version, commits.live, commits.tokens_committed, np.diff(commits.first)]
         rows = zip(*(column.tolist() for column in columns), strict=True)
         self.commits = [Commit(at, block.sources[source][1], *rest) for at, source, *rest in rows]
-        said = [Said(at, event.incarnation, event.fact, NONE) for at, event in block.others if event.writer == SYNCER]
-        said += [Said(commit.position, commit.said, None, index) for index, commit in enumerate(self.commits)]
+        said = [
+            StoryEntry(at, event.incarnation, event.fact, NONE) for at, event in block.others if event.writer == SYNCER
+        ]
+        said += [StoryEntry(commit.position, commit.said, None, index) for index, commit in enumerate(self.commits)]
         self.story = sorted(said, key=_position)
         self._follow()
         self.events += block.rows
@@ -113,7 +115,7 @@ class CheckState:
         """Some contributions of the newest block: (name, commit, row of the contribution as a Contributions)."""
         assert self.merged is not None
         for row in np.flatnonzero(which).tolist():
-            one = Contributions._make(column[row] for column in self.merged.parts)
+            one = ContributionRows._make(column[row] for column in self.merged.parts)
             commit, (learner, incarnation) = self.commits[int(one.commit)], self.sources[int(one.learner)]
             name = f"{learner} {incarnation} in fragment {commit.fragment} at syncer step {commit.syncer_step}"
             yield name, commit, one
@@ -133,7 +135,7 @@ class CheckState:
                 here = self.attached.setdefault(fact.learner, {})
                 here.setdefault(fact.incarnation, position)
 
-    def _merge(self) -> Merged:
+    def _merge(self) -> MergedRows:
         windows, parts, commits = self.windows, self.records.contributions, self.records.commits
         covered = self.keeper.covered
         fragment = commits.fragment[parts.commit]
@@ -148,7 +150,7 @@ class CheckState:
         known = np.flatnonzero(covered.slots >= 0)
         place = covered.slots[known] * windows.fragments + fragment[known]
         before[known] = previous(self._read.reshape(-1), place, parts.step[known])
-        return Merged(
+        return MergedRows(
             parts,
             covered.slots,
             covered.first,
@@ -176,7 +178,7 @@ def previous(newest: Ints, places: Ints, values: Ints) -> Ints:
     return back
 
 
-def _position(said: Said) -> int:
+def _position(said: StoryEntry) -> int:
     return said.position
 
 

@@ -15,15 +15,15 @@ from orchestrator.checkers.books import BooksCheck
 from orchestrator.checkers.bounded import Bounded
 from orchestrator.checkers.claims import CLAIMS, judge
 from orchestrator.checkers.closed import Closed
-from orchestrator.checkers.durable import Durable
+from orchestrator.checkers.durable import DurableCheck
 from orchestrator.checkers.fencing import Fencing
 from orchestrator.checkers.isolation import Isolation
-from orchestrator.checkers.links import Links
+from orchestrator.checkers.links import LinksCheck
 from orchestrator.checkers.liveness import Liveness
 from orchestrator.checkers.log import LogCheck
 from orchestrator.checkers.merges import Merges
 from orchestrator.checkers.replayable import Replayable
-from orchestrator.checkers.spans import Spans
+from orchestrator.checkers.spans import SpansCheck
 from orchestrator.checkers.state import Checker, CheckState
 from orchestrator.checkers.time_accounted import TimeAccounted
 from orchestrator.checkers.versions import Versions
@@ -32,16 +32,16 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.reader import Ahead
 
 FOLDS: tuple[Callable[[CheckState], Checker], ...] = (
-    Durable,
+    DurableCheck,
     Versions,
     BooksCheck,
-    Spans,
+    SpansCheck,
     Merges,
     Fencing,
     Replayable,
     Bounded,
     Closed,
-    Links,
+    LinksCheck,
 )
 ORDER = {name: place for place, name in enumerate(CLAIMS)}
 

@@ -41,7 +41,7 @@ RETRIES_KEPT = 4096
 
 
 @dataclass(frozen=True)
-class Mark:
+class TimelineMark:
     """A place in the log, and what had happened by then."""
 
     position: int
@@ -75,7 +75,7 @@ class Gap(NamedTuple):
         return self.seconds if self.dated is None else min(self.seconds, self.dated)
 
 
-class Timeline:
+class LogTimeline:
     def __init__(self) -> None:
         self.losses, self._troubles, self._faults = 0, 0, 0
         self.backwards: set[int] = set()  # epochs whose times run backwards
@@ -85,9 +85,9 @@ class Timeline:
         self._tried: dict[tuple[Any, ...], int] = {}  # what was retried, and where last
         self._faulty: dict[int, tuple[Key, int, float]] = {}  # target, position injected, position healed
         self._position, self._at, self._epoch = -1, -math.inf, 0
-        self._end: Mark | None = None  # the first Finished since the run was begun, or last resumed
+        self._end: TimelineMark | None = None  # the first Finished since the run was begun, or last resumed
 
-    def follow(self, block: Block, commits: Commits) -> Iterator[tuple[int, Mark]]:
+    def follow(self, block: Block, commits: Commits) -> Iterator[tuple[int, TimelineMark]]:
         """Each of these commits, by its index, as a mark, once all that is before it in the block was taken."""
         others = iter(block.others)
         placed = next(others, None)
@@ -106,11 +106,11 @@ class Timeline:
             placed = next(others, None)
 
     @property
-    def end(self) -> Mark:
+    def end(self) -> TimelineMark:
         """The first Finished, for nothing commits after it; else the log's end so far."""
         return self._end or self._mark(0)
 
-    def alive(self, before: Mark | None, end: Mark, quorum: int) -> int:
+    def alive(self, before: TimelineMark | None, end: TimelineMark, quorum: int) -> int:
         """At least so many learners were healthy throughout. Before the first commit: the quorum that made it."""
         if before is None:
             return quorum
@@ -121,7 +121,7 @@ class Timeline:
         }
         return len(before.living - faulty) - (end.losses - before.losses)
 
-    def gap(self, fragment: int, before: Mark | None, end: Mark, steps: int, seconds: float) -> Gap:
+    def gap(self, fragment: int, before: TimelineMark | None, end: TimelineMark, steps: int, seconds: float) -> Gap:
         begin = -1 if before is None else before.position
         troubles = end.troubles + end.faults - (0 if before is None else before.troubles + before.faults)
         troubles += sum(begin < position <= end.position for position in self._tried.values())
@@ -129,7 +129,7 @@ class Timeline:
         version = None if before is None else before.version
         return Gap(fragment, version, steps, seconds, dated, end.epoch, troubles)
 
-    def forget(self, marks: Iterable[Mark]) -> None:
+    def forget(self, marks: Iterable[TimelineMark]) -> None:
         """No gap will begin before all of these any more."""
         marks = [*marks]
         oldest = min((mark.position for mark in marks), default=-1)
@@ -139,9 +139,9 @@ class Timeline:
             if healed < oldest or incarnation < self._living.get(learner, 0) or len(self._faulty) > RETRIES_KEPT:
                 del self._faulty[fault]
 
-    def _mark(self, version: int) -> Mark:
+    def _mark(self, version: int) -> TimelineMark:
         place = (self._position, self._at, self._epoch, version)
-        return Mark(*place, self._alive, self.losses, self._troubles, self._faults)
+        return TimelineMark(*place, self._alive, self.losses, self._troubles, self._faults)
 
     def _date(self, at: float, epoch: int) -> None:
         if epoch == self._epoch and at < self._at:

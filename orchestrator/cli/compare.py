@@ -29,7 +29,7 @@ from orchestrator.store.run_store import RUNS, RunStore, alone
 if TYPE_CHECKING:
     from orchestrator.compare.by_tape import Simulated
     from orchestrator.compare.comparison import Comparison
-    from orchestrator.compare.runs import Real, Run
+    from orchestrator.compare.runs import ComparedRun, Real
 
 PAGE, RESULT, LOCK = "compare.html", "compare.json", "compare.lock"
 OWN_PLAN = "recipe"
@@ -139,7 +139,7 @@ def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
 # ------------------------------------------------------------------ training
 
 
-def _train(waiting: Sequence[Run], by: Hostile | Real | None, as_json: bool) -> None:
+def _train(waiting: Sequence[ComparedRun], by: Hostile | Real | None, as_json: bool) -> None:
     """`by`: in the harness, the simulator of faults."""
     from orchestrator.compare import runs
 
@@ -170,7 +170,7 @@ def _simulated(hostile: Hostile | None, recipe: Recipe) -> Simulated:
 class _Bars:
     """A bar for each run, on stderr."""
 
-    def __init__(self, waiting: Sequence[Run]) -> None:
+    def __init__(self, waiting: Sequence[ComparedRun]) -> None:
         columns = ("{task.description}", BarColumn(), "{task.percentage:>3.0f} %")
         loss = TextColumn("held-out loss {task.fields[loss]}")
         self._progress = Progress(*columns, loss, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
@@ -186,7 +186,7 @@ class _Bars:
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
-    def show(self, run: Run, news: Mapping[str, Any]) -> None:
+    def show(self, run: ComparedRun, news: Mapping[str, Any]) -> None:
         bar = self._bars[run.store.root]
         self._progress.update(bar, completed=news["progress"])
         if isinstance(news["eval_loss"], float):

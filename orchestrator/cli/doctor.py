@@ -24,7 +24,7 @@ import psutil
 import typer
 
 from learners.training.devices.accelerators import accelerators
-from learners.training.devices.device import Finding
+from learners.training.devices.device import DeviceFinding
 from orchestrator.cli.errors import INPUT, reported
 from orchestrator.cli.options import AsJson
 from orchestrator.cli.recipes import ROOMS, foreign_packages
@@ -80,7 +80,7 @@ def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:
             raise typer.Exit(INPUT)
 
 
-def findings(folder: Path) -> Iterator[Finding]:
+def findings(folder: Path) -> Iterator[DeviceFinding]:
     """All findings, for a run started in this folder."""
     yield _python()
     yield from (_version(package, least) for package, least in TESTED.items())
@@ -93,7 +93,7 @@ def findings(folder: Path) -> Iterator[Finding]:
     yield _packages(folder)
 
 
-def device_findings(platform: str | None = None, deadline_s: float = GPU_S) -> Iterator[Finding]:
+def device_findings(platform: str | None = None, deadline_s: float = GPU_S) -> Iterator[DeviceFinding]:
     """Yield the findings of a process that takes the devices (learners/training/devices/device_checks.py).
 
     `platform`: cpu, gpu or tpu; by default tpu on a machine with TPU chips and no GPU, else gpu.
@@ -113,40 +113,42 @@ def device_findings(platform: str | None = None, deadline_s: float = GPU_S) -> I
             parts = (part.decode() if isinstance(part, bytes) else part or "" for part in (error.stdout, error.stderr))
             output, errors, ended = *parts, 0
             late = f"no answer within {deadline_s:.0f} s"
-    yield from (Finding(**json.loads(line)) for line in output.splitlines() if line.startswith('{"name"'))
+    yield from (DeviceFinding(**json.loads(line)) for line in output.splitlines() if line.startswith('{"name"'))
     if late or ended:
         last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
         found = late or f"the process that takes the devices ended with code {ended}: {last[:300]}"
-        yield Finding("devices", "failure", found, "run nvidia-smi; a driver that hangs is reset by rebooting")
+        yield DeviceFinding("devices", "failure", found, "run nvidia-smi; a driver that hangs is reset by rebooting")
 
 
 # ------------------------------------------------------------------ packages
 
 
-def _packages(folder: Path) -> Finding:
+def _packages(folder: Path) -> DeviceFinding:
     problems = foreign_packages(folder)
     if problems:
         found = "; ".join(f"{problem.value} {problem.message}" for problem in problems)
-        return Finding("packages", "failure", found, problems[0].fix)
-    return Finding("packages", "ok", f"nothing in {folder} hides {', '.join(ROOMS)}")
+        return DeviceFinding("packages", "failure", found, problems[0].fix)
+    return DeviceFinding("packages", "ok", f"nothing in {folder} hides {', '.join(ROOMS)}")
 
 
-def _python() -> Finding:
+def _python() -> DeviceFinding:
     version = sys.version_info[:2]
     found = ".".join(map(str, sys.version_info[:3]))
     if PYTHON[0] <= version < PYTHON[1]:
-        return Finding("python", "ok", found)
-    return Finding("python", "failure", f"{found} is not from 3.11 to 3.13", "use a tested Python")
+        return DeviceFinding("python", "ok", found)
+    return DeviceFinding("python", "failure", f"{found} is not from 3.11 to 3.13", "use a tested Python")
 
 
-def _version(package: str, least: str) -> Finding:
+def _version(package: str, least: str) -> DeviceFinding:
     try:
         found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(package, "failure", "not installed", f"pip install '{package}>={least}'")
+        return DeviceFinding(package, "failure", "not installed", f"pip install '{package}>={least}'")
     if _release(found) < _release(least):
-        return Finding(package, "failure", f"{found} is below the tested {least}", f"pip install '{package}>={least}'")
-    return Finding(package, "ok", found)
+        return DeviceFinding(
+            package, "failure", f"{found} is below the tested {least}", f"pip install '{package}>={least}'"
+        )
+    return DeviceFinding(package, "ok", found)
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -165,14 +167,14 @@ def _release(version: str) -> tuple[int, ...]:
 # ------------------------------------------------------------------ authentication and ports
 
 
-def _authentication() -> Finding:
+def _authentication() -> DeviceFinding:
     """Unless RAY_AUTH_MODE is set, each host decides by itself whether peers need a token (ray 2.60)."""
     mode, path = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
     token = Path(path) if path else Path.home() / ".ray" / "auth_token"
     if mode not in (None, "token", "disabled"):
-        return Finding("authentication", "failure", f"RAY_AUTH_MODE = {mode!r}", "set RAY_AUTH_MODE=token")
+        return DeviceFinding("authentication", "failure", f"RAY_AUTH_MODE = {mode!r}", "set RAY_AUTH_MODE=token")
     if mode == "token" and not token.exists() and not os.environ.get("RAY_AUTH_TOKEN"):
-        return Finding(
+        return DeviceFinding(
             "authentication",
             "failure",
             f"RAY_AUTH_MODE=token, but there is no token file {token}",
@@ -180,67 +182,71 @@ def _authentication() -> Finding:
         )
     if token.exists() and (bits := stat.S_IMODE(token.stat().st_mode)) & 0o077:
         status: Literal["warning", "failure"] = "failure" if mode == "token" else "warning"
-        return Finding(
+        return DeviceFinding(
             "authentication", status, f"{token} has mode {bits:04o}: others can read it", f"chmod 600 {token}"
         )
     if mode != "token":
-        return Finding(
+        return DeviceFinding(
             "authentication",
             "warning",
             "disabled by RAY_AUTH_MODE" if mode else "RAY_AUTH_MODE is not set: each host decides by itself",
             "for a cluster, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (mode 0600) on every host",
         )
-    return Finding("authentication", "ok", "by token")
+    return DeviceFinding("authentication", "ok", "by token")
 
 
-def _ports() -> Finding:
+def _ports() -> DeviceFinding:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(1)
             with socket.create_connection(listener.getsockname(), timeout=2.0):
-                return Finding("ports", "ok", "loopback ports can be bound and reached")
+                return DeviceFinding("ports", "ok", "loopback ports can be bound and reached")
     except OSError as error:
         fix = "allow TCP on 127.0.0.1: a local cluster talks over it"
-        return Finding("ports", "failure", f"no loopback port can be used: {error}", fix)
+        return DeviceFinding("ports", "failure", f"no loopback port can be used: {error}", fix)
 
 
 # ------------------------------------------------------------------ the machine
 
 
-def _memory() -> Finding:
+def _memory() -> DeviceFinding:
     available = psutil.virtual_memory().available / GIB
     found = f"{available:.1f} GiB available"
     if available < 3:
-        return Finding("memory", "warning", found, "four learner units on CPUs want about 3 GiB; use fewer learners")
-    return Finding("memory", "ok", found)
+        return DeviceFinding(
+            "memory", "warning", found, "four learner units on CPUs want about 3 GiB; use fewer learners"
+        )
+    return DeviceFinding("memory", "ok", found)
 
 
-def _cores() -> Finding:
+def _cores() -> DeviceFinding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores < 2:
-        return Finding("cores", "warning", f"{cores}", "learner units will take turns: expect long steps")
-    return Finding("cores", "ok", f"{cores}")
+        return DeviceFinding("cores", "warning", f"{cores}", "learner units will take turns: expect long steps")
+    return DeviceFinding("cores", "ok", f"{cores}")
 
 
-def _accelerators() -> Finding:
+def _accelerators() -> DeviceFinding:
     found = accelerators()
     if not found:
-        return Finding("accelerators", "ok", "none: learners use CPUs")
+        return DeviceFinding("accelerators", "ok", "none: learners use CPUs")
     words = ", ".join(f"{one.count} {one.kind}{'s' * (one.count > 1)}" for one in found)
     if lacking := [one for one in found if not one.usable]:
         extras = ",".join(one.extra for one in lacking)
         fix = f"pip install 'decoupled-diloco[{extras}]'"
-        return Finding("accelerators", "warning", f"{words}, but JAX has no plugin for them: it would use CPUs", fix)
-    return Finding("accelerators", "ok", words)
+        return DeviceFinding(
+            "accelerators", "warning", f"{words}, but JAX has no plugin for them: it would use CPUs", fix
+        )
+    return DeviceFinding("accelerators", "ok", words)
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> DeviceFinding:
     shared = Path("/dev/shm")
     if not shared.is_dir():
-        return Finding("shared memory", "ok", "no /dev/shm on this platform; Ray keeps its objects in files")
+        return DeviceFinding("shared memory", "ok", "no /dev/shm on this platform; Ray keeps its objects in files")
     free = shutil.disk_usage(shared).free / GIB
     if free < 1:
         fix = "give it at least 1 GiB (docker run --shm-size=2g): Ray would keep its objects on disk"
-        return Finding("shared memory", "warning", f"{free:.2f} GiB free in /dev/shm", fix)
-    return Finding("shared memory", "ok", f"{free:.1f} GiB free in /dev/shm")
+        return DeviceFinding("shared memory", "warning", f"{free:.2f} GiB free in /dev/shm", fix)
+    return DeviceFinding("shared memory", "ok", f"{free:.1f} GiB free in /dev/shm")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.compare.modes import Mode
-from orchestrator.compare.outcome import Outcome
+from orchestrator.compare.outcome import RunOutcome
 from orchestrator.study.results import Difference, difference, spread
 
 
@@ -33,7 +33,7 @@ class Row:
     """A case over its seeds: means, None where no run knows. Losses with half of Student's 95 % interval."""
 
     case: Case
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RunOutcome, ...]
     eval_loss: tuple[float | None, float | None]
     at_tokens: float | None  # held-out loss at Comparison.tokens
     at_seconds: float | None  # held-out loss at Comparison.seconds
@@ -42,7 +42,7 @@ class Row:
     relative: float | None  # against.mean / the reference's mean loss
     relative_calm: float | None = None  # against_calm.mean / the same mode's mean loss without faults
 
-    def mean(self, of: Callable[[Outcome], float | None]) -> float | None:
+    def mean(self, of: Callable[[RunOutcome], float | None]) -> float | None:
         """Over the runs that finished."""
         return _mean([each for each in self.outcomes if each.finished], of)
 
@@ -67,7 +67,7 @@ class Comparison:
         return next((each.loss_unit for row in self.rows for each in row.outcomes if each.loss_unit), "")
 
 
-def compared(found: Mapping[Case, Sequence[Outcome]], reference: Mode) -> Comparison:
+def compared(found: Mapping[Case, Sequence[RunOutcome]], reference: Mode) -> Comparison:
     """Rows in the order of `found`, in which no case is without outcomes, and the reference is without faults."""
     ended = [(case, each) for case, outcomes in found.items() for each in outcomes if each.converged]
     calm = [(case, each) for case, each in ended if not case.chaos] or ended
@@ -98,7 +98,7 @@ def compared(found: Mapping[Case, Sequence[Outcome]], reference: Mode) -> Compar
     return Comparison(base, tokens, seconds, tuple(rows))
 
 
-def _mean(outcomes: Sequence[Outcome], of: Callable[[Outcome], float | None]) -> float | None:
+def _mean(outcomes: Sequence[RunOutcome], of: Callable[[RunOutcome], float | None]) -> float | None:
     known = [value for each in outcomes if (value := of(each)) is not None]
     return statistics.fmean(known) if known else None
 
@@ -107,7 +107,7 @@ def _paired_mean(rows: Sequence[dict[str, Any]], found: Difference) -> float:
     return statistics.fmean(row["eval_loss"] for row in rows if row["seed"] in found.seeds)
 
 
-def _losses(case: Case, outcomes: Sequence[Outcome], tokens: int) -> list[dict[str, Any]]:
+def _losses(case: Case, outcomes: Sequence[RunOutcome], tokens: int) -> list[dict[str, Any]]:
     """Rows for `difference`: losses of finished runs at equal tokens; of a mode with fewer tokens, the last ones."""
     return [
         {"seed": each.seed, "eval_loss": each.at_tokens(tokens) if case.mode.whole_budget else each.eval_loss}

@@ -23,7 +23,7 @@ Point = tuple[int, float, float]  # tokens committed, seconds after the first st
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """One run that has ended. Times are seconds after its first step; what it does not know is None.
 
     A place is the hardware of one of the recipe's learners. `steps`: of one place, mean. `up_bytes`, `down_bytes`: sent
@@ -83,7 +83,7 @@ def _at(points: Sequence[tuple[float, float]], place: float) -> float | None:
     return points[-1][1]
 
 
-def outcome(store: RunStore, mode: Mode, recipe: Recipe, places: int) -> Outcome:
+def outcome(store: RunStore, mode: Mode, recipe: Recipe, places: int) -> RunOutcome:
     """The outcome of a run that has ended, whose recipe is `recipe`; `places`: learners of the compared recipe.
 
     Raises ValueError for a damaged log, OSError where it cannot be read.
@@ -99,20 +99,20 @@ def outcome(store: RunStore, mode: Mode, recipe: Recipe, places: int) -> Outcome
     return loaded(object_of(store, OUTCOME_FILE) or {})
 
 
-def save(store: RunStore, found: Outcome) -> None:
+def save(store: RunStore, found: RunOutcome) -> None:
     """Write what is finite: a run whose loss is not has none."""
     curve = tuple(point for point in found.curve if math.isfinite(point[2]))
     last = found.eval_loss if found.eval_loss is not None and math.isfinite(found.eval_loss) else None
     store.write_json(OUTCOME_FILE, asdict(replace(found, curve=curve, eval_loss=last)))
 
 
-def loaded(told: Mapping[str, Any]) -> Outcome:
+def loaded(told: Mapping[str, Any]) -> RunOutcome:
     """What `save` wrote."""
     curve = tuple((int(tokens), float(at), float(loss)) for tokens, at, loss in told["curve"])
-    return Outcome(**dict(told) | {"curve": curve, "recoveries": tuple(told["recoveries"])})
+    return RunOutcome(**dict(told) | {"curve": curve, "recoveries": tuple(told["recoveries"])})
 
 
-def _of_data(data: Data, mode: Mode, recipe: Recipe, places: int) -> Outcome:
+def _of_data(data: Data, mode: Mode, recipe: Recipe, places: int) -> RunOutcome:
     summary, tokens = data.summary, data.summary["tokens"]
     steps = sum(link.steps for link in data.links)
     ups = [link.up for link in data.links]
@@ -129,7 +129,7 @@ def _of_data(data: Data, mode: Mode, recipe: Recipe, places: int) -> Outcome:
         steps_of_places = steps
     each = 1.0 / steps_of_places if steps_of_places else 0.0
     faults = summary["faults"]
-    return Outcome(
+    return RunOutcome(
         recipe.config_hash,
         recipe.seed,
         summary["ok"],
@@ -151,11 +151,11 @@ def _of_data(data: Data, mode: Mode, recipe: Recipe, places: int) -> Outcome:
     )
 
 
-def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: int, loss_unit: str) -> Outcome:
+def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: int, loss_unit: str) -> RunOutcome:
     """The outcome of a run by Ray Train, which has ended. `elements`: of the model."""
     told = found.summary(tokens_per_step)
     sent = all_reduced(elements, len(recipe.learners))
-    return Outcome(
+    return RunOutcome(
         recipe.config_hash,
         recipe.seed,
         told["ok"],

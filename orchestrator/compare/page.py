@@ -10,7 +10,7 @@ from orchestrator.compare.modes import Mode
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.report.render import page
-from orchestrator.report.sections import Picture, Section
+from orchestrator.report.sections import Picture, ReportSection
 from orchestrator.report.tables import Table, table
 from orchestrator.store.status_text import DASH, number, percent, seconds
 from orchestrator.study.results import Difference
@@ -131,7 +131,7 @@ def _short(count: int) -> str:
 # ------------------------------------------------------------------ sections
 
 
-def _table(result: Comparison, harness: bool) -> Section:
+def _table(result: Comparison, harness: bool) -> ReportSection:
     faults = any(row.case.chaos for row in result.rows)
     same = "One model, one order of samples, one inner optimizer, one budget of tokens, and the same hardware for all"
     if any(not row.case.mode.whole_budget for row in result.rows):
@@ -158,23 +158,23 @@ def _table(result: Comparison, harness: bool) -> Section:
     meanings = table(
         "What they are", "mode|what it is", [(mode.name, mode.words) for mode in dict.fromkeys(_modes(result))]
     )
-    return Section("table", "Side by side", lead, (), (*found, meanings))
+    return ReportSection("table", "Side by side", lead, (), (*found, meanings))
 
 
 def _modes(result: Comparison) -> list[Mode]:
     return [row.case.mode for row in result.rows]
 
 
-def _loss(result: Comparison, harness: bool) -> Section | None:
+def _loss(result: Comparison, harness: bool) -> ReportSection | None:
     words = "Held-out loss against committed tokens and against time, a line for each mode."
     several = any(len(row.outcomes) > 1 for row in result.rows)
     caption = "Means over seeds; thin lines are single seeds." if several else "One seed."
     if any(row.case.chaos for row in result.rows):
         caption += " Dashed: under faults."
-    return Section("loss", "Held-out loss", (), (Picture(figures.curves(harness), words, caption),))
+    return ReportSection("loss", "Held-out loss", (), (Picture(figures.curves(harness), words, caption),))
 
 
-def _differences(result: Comparison) -> Section | None:
+def _differences(result: Comparison) -> ReportSection | None:
     rows = [row for row in result.rows if row.against is not None]
     if not rows:
         return None
@@ -198,10 +198,10 @@ def _differences(result: Comparison) -> Section | None:
         ],
         (1, 3) if faults else (1,),
     )
-    return Section("differences", "Differences", (), (Picture(figures.differences, words, caption),), (listed,))
+    return ReportSection("differences", "Differences", (), (Picture(figures.differences, words, caption),), (listed,))
 
 
-def _runs(result: Comparison) -> Section:
+def _runs(result: Comparison) -> ReportSection:
     rows = [
         (
             row.case.name,
@@ -218,9 +218,9 @@ def _runs(result: Comparison) -> Section:
         for each in row.outcomes
     ]
     titles = "mode|seed|held-out loss|tokens committed|processed|steps|time|faults|checks"
-    return Section("runs", "Runs", (), (), (table("Every run", titles, rows, range(1, 8)),))
+    return ReportSection("runs", "Runs", (), (), (table("Every run", titles, rows, range(1, 8)),))
 
 
-def _recipe(recipe: Recipe, plan: ChaosConfig | None) -> Section:
+def _recipe(recipe: Recipe, plan: ChaosConfig | None) -> ReportSection:
     calm = recipe.model_copy(update={"chaos": plan or ChaosConfig()})
-    return Section("recipe", "Recipe", blocks=(("The recipe that all modes change", dump(calm)),))
+    return ReportSection("recipe", "Recipe", blocks=(("The recipe that all modes change", dump(calm)),))

@@ -14,7 +14,7 @@ from orchestrator.compare import by_tape
 from orchestrator.compare.by_tape import TAPE_FILE, Simulate
 from orchestrator.compare.comparison import Case
 from orchestrator.compare.modes import Mode, transformed
-from orchestrator.compare.outcome import OUTCOME_FILE, Outcome, of_history, outcome, save
+from orchestrator.compare.outcome import OUTCOME_FILE, RunOutcome, of_history, outcome, save
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import build_task, host_only
@@ -29,11 +29,11 @@ DATA_PARALLEL = "data_parallel"
 REAL, LOCK_STEP, TAPED = "a real run", "a run in lock-step", "a run by tape"
 Starter = Callable[..., Any]  # starts chaos beside a run
 Faults = Callable[..., tuple[Sequence[Any], Iterator[Any]]]  # (chaos, learners, seed): planned ones, random ones
-OnNews = Callable[["Run", Mapping[str, Any]], None]  # a run; its progress in [0, 1] and newest held-out loss
+OnNews = Callable[["ComparedRun", Mapping[str, Any]], None]  # a run; its progress in [0, 1] and newest held-out loss
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """One run of the comparison: a case, and a recipe with its seed."""
 
     case: Case
@@ -57,7 +57,7 @@ class Run:
         state = ((status_if_any(self.store) or {}).get("run") or {}).get("state")
         return state == "finished" and self.store.path("summary.json").exists()
 
-    def outcome(self, places: int) -> Outcome:
+    def outcome(self, places: int) -> RunOutcome:
         """Of a finished run; `places`: learners of the compared recipe."""
         return outcome(self.store, self.case.mode, self.recipe, places)
 
@@ -74,14 +74,14 @@ def in_tokens(recipe: Recipe) -> Recipe:
 
 def planned(
     recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path, harness: bool, chaos: ChaosConfig | None
-) -> list[Run]:
+) -> list[ComparedRun]:
     """Every run, case by case; with `chaos`, each mode also under it.
 
     In the harness faults strike by tape, and the same mode without them is trained by tape too. What waits for all its
     learners leaves no tape, and is struck in real runs alone: what it loses is time. Raises InputError with every mode
     that the recipe cannot have, and every folder that holds something else.
     """
-    runs, problems = list[Run](), list[Problem]()
+    runs, problems = list[ComparedRun](), list[Problem]()
     for mode in modes:
         for plan in (None, chaos) if chaos else (None,):
             case = Case(mode, plan is not None)
@@ -95,7 +95,7 @@ def planned(
                 continue
             for seed in seeds:
                 place = folder.absolute() / case.folder / f"seed-{seed}"
-                one = Run(
+                one = ComparedRun(
                     case, _seeded(made, seed, case), RunStore(place), harness, harness and bool(chaos) and not waits
                 )
                 problems += _occupied(one)
@@ -113,7 +113,7 @@ def _seeded(recipe: Recipe, seed: int, case: Case) -> Recipe:
     return Recipe.model_validate(plain)
 
 
-def _occupied(run: Run) -> Iterator[Problem]:
+def _occupied(run: ComparedRun) -> Iterator[Problem]:
     store = run.store
     fix = "give another --out, or remove the folder"
     if store.root.exists() and not store.root.is_dir():
@@ -137,7 +137,7 @@ def _kind(store: RunStore) -> str:
 # ------------------------------------------------------------------ training
 
 
-def in_harness(runs: Sequence[Run], cores: Sequence[int], simulate: Simulate, on_news: OnNews) -> None:
+def in_harness(runs: Sequence[ComparedRun], cores: Sequence[int], simulate: Simulate, on_news: OnNews) -> None:
     """Train runs in lock-step, side by side on these cores; interrupted, each continues with the same command.
 
     Those by tape come after them, one at a time, each on all cores, and begin anew.
@@ -148,7 +148,7 @@ def in_harness(runs: Sequence[Run], cores: Sequence[int], simulate: Simulate, on
             by_tape.train(run.recipe, run.store, simulate, partial(on_news, run))
 
 
-def _in_lock_step(runs: Sequence[Run], cores: Sequence[int], on_news: OnNews) -> None:
+def _in_lock_step(runs: Sequence[ComparedRun], cores: Sequence[int], on_news: OnNews) -> None:
     if not runs:
         return
     platform = next((pool.platform for run in runs for pool in run.recipe.pools if pool.accelerated), "cpu")
@@ -177,7 +177,7 @@ class Real:
     faults: Faults | None
     checkpoint_s: float | None  # of data-parallel training; None: by the plan's kills, else the recipe's
 
-    def train(self, run: Run, on_news: OnNews) -> None:
+    def train(self, run: ComparedRun, on_news: OnNews) -> None:
         """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
         run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
         if run.by_ray_train:
@@ -201,7 +201,7 @@ class Real:
         if summary["state"] == "stopped":  # by an interrupt, which is for the whole comparison
             raise KeyboardInterrupt
 
-    def _by_ray_train(self, run: Run, on_news: OnNews) -> None:
+    def _by_ray_train(self, run: ComparedRun, on_news: OnNews) -> None:
         from orchestrator.runtime.data_parallel import trainer
         from orchestrator.runtime.data_parallel.checkpoint_interval import Interval, interval
 
@@ -221,7 +221,7 @@ class Real:
         save(run.store, of_history(found, recipe, tokens, elements, loss_unit(task)))
 
 
-def reason(run: Run) -> str:
+def reason(run: ComparedRun) -> str:
     """Why a run that ended is not sound, in words."""
     summary = object_of(run.store, "summary.json") or {}
     failed = [check["name"] for check in summary.get("checks") or [] if check["status"] in ("violated", "unknown")]

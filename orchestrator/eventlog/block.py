@@ -85,7 +85,7 @@ class Commits(NamedTuple):
     first: Ints  # [n + 1]
 
 
-class Contributions(NamedTuple):
+class ContributionRows(NamedTuple):
     """The participants of the block's commits, arrays of [m]. `learner` indexes Block.sources."""
 
     commit: Ints  # its commit's place in Commits
@@ -101,7 +101,7 @@ class Contributions(NamedTuple):
     codec: Objects  # str
 
 
-class Placed(NamedTuple):
+class PlacedEvent(NamedTuple):
     """An event and its position in the whole log."""
 
     position: int
@@ -119,8 +119,8 @@ class Block:
     steps: Steps
     adoptions: Adoptions
     commits: Commits
-    contributions: Contributions
-    others: tuple[Placed, ...]  # facts of all other kinds
+    contributions: ContributionRows
+    others: tuple[PlacedEvent, ...]  # facts of all other kinds
 
     @property
     def stop(self) -> int:
@@ -138,7 +138,7 @@ class Block:
         tables = (self.others, self._steps(), self._adoptions(), self.committed())
         return map(itemgetter(1), merge(*tables, key=itemgetter(0)))
 
-    def _steps(self) -> Iterator[Placed]:
+    def _steps(self) -> Iterator[PlacedEvent]:
         for position, source, sequence, at, *rest in _rows(self.steps):
             step, tokens, span, sample, loss, seconds, waited_s, waited_for, progress, aux = rest
             fact = StepFinished(
@@ -153,15 +153,15 @@ class Block:
                 None if math.isnan(progress) else progress,
                 aux,
             )
-            yield Placed(position, Event(*self._key(source), sequence, at, fact))
+            yield PlacedEvent(position, Event(*self._key(source), sequence, at, fact))
 
-    def _adoptions(self) -> Iterator[Placed]:
+    def _adoptions(self) -> Iterator[PlacedEvent]:
         for position, source, sequence, at, *rest in _rows(self.adoptions):
             fragment, version, after_step, mode, read_at, came = rest
             fact = Adopted(fragment, version, after_step, self.names[mode], None if read_at == NONE else read_at, came)
-            yield Placed(position, Event(*self._key(source), sequence, at, fact))
+            yield PlacedEvent(position, Event(*self._key(source), sequence, at, fact))
 
-    def committed(self) -> Iterator[Placed]:
+    def committed(self) -> Iterator[PlacedEvent]:
         """The commits as events, in order."""
         parts = [
             Participant(*self._key(learner), *rest)  # the columns are in the order of its fields
@@ -186,7 +186,7 @@ class Block:
                 sync_s,
                 reason,
             )
-            yield Placed(position, Event(*self._key(source), sequence, at, fact))
+            yield PlacedEvent(position, Event(*self._key(source), sequence, at, fact))
 
 
 def block_of(events: Iterable[Event], start: int = 0) -> Block:
@@ -207,7 +207,7 @@ class Rows:
         self._commits: list[tuple[Any, ...]] = []
         self._parts: list[tuple[Any, ...]] = []
         self._first = [0]
-        self._others: list[Placed] = []
+        self._others: list[PlacedEvent] = []
         self._sources, self._names = Numbers[Key](), Numbers[str]()
 
     def __len__(self) -> int:
@@ -227,7 +227,7 @@ class Rows:
             case Committed():
                 self.commit(key, event.sequence, event.at, _commit_fields(fact), map(_part_fields, fact.participants))
             case _:
-                self._others.append(Placed(self.next, event))
+                self._others.append(PlacedEvent(self.next, event))
                 self.next += 1
 
     def step(self, key: Key, sequence: int, at: float, values: Sequence[Any]) -> None:
@@ -265,7 +265,7 @@ class Rows:
             Steps(*columns(Steps, self._steps)),
             Adoptions(*columns(Adoptions, self._adoptions)),
             Commits(*columns(Commits, self._commits))._replace(first=np.array(self._first, np.int64)),
-            Contributions(*columns(Contributions, self._parts)),
+            ContributionRows(*columns(ContributionRows, self._parts)),
             tuple(self._others),
         )
 

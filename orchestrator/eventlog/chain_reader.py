@@ -15,7 +15,7 @@ from orchestrator.eventlog.compactor import add_group, segment_key, segments_fol
 from orchestrator.eventlog.events import Unknown
 from orchestrator.eventlog.log_writer import groups_folder
 from orchestrator.eventlog.segment_codec import Segment, decode
-from outer.journal.chain import SEGMENT_ROWS, Chain, Link, identity
+from outer.journal.chain import SEGMENT_ROWS, Chain, ChainLink, identity
 from outer.journal.framing import Damaged
 from outer.journal.object_store import Objects
 from outer.protocol.facts import FactsLost
@@ -66,7 +66,7 @@ class ChainReader:
         self.segments = 0  # read so far
         self.seal = ""  # of the last
         self.rows = 0  # read so far
-        self._run, self._link = "", Link()  # of the last group that was read, itself or in a segment
+        self._run, self._link = "", ChainLink()  # of the last group that was read, itself or in a segment
         self._polls = 0
         self._overtaken = False  # whether groups have become a segment while they were read
         self.segment: Callable[[int], Decoded | None] = partial(decoded, store, log)
@@ -119,7 +119,7 @@ class ChainReader:
             self.segments, self.seal = self.segments + 1, segment.seal
             if block.stop <= self.rows:
                 continue  # its groups were read
-            self._run, self._link = segment.run, Link(segment.last, segment.group)
+            self._run, self._link = segment.run, ChainLink(segment.last, segment.group)
             yield self._checked(block)
 
     def _read(self, number: int) -> bytes | None:
@@ -141,7 +141,7 @@ class ChainReader:
         if run is None:
             return
         if run != self._run:
-            self._run, self._link = run, Link()
+            self._run, self._link = run, ChainLink()
         damage: list[str] = []
         rows, link = Rows(self.rows), self._link
         chain, here = Chain(self._store, groups_folder(self.log), run), (self._link, self.rows)
@@ -152,7 +152,7 @@ class ChainReader:
                 add_group(rows, group)
             except Damaged as error:
                 damage.append(str(error))
-            link = Link(group.position, group.seal)
+            link = ChainLink(group.position, group.seal)
             if len(rows) >= SEGMENT_ROWS:
                 yield self._taken(rows, link)
                 rows = Rows(self.rows)
@@ -169,7 +169,7 @@ class ChainReader:
                 )
                 self.findings.note(of, f"{self.log}: {each}")
 
-    def _taken(self, rows: Rows, link: Link) -> Block:
+    def _taken(self, rows: Rows, link: ChainLink) -> Block:
         self._link = link
         return self._checked(rows.block())
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from orchestrator.eventlog.block import Block, Floats, Ints, Placed, block_of
+from orchestrator.eventlog.block import Block, Floats, Ints, PlacedEvent, block_of
 from orchestrator.eventlog.chain_reader import ChainReader, Decoded, Findings, decoded
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LOGS
@@ -257,9 +257,9 @@ def shift(block: Block, rows: int, guests: Sequence[tuple[int, Event]]) -> Block
         return position + rows + np.searchsorted(places, position, side="right")
 
     others = [
-        Placed(int(place), event) for (_, event), place in zip(block.others, moved(_positions(block)), strict=True)
+        PlacedEvent(int(place), event) for (_, event), place in zip(block.others, moved(_positions(block)), strict=True)
     ]
-    others += [Placed(position + rows + number, event) for number, (position, event) in enumerate(guests)]
+    others += [PlacedEvent(position + rows + number, event) for number, (position, event) in enumerate(guests)]
     return replace(
         block,
         start=block.start + rows,

@@ -21,9 +21,9 @@ from orchestrator.eventlog.block import (
     Adoptions,
     Block,
     Commits,
-    Contributions,
+    ContributionRows,
     Key,
-    Placed,
+    PlacedEvent,
     Steps,
     dtypes,
 )
@@ -32,7 +32,7 @@ from outer.journal.framing import Damaged, pack, unpack
 
 FORMAT = 2
 MICRO = 1_000_000
-TABLES = {"steps": Steps, "adoptions": Adoptions, "commits": Commits, "contributions": Contributions}
+TABLES = {"steps": Steps, "adoptions": Adoptions, "commits": Commits, "contributions": ContributionRows}
 _REPEATED = 8  # a column with fewer distinct values than rows / 8 is written with a dictionary
 _HEX = frozenset("0123456789abcdef")
 
@@ -156,11 +156,11 @@ def _array(values: Sequence[Any], dtype: Any) -> Column:
     return column
 
 
-def _events(table: _Others, keys: Sequence[Key]) -> tuple[Placed, ...]:
+def _events(table: _Others, keys: Sequence[Key]) -> tuple[PlacedEvent, ...]:
     facts = json.loads(f"[{','.join(table.fact)}]")
     columns = (each.tolist() for each in (table.position, table.source, table.sequence, table.at, table.kind))
     rows = zip(*columns, facts, strict=True)
-    return tuple(Placed(row, _event(keys[source], *rest)) for row, source, *rest in rows)
+    return tuple(PlacedEvent(row, _event(keys[source], *rest)) for row, source, *rest in rows)
 
 
 def _event(key: Key, sequence: int, at: float, kind: str, fact: dict[str, Any]) -> Event:

@@ -16,7 +16,18 @@ from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, Recor
 from orchestrator.lifecycle.pools import Change, Pools
 from orchestrator.recipe.config import PoolConfig
 
-__all__ = ["TRANSITIONS", "Action", "AskToLeave", "Controller", "End", "Incarnation", "Rank", "Start", "State", "Unit"]
+__all__ = [
+    "TRANSITIONS",
+    "Action",
+    "AskToLeave",
+    "Controller",
+    "CurrentIncarnation",
+    "End",
+    "RankState",
+    "Start",
+    "State",
+    "Unit",
+]
 
 BACKOFF_S_MAX = 30.0
 SOUND_S = 60.0  # an incarnation that lived this long clears the count of failures
@@ -75,7 +86,7 @@ GONE = (State.WAITING, State.DONE)  # no process is there
 
 
 @dataclass
-class Rank:
+class RankState:
     """One process of an incarnation."""
 
     up: bool = False
@@ -84,11 +95,11 @@ class Rank:
 
 
 @dataclass
-class Incarnation:
+class CurrentIncarnation:
     """The state of a unit's newest incarnation."""
 
     number: int = 0  # 0: there has been none
-    ranks: tuple[Rank, ...] = ()
+    ranks: tuple[RankState, ...] = ()
     leaving: str = ""  # why it was asked to leave
     leave_by: float = math.inf
     ending: str = ""  # why it is being killed
@@ -107,7 +118,7 @@ class Unit:
 
     state: State = State.WAITING
     wanted: bool = True
-    incarnation: Incarnation = field(default_factory=Incarnation)
+    incarnation: CurrentIncarnation = field(default_factory=CurrentIncarnation)
     resume: State = State.RUNNING  # the state that an unreachable unit returns to
     fault: str = ""  # the last thing that went wrong
     no_place: str = ""  # why nothing could be reserved for it; empty once something is
@@ -256,7 +267,10 @@ class Controller:
     def started(self, learner: str, incarnation: int, ranks: int = 1, resumed: bool = False) -> None:
         """The incarnation was granted. If the unit was asked to leave since `advance`, that holds for this one."""
         unit = self.units[learner]
-        before, unit.incarnation = unit.incarnation, Incarnation(incarnation, tuple(Rank() for _ in range(ranks)))
+        before, unit.incarnation = (
+            unit.incarnation,
+            CurrentIncarnation(incarnation, tuple(RankState() for _ in range(ranks))),
+        )
         unit.incarnation.resumed = resumed
         if unit.leaves:
             unit.incarnation.leaving, unit.incarnation.leave_by = before.leaving, before.leave_by
@@ -272,7 +286,7 @@ class Controller:
         """A rank's process is up. The unit runs once every rank is."""
         if (unit := self._there(learner, incarnation)) is None:
             return
-        ranks, up = unit.incarnation.ranks, Rank(True, pid, node)
+        ranks, up = unit.incarnation.ranks, RankState(True, pid, node)
         unit.incarnation.ranks = (*ranks[:rank], up, *ranks[rank + 1 :])
         self.reachable(learner, incarnation)
         if unit.state is State.STARTING and all(each.up for each in unit.incarnation.ranks):

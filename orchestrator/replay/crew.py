@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from orchestrator.replay.incarnation import Key, Read
 from orchestrator.replay.schedule import Stretch
-from orchestrator.replay.tally import Tally
+from orchestrator.replay.tally import ReplayTally
 
 
 @dataclass(frozen=True)
-class Value:
+class AdoptedValue:
     """A version of a fragment, float32[n], that will be adopted here so many times."""
 
     fragment: int
@@ -52,7 +52,7 @@ class Sent:
 class News:
     """What was compared since the last."""
 
-    tally: Tally
+    tally: ReplayTally
     finished: bool = False
 
 
@@ -64,7 +64,7 @@ class Failure:
     tape: str = ""
 
 
-ToLearners = Stretch | Value | PeerState | Finish
+ToLearners = Stretch | AdoptedValue | PeerState | Finish
 FromLearners = Sent | PeerState | News
 
 

@@ -51,7 +51,7 @@ class Spoil:
 
 
 @dataclass(frozen=True)
-class Inherit:
+class InheritState:
     """It starts from a donor's parameters and inner optimizer state."""
 
     donor: Key
@@ -74,7 +74,7 @@ class Give:
     joiner: Key
 
 
-Moment = Step | Adopt | Spoil | Inherit | Read | Give
+Moment = Step | Adopt | Spoil | InheritState | Read | Give
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class IncarnationReader:
         self._received = True
         if peer:
             self._step = 0
-            self._moments.append(Inherit((fact.donor, fact.donor_incarnation), fact.digest))
+            self._moments.append(InheritState((fact.donor, fact.donor_incarnation), fact.digest))
 
     def _take_fault(self, fact: Spoiled) -> None:
         if not 0 <= fact.fragment < len(self._held):

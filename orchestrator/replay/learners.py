@@ -25,12 +25,12 @@ from learners.training.task import Task
 from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal
 from orchestrator.recipe.config import PoolConfig, Recipe
-from orchestrator.replay.crew import Finish, FromLearners, News, PeerState, Sent, ToLearners, Value
+from orchestrator.replay.crew import AdoptedValue, Finish, FromLearners, News, PeerState, Sent, ToLearners
 from orchestrator.replay.incarnation import (
     Adopt,
     Give,
     IncarnationTape,
-    Inherit,
+    InheritState,
     Key,
     Moment,
     Read,
@@ -40,7 +40,7 @@ from orchestrator.replay.incarnation import (
     named,
 )
 from orchestrator.replay.schedule import Order, Stretch
-from orchestrator.replay.tally import Tally
+from orchestrator.replay.tally import ReplayTally
 from outer.protocol.messages import Contribution, FragmentCounters
 
 NEWS_S = 0.5  # between two tallies
@@ -84,7 +84,7 @@ class Learners:
         self._inbox: deque[Stretch | Finish] = deque()
         self._values: dict[tuple[int, int], tuple[NDArray[np.float32], int]] = {}  # and how many adoptions are left
         self._states: dict[Key, list[NDArray[Any]]] = {}  # by joiner
-        self._tally, self._told_at = Tally(), time.monotonic()
+        self._tally, self._told_at = ReplayTally(), time.monotonic()
 
     def run(self) -> Generator[None, ToLearners, None]:
         """Repeat what is sent to it; ends after Finish. Raises TapeError."""
@@ -99,7 +99,7 @@ class Learners:
 
     def _hear(self, message: ToLearners) -> None:
         match message:
-            case Value(fragment, version, theta, adoptions):
+            case AdoptedValue(fragment, version, theta, adoptions):
                 self._values[fragment, version] = theta, adoptions
             case PeerState(joiner, arrays):
                 self._states[joiner] = arrays
@@ -114,7 +114,7 @@ class Learners:
             if isinstance(moment, Adopt):
                 while (moment.fragment, moment.version) not in self._values:
                     self._hear((yield))
-            elif isinstance(moment, Inherit):
+            elif isinstance(moment, InheritState):
                 while key not in self._states:
                     self._hear((yield))
             self._perform(key, unit, moment, (*to.number, position), to.syncer_step)
@@ -155,7 +155,7 @@ class Learners:
                 unit.fragment_io.apply(Apply(fragment, version, self._value(fragment, version), mode, read_at))
             case Spoil(fragment):
                 unit.trainer.load(fragment, np.full(self.fragments[fragment].size, np.nan, np.float32))
-            case Inherit(_, digest):
+            case InheritState(_, digest):
                 arrays = self._states.pop(key)
                 found = state_arrays.digest(arrays)
                 if self._tally.compare("state", digest, found, order, syncer_step, key):
@@ -212,7 +212,7 @@ class Learners:
 
     def _tell(self) -> None:
         self._emit(News(self._tally))
-        self._tally, self._told_at = Tally(), time.monotonic()
+        self._tally, self._told_at = ReplayTally(), time.monotonic()
 
 
 def pool_of(recipe: Recipe, key: Key) -> PoolConfig:

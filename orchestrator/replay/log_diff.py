@@ -39,7 +39,7 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogComparison:
     """The result of comparing two logs."""
 
     first: Divergence | None
@@ -48,7 +48,7 @@ class Comparison:
     recipes_differ: bool
 
 
-def compare(one: Iterable[Event], other: Iterable[Event]) -> Comparison:
+def compare(one: Iterable[Event], other: Iterable[Event]) -> LogComparison:
     """Compare two logs. Raises TapeError where one of them has two facts under one number."""
     left, right = _by_writer(one), _by_writer(other)
     divergences = {}
@@ -59,7 +59,7 @@ def compare(one: Iterable[Event], other: Iterable[Event]) -> Comparison:
         {event.fact.config_hash for said in log.values() for event in said if isinstance(event.fact, RunStarted)}
         for log in (left, right)
     ]
-    return Comparison(
+    return LogComparison(
         _first(divergences, (left, right)),
         max(0, len(divergences) - 1),
         sum(len(said) for said in left.values()),

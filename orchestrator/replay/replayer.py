@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from learners.training.task import Task
 from learners.training.tree import deal, initial_parameters, left_out
 from orchestrator.recipe.config import Recipe
-from orchestrator.replay.crew import Crew, Finish, FromLearners, News, PeerState, Sent, ToLearners, Value
+from orchestrator.replay.crew import AdoptedValue, Crew, Finish, FromLearners, News, PeerState, Sent, ToLearners
 from orchestrator.replay.incarnation import Adopt, Key, Read, TapeError
 from orchestrator.replay.learners import Learners, pool_of
 from orchestrator.replay.schedule import AFTER_STRETCHES, Order, Stretch, stretches
-from orchestrator.replay.tally import Difference, Tally
+from orchestrator.replay.tally import Difference, ReplayTally
 from orchestrator.replay.tape import Tape, merged_read, merged_reads, nothing_computed
 from outer.numeric import codec as codecs
-from outer.numeric.chain import Chain
+from outer.numeric.chain import VersionChain
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
 from outer.protocol.facts import Committed
@@ -77,11 +77,11 @@ class Replayer:
             recipe.outer,
             recipe.sync.codec,
             rules(tensors, recipe.outer.merge, getattr(task, "merge_rules", {})),
-            chain=Chain.of(recipe.sync.downlink, self.fragments, recipe.seed),
+            chain=VersionChain.of(recipe.sync.downlink, self.fragments, recipe.seed),
         )
         for key in tape.incarnations:
             pool_of(recipe, key)
-        self.tally = Tally()
+        self.tally = ReplayTally()
         self.crew = crew or Here(tape, recipe, task)
         self._tape, self._on_news = tape, on_news
         self._sent: dict[tuple[Key, Read], Sent] = {}  # until it is merged
@@ -128,7 +128,7 @@ class Replayer:
     def _publish(self, fragment: int, version: int) -> None:
         """Give the newest version of a fragment to all who will adopt it."""
         for group, count in self._adoptions.pop((fragment, version), Counter[int]()).items():
-            self.crew.tell(group, Value(fragment, version, self.parameters.thetas[fragment], count))
+            self.crew.tell(group, AdoptedValue(fragment, version, self.parameters.thetas[fragment], count))
 
     def _contribution(self, commit: Committed, index: int, number: int) -> NDArray[Any]:
         one = commit.participants[index]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.replay.incarnation import Adopt, Give, Inherit, Key, TapeError, named
+from orchestrator.replay.incarnation import Adopt, Give, InheritState, Key, TapeError, named
 from orchestrator.replay.tape import Tape, merged_read
 
 Order = tuple[int, int, int]  # number of the participant, over all commits; its stretch; the moment in it
@@ -51,7 +51,7 @@ def _up_to(tape: Tape, key: Key, place: int, done: Counter[Key]) -> Iterator[tup
     moments = tape.incarnations[key].moments
     for position in range(first, place + 1):
         moment = moments[position]
-        if isinstance(moment, Inherit):
+        if isinstance(moment, InheritState):
             yield from _up_to(tape, moment.donor, tape.incarnations[moment.donor].places[Give(key)], done)
     yield key, first, place
 

@@ -26,7 +26,7 @@ class Difference:
 
 
 @dataclass
-class Tally:
+class ReplayTally:
     computed: Counter[str] = field(default_factory=Counter)  # by what: how many were computed again
     compared: Counter[str] = field(default_factory=Counter)  # of them, how many had something to be compared with
     equal: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,7 @@ class Tally:
             return True
         return False
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: ReplayTally) -> None:
         self.computed += other.computed
         self.compared += other.compared
         self.equal += other.equal

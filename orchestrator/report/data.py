@@ -18,14 +18,14 @@ from orchestrator.accounting.verdicts import Verdict
 from orchestrator.eventlog.facts import FaultSkipped
 from orchestrator.report.fold import ReportFold
 from orchestrator.report.incarnation_phases import Lane, lanes
-from orchestrator.report.learner_traffic import Link
+from orchestrator.report.learner_traffic import LinkTraffic
 from orchestrator.report.participation import Rounds
 from orchestrator.report.series import Bin, Ends
 from outer.protocol.facts import SyncerStarted
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """One value, with its place on both axes."""
 
     at_s: float
@@ -45,7 +45,7 @@ class LossBin:
 
 
 @dataclass(frozen=True)
-class Mark:
+class FaultMark:
     """A fault, or a death that no fault explains, as the figures show it."""
 
     number: int  # its line in the table of faults, from 1
@@ -79,8 +79,8 @@ class Data:
     training: list[LossBin]
     not_finite: int  # steps whose loss was no number; left out of `training`
     auxiliaries: dict[str, tuple[float | None, ...]]  # means over the first tenth of the steps, the last, and all
-    held_out: list[Point]
-    marks: list[Mark]
+    held_out: list[PlotPoint]
+    marks: list[FaultMark]
     lanes: list[Lane]
     lanes_left_out: int  # older incarnations
     rounds: Rounds | None
@@ -91,7 +91,7 @@ class Data:
     merges: list[MergeBin]
     verdict_reasons: Counter[str]
     sources: dict[tuple[str, int], str]  # where an incarnation got its first state from
-    links: list[Link]
+    links: list[LinkTraffic]
     refusals: Counter[tuple[str, str]]  # (message, reason)
     failures: Ends  # learner, incarnation, step, traceback
     skipped: Sequence[FaultSkipped]
@@ -179,14 +179,14 @@ def _training(fold: ReportFold, clock: _Clock) -> list[LossBin]:
     ]
 
 
-def _held_out(fold: ReportFold, clock: _Clock) -> list[Point]:
+def _held_out(fold: ReportFold, clock: _Clock) -> list[PlotPoint]:
     points = {int(step): loss for step, loss in fold.held_out.all().tolist()}
-    return [Point(*clock.at_step(step), points[step]) for step in sorted(points)]
+    return [PlotPoint(*clock.at_step(step), points[step]) for step in sorted(points)]
 
 
 def _marks(
     fold: ReportFold, incarnations: Sequence[Incarnation], clock: _Clock, summary: Mapping[str, Any]
-) -> list[Mark]:
+) -> list[FaultMark]:
     """The summary's faults in its order, then injected ones that it does not list."""
     healed = {fault: at - clock.origin for fault, at in fold.healed.all()}
     injected = {(fact.target, at - clock.origin): fact for at, fact in fold.injected.all()}
@@ -206,8 +206,8 @@ def _marks(
 
 def _mark(
     number: int, kind: str, target: str, incarnation: int | None, at: float, until: float | None, clock: _Clock
-) -> Mark:
-    return Mark(number, kind, target, incarnation, at, clock.tokens(at + clock.origin), until)
+) -> FaultMark:
+    return FaultMark(number, kind, target, incarnation, at, clock.tokens(at + clock.origin), until)
 
 
 def _died(incarnations: Sequence[Incarnation], learner: str, at: float) -> int | None:

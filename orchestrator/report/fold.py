@@ -23,9 +23,9 @@ from orchestrator.eventlog.facts import (
     PoolScaled,
     RunStarted,
 )
-from orchestrator.report.learner_traffic import Traffic
+from orchestrator.report.learner_traffic import TrafficFold
 from orchestrator.report.participation import Ages, RoundsFold
-from orchestrator.report.series import Ends, Series, Tally, Thinned
+from orchestrator.report.series import BoundedTally, Ends, Series, Thinned
 from outer.protocol.facts import ReadFailed, Refused, SyncerStarted
 
 LOSS_BINS, LOSS_STEPS = 240, 8  # at most so many bins, of at least about so many steps
@@ -54,7 +54,7 @@ class ReportFold:
     """Needs the accounts to take each block first. orchestrator/report/data.py makes the data of it."""
 
     accounts: Accounts
-    kinds: Tally = field(default_factory=Tally)
+    kinds: BoundedTally = field(default_factory=BoundedTally)
     first_at: float = math.inf  # Unix seconds: of any event, the last event, and the beginning of the first step
     last_at: float = -math.inf
     stepped_at: float = math.inf
@@ -67,12 +67,12 @@ class ReportFold:
     held_out: Thinned = field(default_factory=lambda: Thinned(POINTS))  # syncer step, loss
     merges: Series = field(default_factory=lambda: Series(MERGE_BINS))
     waits: list[Sketch] = field(default_factory=lambda: [Sketch(WAITS_KEPT) for _ in range(3)])
-    verdict_reasons: Tally = field(default_factory=Tally)
+    verdict_reasons: BoundedTally = field(default_factory=BoundedTally)
     rounds: RoundsFold = field(default_factory=RoundsFold)
     ages: Ages = field(default_factory=Ages)
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: TrafficFold = field(default_factory=TrafficFold)
     sources: dict[str, dict[int, str]] = field(default_factory=dict)  # learner -> incarnation -> syncer | peer NAME
-    refusals: Tally = field(default_factory=Tally)  # (message, reason)
+    refusals: BoundedTally = field(default_factory=BoundedTally)  # (message, reason)
     injected: Ends = field(default_factory=lambda: Ends(0, FAULTS_KEPT))  # (at, FaultInjected)
     healed: Ends = field(default_factory=lambda: Ends(0, FAULTS_KEPT))  # (fault, at)
     failures: Ends = field(default_factory=lambda: Ends(0, FAILURES_KEPT))

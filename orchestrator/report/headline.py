@@ -11,7 +11,7 @@ from orchestrator.store.status_text import DASH, number, part, percent, seconds,
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """How the run went: `good`, `bad`, or `open` where the log tells neither."""
 
     tone: Literal["good", "bad", "open"]
@@ -46,26 +46,26 @@ def checks_words(checks: Sequence[Mapping[str, Any]]) -> str:
     return words
 
 
-def verdict(summary: Mapping[str, Any]) -> Verdict:
+def verdict(summary: Mapping[str, Any]) -> RunVerdict:
     state, reason = summary["state"], text(summary["reason"])
     checks = summary["checks"]
     counts = Counter(check["status"] for check in checks)
     told = f"Checks: {checks_words(checks)}."
     if state is None:
         why = "The log has no end: the run is still going, or its orchestrator died."
-        return Verdict("bad" if counts["violated"] else "open", "no end yet", f"{why} {told}")
+        return RunVerdict("bad" if counts["violated"] else "open", "no end yet", f"{why} {told}")
     if state == "failed":
-        return Verdict("bad", "failed", f"The run failed: {_line(reason)}. {told}")
+        return RunVerdict("bad", "failed", f"The run failed: {_line(reason)}. {told}")
     if state == "stopped":
         tone: Any = "bad" if counts["violated"] else "open"
-        return Verdict(tone, "stopped", f"The run was stopped before it reached its budget: {_line(reason)}. {told}")
+        return RunVerdict(tone, "stopped", f"The run was stopped before it reached its budget: {_line(reason)}. {told}")
     if summary["ok"]:
-        return Verdict(
+        return RunVerdict(
             "good",
             f"{state}, ok",
             f"The run reached its budget ({_line(reason)}), and every token is accounted for. {told}",
         )
-    return Verdict(
+    return RunVerdict(
         "bad", f"{state}, not ok", f"The run reached its budget ({_line(reason)}), but not all is well. {told}"
     )
 

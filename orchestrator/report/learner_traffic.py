@@ -14,7 +14,7 @@ import numpy as np
 
 from learners.protocol.facts import StateReceived
 from orchestrator.accounting.summary import downloaded
-from orchestrator.eventlog.block import Block, Commits, Contributions
+from orchestrator.eventlog.block import Block, Commits, ContributionRows
 from outer.numeric import formats
 from outer.protocol.facts import SyncerStarted
 
@@ -22,7 +22,7 @@ GRADIENT_BYTES = 4  # of one float32
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTraffic:
     """One learner's traffic over the whole run, all incarnations, in bytes."""
 
     learner: str
@@ -39,7 +39,7 @@ class Link:
 
 
 @dataclass
-class Sent:
+class TrafficTotals:
     """What passed one learner's link, in bytes but for `up`, and the steps that it made."""
 
     up: int = 0  # elements
@@ -51,16 +51,16 @@ class Sent:
 
 
 @dataclass(eq=False)
-class Traffic:
+class TrafficFold:
     """A fold of every learner's traffic."""
 
     sizes: tuple[int, ...] = ()  # elements of each fragment
-    learners: dict[str, Sent] = field(default_factory=dict)
+    learners: dict[str, TrafficTotals] = field(default_factory=dict)
 
     def start(self, rules: SyncerStarted) -> None:
         self.sizes = rules.sizes
 
-    def take(self, block: Block, commits: Commits, contributions: Contributions) -> None:
+    def take(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
         """`commits` and `contributions`: those of the block that no earlier epoch made."""
         if self.sizes:
             sizes = np.array([*self.sizes, 0], np.int64)
@@ -90,16 +90,16 @@ class Traffic:
             sent = self._of(block.sources[source][0])
             setattr(sent, name, getattr(sent, name) + int(totals[source]))
 
-    def _of(self, learner: str) -> Sent:
-        return self.learners.setdefault(learner, Sent())
+    def _of(self, learner: str) -> TrafficTotals:
+        return self.learners.setdefault(learner, TrafficTotals())
 
-    def links(self, names: tuple[str, ...], configured: int, recipe: Mapping[str, Any]) -> list[Link]:
+    def links(self, names: tuple[str, ...], configured: int, recipe: Mapping[str, Any]) -> list[LinkTraffic]:
         """One link for each of these learners; `configured`: how many a data-parallel run would have."""
         form = formats.known((recipe.get("sync") or {}).get("codec"))
         a_step = 2 * (configured - 1) / configured * sum(self.sizes) * GRADIENT_BYTES if configured else 0.0
         made = []
         for name in names:
-            sent = self.learners.get(name, Sent())
+            sent = self.learners.get(name, TrafficTotals())
             up = None if form is None else round(sent.up * form.bits / 8) + sent.otherwise
-            made.append(Link(name, up, sent.down, sent.joins, sent.peers, sent.steps, sent.steps * a_step))
+            made.append(LinkTraffic(name, up, sent.down, sent.joins, sent.peers, sent.steps, sent.steps * a_step))
         return made

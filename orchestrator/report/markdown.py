@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.report import headline
-from orchestrator.report.sections import Section
+from orchestrator.report.sections import ReportSection
 from orchestrator.report.tables import Table
 
 
-def markdown(summary: Mapping[str, Any], sections: list[Section]) -> str:
+def markdown(summary: Mapping[str, Any], sections: list[ReportSection]) -> str:
     return "\n".join(_lines(summary, sections)).rstrip() + "\n"
 
 
@@ -24,7 +24,7 @@ def escape(text: str) -> str:
     )
 
 
-def _lines(summary: Mapping[str, Any], sections: list[Section]) -> Iterator[str]:
+def _lines(summary: Mapping[str, Any], sections: list[ReportSection]) -> Iterator[str]:
     verdict = headline.verdict(summary)
     yield f"# {escape(str(summary['name'] or 'run'))}: {escape(verdict.word)}"
     yield ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.eventlog.block import Block, Commits, Contributions, Floats, Ints
+from orchestrator.eventlog.block import Block, Commits, ContributionRows, Floats, Ints
 
 COLUMNS = 360  # of rounds; an even number
 AGE_MOST = 1_000  # older ones count as this old
@@ -33,7 +33,7 @@ class RoundsFold:
     commits: Ints = field(default_factory=lambda: np.zeros(COLUMNS, np.int64))
     taken: dict[str, Ints] = field(default_factory=dict)
 
-    def take(self, block: Block, commits: Commits, contributions: Contributions) -> None:
+    def take(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
         if not self.round_steps or not len(commits.syncer_step):
             return
         rounds = (commits.syncer_step - 1) // self.round_steps
@@ -82,11 +82,11 @@ class Ages:
     at: Floats = field(default_factory=lambda: np.zeros(0))  # when each was made
     places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # and where the log has it
 
-    def take(self, block: Block, commits: Commits, contributions: Contributions) -> None:
+    def take(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
         self._merge(block, commits, contributions)
         self._adopt(block, commits)
 
-    def _merge(self, block: Block, commits: Commits, contributions: Contributions) -> None:
+    def _merge(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
         """The steps that the log has of the learner before the commit, after the one that was read."""
         steps = block.steps
         width = block.rows + 2

@@ -24,11 +24,11 @@ from orchestrator.report.canvas import NARROW, WIDE, variables
 from orchestrator.report.data import Data, collect
 from orchestrator.report.fold import ReportFold
 from orchestrator.report.markdown import markdown
-from orchestrator.report.sections import Section, drawn, sections
+from orchestrator.report.sections import ReportSection, drawn, sections
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportPage:
     html: str
     markdown: str
 
@@ -42,12 +42,12 @@ class Contents:
     verdicts: Sequence[Verdict]
 
 
-def report(contents: Contents, recipe: str) -> Report:
+def report(contents: Contents, recipe: str) -> ReportPage:
     """`recipe` is the text of the run's config.toml; empty where it is lost."""
     summary = contents.summary
     data = collect(contents.fold, plain(recipe), summary, contents.verdicts)
     told = sections(data, recipe)
-    return Report(_encodable(_html(summary, data, told)), _encodable(markdown(summary, told)))
+    return ReportPage(_encodable(_html(summary, data, told)), _encodable(markdown(summary, told)))
 
 
 def contents_of(blocks: Iterable[Block], recipe: str) -> Contents:
@@ -59,13 +59,13 @@ def contents_of(blocks: Iterable[Block], recipe: str) -> Contents:
     return Contents(fold, summarise(accounts, plain(recipe), verdicts), verdicts)
 
 
-def _html(summary: Mapping[str, Any], data: Data, told: list[Section]) -> str:
+def _html(summary: Mapping[str, Any], data: Data, told: list[ReportSection]) -> str:
     return page(
         "report.html", data, told, summary=summary, verdict=headline.verdict(summary), tiles=headline.tiles(summary)
     )
 
 
-def page(template: str, data: Any, told: Sequence[Section], **values: Any) -> str:
+def page(template: str, data: Any, told: Sequence[ReportSection], **values: Any) -> str:
     """The HTML of a template with these sections, whose pictures are drawn from `data`."""
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),

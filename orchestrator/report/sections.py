@@ -23,7 +23,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     key: str
     title: str
     lead: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Section:
     blocks: tuple[tuple[str, str], ...] = ()  # title, text as it is
 
 
-def sections(data: Data, recipe: str) -> list[Section]:
+def sections(data: Data, recipe: str) -> list[ReportSection]:
     """All sections that have content. `recipe` is the text of config.toml."""
     all_ = [
         _failure(data), _loss(data), _learners(data), _participation(data), _time(data), _merges(data),
@@ -45,7 +45,7 @@ def _kept(*candidates: Table) -> tuple[Table, ...]:
     return tuple(candidate for candidate in candidates if candidate.rows)
 
 
-def _failure(data: Data) -> Section:
+def _failure(data: Data) -> ReportSection:
     """Tracebacks of the run and of learners whose loops failed."""
     blocks = []
     reason = data.summary["reason"] or ""
@@ -55,12 +55,12 @@ def _failure(data: Data) -> Section:
         blocks.append((f"{learner}, incarnation {incarnation}, after step {step}", traceback))
     left = data.failures.left_out
     lead = (f"{left:,} learners' loops failed before these; their tracebacks are in the log.",) if left else ()
-    return Section("failures", "What failed", lead, blocks=tuple(blocks))
+    return ReportSection("failures", "What failed", lead, blocks=tuple(blocks))
 
 
-def _loss(data: Data) -> Section:
+def _loss(data: Data) -> ReportSection:
     if not data.training and not data.held_out:
-        return Section("loss", "Loss")
+        return ReportSection("loss", "Loss")
     words = "Loss against committed tokens and against time."
     if data.training:
         unit = f" {data.summary['loss_unit']}" if data.summary.get("loss_unit") else ""
@@ -78,7 +78,7 @@ def _loss(data: Data) -> Section:
         if data.not_finite
         else ()
     )
-    return Section(
+    return ReportSection(
         "loss",
         "Loss",
         lead,
@@ -87,9 +87,9 @@ def _loss(data: Data) -> Section:
     )
 
 
-def _learners(data: Data) -> Section:
+def _learners(data: Data) -> ReportSection:
     if not data.lanes:
-        return Section("learners", "Learners")
+        return ReportSection("learners", "Learners")
     restarts = sum(lane.incarnation > 1 for lane in data.lanes)
     learners = len({lane.learner for lane in data.lanes})
     words = f"{learners} learners in {len(data.lanes)} incarnations over {seconds(data.end_s)}; {restarts} restarts."
@@ -108,12 +108,12 @@ def _learners(data: Data) -> Section:
     left = data.lanes_left_out
     lead = (f"{left:,} earlier incarnations are left out of the figure and the table.",) if left else ()
     pictures = (Picture(lanes.draw, words, caption),)
-    return Section("learners", "Learners", lead, pictures, _kept(tables.incarnations(data)))
+    return ReportSection("learners", "Learners", lead, pictures, _kept(tables.incarnations(data)))
 
 
-def _participation(data: Data) -> Section:
+def _participation(data: Data) -> ReportSection:
     if data.rounds is None:
-        return Section("participation", "Participation")
+        return ReportSection("participation", "Participation")
     shares = part(data.summary, "participation")
     words = (
         f"Each learner's share of the commits of each of {data.rounds.count} rounds; "
@@ -124,26 +124,28 @@ def _participation(data: Data) -> Section:
         f"The share of a round's commits ({length} syncer steps, every fragment once) with a contribution of this "
         "learner."
     )
-    return Section(
+    return ReportSection(
         "participation", "Participation", (), (Picture(rounds.draw, words, caption),), _kept(tables.participation(data))
     )
 
 
-def _time(data: Data) -> Section:
+def _time(data: Data) -> ReportSection:
     if not data.seconds:
-        return Section("time", "Where the time went")
+        return ReportSection("time", "Where the time went")
     share = percent(data.summary["goodput_time"])
     words = f"{share} of the configured learners' time went into steps whose tokens were committed."
     caption = (
         "Every second of every configured learner, from the first learner step to the last commit, is in exactly one "
         "category. The second figure leaves productive time out."
     )
-    return Section("time", "Where the time went", (), (Picture(time.draw, words, caption),), _kept(tables.time(data)))
+    return ReportSection(
+        "time", "Where the time went", (), (Picture(time.draw, words, caption),), _kept(tables.time(data))
+    )
 
 
-def _merges(data: Data) -> Section:
+def _merges(data: Data) -> ReportSection:
     if not data.merges:
-        return Section("merges", "Outer steps")
+        return ReportSection("merges", "Outer steps")
     waits = (
         "The parts of an outer step over time. Lines are medians of neighbouring outer steps, bars the longest. "
         "Grace is the wait after the quorum for learners that had not reported. The last part reads the contributions, "
@@ -161,7 +163,7 @@ def _merges(data: Data) -> Section:
         "The log records the grace that was used, not what was granted. A step that ended because its grace was over "
         "used all of it; a step that ended because all live learners had reported used less.",
     )
-    return Section(
+    return ReportSection(
         "merges", "Outer steps", lead, pictures, _kept(tables.waits(data), tables.reasons(data), tables.refusals(data))
     )
 
@@ -176,10 +178,10 @@ def _ages(data: Data) -> str:
     )
 
 
-def _faults(data: Data) -> Section:
+def _faults(data: Data) -> ReportSection:
     listed, missed = tables.faults(data), tables.skipped(data)
     if not listed.rows and not missed.rows:
-        return Section("faults", "Faults and recoveries", ("No fault was injected, and no learner died.",))
+        return ReportSection("faults", "Faults and recoveries", ("No fault was injected, and no learner died.",))
     recovered = [fault["recovery_s"] for fault in data.summary["faults"] if fault["recovery_s"] is not None]
     words = f"{len(listed.rows)} faults." + (
         f" Recoveries took {min(recovered):.1f} to {max(recovered):.1f} seconds." if recovered else ""
@@ -189,12 +191,14 @@ def _faults(data: Data) -> Section:
         "once it thaws: its time is detection, the rest of the freeze, and the wait for its next contribution."
     )
     pictures = (Picture(recoveries.draw, words, caption),) if recovered else ()
-    return Section("faults", "Faults and recoveries", (), pictures, _kept(listed, tables.recoveries(data), missed))
+    return ReportSection(
+        "faults", "Faults and recoveries", (), pictures, _kept(listed, tables.recoveries(data), missed)
+    )
 
 
-def _wire(data: Data) -> Section:
+def _wire(data: Data) -> ReportSection:
     if not data.links or data.rules is None:
-        return Section("wire", "Bytes on the links")
+        return ReportSection("wire", "Bytes on the links")
     elements, count = sum(data.rules.sizes), len(data.rules.learners)
     lead = (
         "Up: the elements of every merged contribution in the recipe's codec. Down: what was fetched until "
@@ -213,35 +217,35 @@ def _wire(data: Data) -> Section:
     )
     known = all(link.total is not None for link in data.links)
     pictures = (Picture(wire.draw, words, "Between the syncer and each learner, all incarnations."),) if known else ()
-    return Section("wire", "Bytes on the links", lead, pictures, _kept(tables.wire(data)))
+    return ReportSection("wire", "Bytes on the links", lead, pictures, _kept(tables.wire(data)))
 
 
-def _books(data: Data) -> Section:
+def _books(data: Data) -> ReportSection:
     lead = (
         "Processed tokens are committed, discarded or in flight; each column is summed independently. A token is "
         "committed when a contribution with its step is merged into at least one fragment. In token-fragments it "
         "counts once for each fragment.",
     )
-    return Section(
+    return ReportSection(
         "books", "Books", lead, tables=_kept(tables.books(data)) if data.summary["tokens"]["processed"] else ()
     )
 
 
-def _checks(data: Data) -> Section:
-    return Section("checks", "Checks", (), (), _kept(tables.checks(data.verdicts)))
+def _checks(data: Data) -> ReportSection:
+    return ReportSection("checks", "Checks", (), (), _kept(tables.checks(data.verdicts)))
 
 
-def _log(data: Data) -> Section:
-    return Section("log", "Log", (), (), _kept(tables.timeline(data), tables.log(data)))
+def _log(data: Data) -> ReportSection:
+    return ReportSection("log", "Log", (), (), _kept(tables.timeline(data), tables.log(data)))
 
 
-def _recipe(data: Data, recipe: str) -> Section:
+def _recipe(data: Data, recipe: str) -> ReportSection:
     made = tables.table("Made with", "what|version", tables.versions(data))
     blocks = (("config.toml", recipe),) if recipe.strip() else ()
-    return Section("recipe", "Recipe", (), (), _kept(made), blocks)
+    return ReportSection("recipe", "Recipe", (), (), _kept(made), blocks)
 
 
-def drawn(section: Section, data: Any, widths: tuple[int, ...]) -> Iterator[tuple[list[str], Picture]]:
+def drawn(section: ReportSection, data: Any, widths: tuple[int, ...]) -> Iterator[tuple[list[str], Picture]]:
     """The section's pictures with something to show, drawn at every width."""
     for picture in section.pictures:
         svgs = [picture.draw(data, width, picture.words) for width in widths]

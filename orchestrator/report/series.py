@@ -155,7 +155,7 @@ class Ends:
 
 
 @dataclass(eq=False)
-class Tally:
+class BoundedTally:
     """How often each of a bounded number of things came; further ones count as `other`, in each of their parts."""
 
     most: int = 240

@@ -22,7 +22,7 @@ from learners.actor import GROUPS, LearnerActor
 from learners.checkpoint_writer import SavedPart
 from learners.spec import LearnerSpec
 from orchestrator.lifecycle.actions import Action
-from orchestrator.lifecycle.controller import Controller, Rank, State, Unit
+from orchestrator.lifecycle.controller import Controller, RankState, State, Unit
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.runtime.placement import (
     NODE_ENDS,
@@ -332,7 +332,7 @@ class LearnerActors:
 
     async def find(
         self, name: str, incarnation: int, status: Mapping[str, Any]
-    ) -> tuple[LearnerHandle, tuple[Rank, ...]] | None:
+    ) -> tuple[LearnerHandle, tuple[RankState, ...]] | None:
         """A learner that an earlier orchestrator left, with all its ranks; `status`: the last that was shown of it."""
         end_left(name, incarnation, self._recipe.pool_of(name).standby, self._placement.namespace)
         for called in (label(name, incarnation), standby_label(name, incarnation)):
@@ -345,13 +345,13 @@ class LearnerActors:
                 info = status  # it may be frozen: its lease will tell
             self._identified(name, info)
             process = LearnerHandle(name, incarnation, actor=handle)
-            ranks = [Rank(True, info.get("pid"), info.get("node"))]
+            ranks = [RankState(True, info.get("pid"), info.get("node"))]
             try:
                 for rank in range(1, self._recipe.pool_of(name).processes):
                     called = rank_label(name, incarnation, rank)
                     process.others += (ray.get_actor(called, self._placement.namespace),)
                     shown = await within(CALL_S, process.others[-1].identify.remote())
-                    ranks.append(Rank(True, shown["pid"], shown["node"]))
+                    ranks.append(RankState(True, shown["pid"], shown["node"]))
             except (ValueError, ray.exceptions.RayError, TimeoutError):
                 process.kill()  # a gang is whole or gone
                 return None
@@ -427,7 +427,7 @@ class LearnerActors:
         """For chaos: give the learner's next incarnation, and only that, another recipe."""
         self._misconfigured[name] = time.monotonic() + MISCONFIGURED_S
 
-    async def kill(self, process: LearnerHandle, ranks: Iterable[Rank]) -> str:
+    async def kill(self, process: LearnerHandle, ranks: Iterable[RankState]) -> str:
         """Kill processes that do not answer. Returns the name of a node's error that did not do it."""
         process.kill()
         there = [(rank.node, rank.pid) for rank in ranks if rank.pid is not None and rank.node is not None]
@@ -446,7 +446,7 @@ class LearnerActors:
         except (ray.exceptions.RayError, TimeoutError):
             return None
 
-    async def unseen(self, ranks: Iterable[Rank]) -> str:
+    async def unseen(self, ranks: Iterable[RankState]) -> str:
         """Why the node of one of these ranks cannot be seen; empty when all can. A local cluster has one: ours."""
         nodes = [] if self._placement.local else [rank.node for rank in ranks if rank.node is not None]
         try:

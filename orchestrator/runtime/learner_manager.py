@@ -16,7 +16,7 @@ import ray
 from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
 from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
-from orchestrator.lifecycle.controller import Controller, Rank
+from orchestrator.lifecycle.controller import Controller, RankState
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.learner_actors import DRAINED, FINISHED, LearnerActors, LearnerHandle
@@ -74,7 +74,7 @@ class LearnerManager:
         self._notices_at = self._places_at = float("-inf")
         self._looking: asyncio.Task[None] | None = None  # the newest look for places
         self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
-        self._found: dict[str, tuple[LearnerHandle, tuple[Rank, ...]]] = {}  # left by an earlier orchestrator
+        self._found: dict[str, tuple[LearnerHandle, tuple[RankState, ...]]] = {}  # left by an earlier orchestrator
 
     def start(self, syncer: SyncerManager, saved: Mapping[str, SavedPart], again: bool = False) -> None:
         """Start all wanted learners, beside the syncer's first epoch; `saved`: what some of them continue from.
@@ -89,7 +89,7 @@ class LearnerManager:
     async def find(self, statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Look for learners that an earlier orchestrator has left; `statuses`: the last status of each, by name."""
 
-        async def find(name: str) -> tuple[LearnerHandle, tuple[Rank, ...]] | None:
+        async def find(name: str) -> tuple[LearnerHandle, tuple[RankState, ...]] | None:
             incarnation = self._store.granted("incarnation", name)
             return await self.actors.find(name, incarnation, statuses.get(name, {}))
 
@@ -165,7 +165,7 @@ class LearnerManager:
                 tuple((each.pid, each.node) for each in others),
             )
             for name, unit in self.controller.units.items()
-            for first, *others in [unit.incarnation.ranks or (Rank(),)]
+            for first, *others in [unit.incarnation.ranks or (RankState(),)]
         }
 
     # -------------------------------------------------------------- the end
@@ -327,7 +327,7 @@ class LearnerManager:
         else:
             await self._lost(process, cause, detail)
 
-    async def _adopt(self, process: LearnerHandle, ranks: Sequence[Rank]) -> str:
+    async def _adopt(self, process: LearnerHandle, ranks: Sequence[RankState]) -> str:
         """The rest of an incarnation that an earlier orchestrator started."""
         self.actors.places.adopt(process.learner)
         self._answered(process, [(rank.pid, rank.node) for rank in ranks])

@@ -19,7 +19,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import control
 from orchestrator.store.run_store import RunStore
-from orchestrator.telemetry.catalog import CATALOG, Bounds, Buckets, Metric, Sample
+from orchestrator.telemetry.catalog import CATALOG, Buckets, LabelLimits, Metric, Sample
 from orchestrator.telemetry.run_samples import RunSamples
 
 CPUS = 0.05
@@ -41,7 +41,7 @@ class RayMeters:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._bounds = Bounds()
+        self._bounds = LabelLimits()
         self._meters: dict[str, Any] = {}
         self._told: dict[tuple[str, ...], float] = {}
         self._observed: dict[tuple[str, ...], list[int]] = {}

@@ -28,7 +28,7 @@ SYNCER = "syncer"
 AMONG_SYNCERS = frozenset({"orchestrator", "chaos"})  # writers with logs of their own
 
 
-class Stretch(NamedTuple):
+class FactStretch(NamedTuple):
     """Facts of one incarnation, or epoch, by their numbers: from `first` up to `stop`, without that."""
 
     key: Key
@@ -36,10 +36,10 @@ class Stretch(NamedTuple):
     stop: int
 
 
-class Group(NamedTuple):
+class SimGroup(NamedTuple):
     """What one object of the chain says, in its order."""
 
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[FactStretch, ...] = ()
     runs: tuple[Run, ...] = ()  # up to which fact of whom it brings the log
     records: tuple[Append, ...] = ()  # their facts are among the stretches
 
@@ -139,10 +139,10 @@ class Model(Protocol):
 class Journal(Protocol):
     """Writes one epoch's groups, one at a time."""
 
-    def put(self, group: Group) -> None:
+    def put(self, group: SimGroup) -> None:
         """Create the next object of the chain. Called again only once the last group is durable."""
 
-    def finish(self, group: Group) -> None:
+    def finish(self, group: SimGroup) -> None:
         """The run is over: the group under way, and this one, become durable."""
 
     def crash(self) -> None:
@@ -229,7 +229,7 @@ class SimContext:
     model: Model
     make_learner: Callable[[str, int], Any]
     make_values: Callable[[Key], Any]
-    make_journal: Callable[[Any, Callable[[Group], None], Callable[[], None]], Journal]
+    make_journal: Callable[[Any, Callable[[SimGroup], None], Callable[[], None]], Journal]
     faults: Faults = field(default_factory=Faults)
     observer: Observer = field(default_factory=Observer)
     fault_counts: Counter[str] = field(default_factory=Counter)  # by kind of fault: how often it had an effect
@@ -240,7 +240,7 @@ class SimContext:
     in_flight_max: int = 1  # steps of one learner
     facts: dict[Key, list[Fact]] = field(default_factory=dict)  # all that were said, by writer and incarnation
     said_at: dict[Key, list[float]] = field(default_factory=dict)  # virtual seconds, of each epoch's own facts
-    log: list[Group] = field(default_factory=list)  # the chain: groups that are durable
+    log: list[SimGroup] = field(default_factory=list)  # the chain: groups that are durable
     acknowledged: dict[Key, int] = field(default_factory=dict)  # by learner: the last number it was told to be durable
 
     def events(self) -> list[Event]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.simulation.context import Group, Key, SimContext, Stretch
+from orchestrator.simulation.context import FactStretch, Key, SimContext, SimGroup
 from outer.protocol.events_effects import Append
 from outer.protocol.facts import FactsLost
 from outer.protocol.recorder import Numbered, Recorder, Run
@@ -16,7 +16,7 @@ from outer.protocol.recorder import Numbered, Recorder, Run
 FLUSH_S = 0.25  # the longest that a fact waits for a group to be begun
 
 
-class FactLog:
+class SimFactLog:
     """One epoch's part of the log; `syncer` is its process. While a group is written, the next one collects."""
 
     def __init__(self, context: SimContext, syncer: Any) -> None:
@@ -27,7 +27,7 @@ class FactLog:
         self._context, self._syncer, self._recording = context, syncer, context.recording
         self._said = context.facts.setdefault(syncer.key, [])
         self._said_at = context.said_at.setdefault(syncer.key, [])
-        self._stretches: list[Stretch] = []
+        self._stretches: list[FactStretch] = []
         self._runs: list[Run] = []
         self._writing = self._timed = self._owed = False
 
@@ -62,9 +62,9 @@ class FactLog:
     def _add(self, key: Key, first: int, stop: int) -> None:
         stretches = self._stretches
         if stretches and stretches[-1].key == key:
-            stretches[-1] = Stretch(key, stretches[-1].first, stop)
+            stretches[-1] = FactStretch(key, stretches[-1].first, stop)
         else:
-            stretches.append(Stretch(key, first, stop))
+            stretches.append(FactStretch(key, first, stop))
         if not self._timed:
             self._timed = True
             self._syncer.time.reach(FLUSH_S, self._syncer, self._due)
@@ -80,13 +80,13 @@ class FactLog:
             self._writing = True
             self._syncer.writer.put(self._next())
 
-    def _next(self) -> Group:
+    def _next(self) -> SimGroup:
         runs = [Run(*stretch.key, stretch.stop - 1) for stretch in self._stretches]
-        group = Group(tuple(self._stretches), (*self._runs, *runs), tuple(self.records))
+        group = SimGroup(tuple(self._stretches), (*self._runs, *runs), tuple(self.records))
         self._stretches, self._runs, self.records = [], [], []
         return group
 
-    def durable(self, group: Group) -> None:
+    def durable(self, group: SimGroup) -> None:
         """A group of this epoch is durable, and the process knows."""
         self._writing = False
         self.recorder.mark_durable(group.runs)

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from orchestrator.simulation.calls import Call, ask
-from orchestrator.simulation.context import Group, Key, SimContext
-from orchestrator.simulation.fact_log import FactLog
+from orchestrator.simulation.context import Key, SimContext, SimGroup
+from orchestrator.simulation.fact_log import SimFactLog
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Host, Process
 from outer.protocol import events_effects
@@ -45,7 +45,7 @@ class SyncerProcess(Process):
         self.performed = 0  # effects
         self.crash_at = math.inf  # it dies after so many effects
         self.writer = context.make_journal(self, self.on_durable, self._refused)
-        self.log = FactLog(context, self)
+        self.log = SimFactLog(context, self)
         self._context, self._network, self._died, self._trace = context, context.network, died, context.trace
         self._told: dict[Key, float] = {}  # by learner: when its facts were acknowledged last
         self._held: list[tuple[Key, int, Call]] = []  # answered once facts up to this number are durable
@@ -229,7 +229,7 @@ class SyncerProcess(Process):
         self.log.append(effect)
         self._context.faults.appended(self, effect)
 
-    def on_durable(self, group: Group) -> None:
+    def on_durable(self, group: SimGroup) -> None:
         """Called by the journal: a group is durable."""
         self.log.durable(group)
         held, self._held = self._held, []

@@ -312,7 +312,7 @@ class Sample:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-class Bounds:
+class LabelLimits:
     """Keeps label values within what the catalog allows."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from orchestrator.accounting.summary import downloaded
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event, kind_of
 from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested, ReferenceLosses, RunStarted
-from orchestrator.telemetry.catalog import CATALOG, KINDS, OTHER, Bounds, Buckets, Sample
+from orchestrator.telemetry.catalog import CATALOG, KINDS, OTHER, Buckets, LabelLimits, Sample
 from outer.numeric.formats import known
 from outer.protocol.facts import LearnerFenced, SyncerStarted
 
@@ -76,7 +76,7 @@ class MetricsFold:
         self._accounts = accounts
         self._values: dict[tuple[str, ...], float] = {}  # by metric and the values of its labels
         self._buckets: dict[tuple[str, ...], Buckets] = {}
-        self._bounds = Bounds()
+        self._bounds = LabelLimits()
         self._sizes: tuple[int, ...] = ()
         self._pools: dict[str, str] = {}
         self._lost: dict[str, str] = {}  # learner -> what ended its newest incarnation

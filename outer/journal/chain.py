@@ -72,7 +72,7 @@ def _identity_in(store: Objects, name: str) -> str:
 # ------------------------------------------------------------------ groups
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """The place of a group: its position and its seal."""
 
     position: int = -1
@@ -80,7 +80,7 @@ class Link(NamedTuple):
 
 
 @dataclass
-class History:
+class EarlierGroups:
     """The groups of earlier epochs in the store."""
 
     positions: list[int]  # of all groups, sorted
@@ -123,9 +123,9 @@ class Chain:
 
     # -------------------------------------------------------------- backward
 
-    def back(self) -> History:
+    def back(self) -> EarlierGroups:
         """Read from the newest group back to a snapshot. If a group in between is damaged, use only those before it."""
-        past = History(self.positions())
+        past = EarlierGroups(self.positions())
         group = self.newest_sound(past, past.positions)
         past.epoch = 0 if group is None else int(group.header["epoch"])
         while group is not None:
@@ -142,7 +142,7 @@ class Chain:
                 group = self.newest_sound(past, [position for position in past.positions if position < before])
         return past
 
-    def newest_sound(self, past: History, positions: Sequence[int]) -> Group | None:
+    def newest_sound(self, past: EarlierGroups, positions: Sequence[int]) -> Group | None:
         for position in reversed(positions):
             try:
                 return self.group(position)
@@ -152,7 +152,7 @@ class Chain:
 
     # -------------------------------------------------------------- forward
 
-    def forward(self, after: Link, row: int, damage: list[str], until: int | None = None) -> Iterator[Group]:
+    def forward(self, after: ChainLink, row: int, damage: list[str], until: int | None = None) -> Iterator[Group]:
         """The groups behind `after`, in order, without their arrays; up to position `until`. `row`: facts before them.
 
         `damage` takes what is missing, damaged, or linked to another group, in words. Where the chain is broken, it
@@ -171,10 +171,10 @@ class Chain:
             if group is None:
                 return
             waiting = [each for each in waiting if each > group.position]
-            after, row = Link(group.position, group.seal), group.next_row
+            after, row = ChainLink(group.position, group.seal), group.next_row
             yield group
 
-    def ahead(self, after: Link, row: int) -> Iterator[Group]:
+    def ahead(self, after: ChainLink, row: int) -> Iterator[Group]:
         """The groups right behind `after` while each is sound and follows, without a listing. Raises OSError."""
         while True:
             try:
@@ -185,7 +185,7 @@ class Chain:
                 return
             group.arrays = []
             yield group
-            after, row = Link(group.position, group.seal), group.next_row
+            after, row = ChainLink(group.position, group.seal), group.next_row
 
     def _readable(self, position: int, damage: list[str]) -> Group | None:
         try:
@@ -197,7 +197,7 @@ class Chain:
         return group
 
     def _behind_damage(
-        self, waiting: list[int], first: Group | None, after: Link, row: int, heard: list[str]
+        self, waiting: list[int], first: Group | None, after: ChainLink, row: int, heard: list[str]
     ) -> Group | None:
         """Where to go on when the next group is not readable, or does not follow `after`."""
         sound, unheard = first, list[str]()
@@ -214,7 +214,7 @@ class Chain:
         return sound
 
 
-def follows(group: Group, after: Link, row: int) -> bool:
+def follows(group: Group, after: ChainLink, row: int) -> bool:
     """Whether a group is the next one. An epoch that found damage, or no log, opens behind whatever facts are left."""
     if after.position >= 0 and (group.header["after"], group.header["before"]) == (after.position, after.seal):
         return True
@@ -241,9 +241,9 @@ class Segmented:
     rows: int = 0  # facts in all segments
     writers: tuple[tuple[str, int, int], ...] = ()  # as Recorder.state
 
-    def link(self, run: str) -> Link:
+    def link(self, run: str) -> ChainLink:
         """Behind which group of this chain the next segment begins."""
-        return Link(self.last, self.group) if run == self.run else Link()
+        return ChainLink(self.last, self.group) if run == self.run else ChainLink()
 
 
 class Segmenter(Protocol):

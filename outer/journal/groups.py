@@ -74,7 +74,7 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cut:
+class JournalCut:
     """Everything that is durable at one point. A new journal could start from it."""
 
     state: dict[str, Any]  # of the records: encode_replay

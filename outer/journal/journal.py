@@ -30,8 +30,8 @@ from outer.journal.chain import (
     SEGMENT_ROUNDS,
     SEGMENT_ROWS,
     Chain,
-    History,
-    Link,
+    ChainLink,
+    EarlierGroups,
     Segmented,
     Segmenter,
     group_key,
@@ -41,7 +41,7 @@ from outer.journal.chain import (
     words,
 )
 from outer.journal.framing import Damaged, pack
-from outer.journal.groups import FACTS, FORMAT, OPENING, SNAPSHOT, Arrays, Cut, Group, Item, Logged, Value
+from outer.journal.groups import FACTS, FORMAT, OPENING, SNAPSHOT, Arrays, Group, Item, JournalCut, Logged, Value
 from outer.journal.object_store import Objects, prove
 from outer.protocol.facts import Committed
 from outer.protocol.recorder import Recorder, Run
@@ -99,7 +99,7 @@ class StoredJournal:
         self._after = -1  # the position of the previous group
         # By fragment: the position and seal of the group with its newest value.
         self._newest_at: dict[int, tuple[int, str]] = {}
-        self._opening = Link()  # this epoch's
+        self._opening = ChainLink()  # this epoch's
         self._removable: set[int] = set()  # existing positions
         self._sizes: deque[tuple[int, int]] = deque()  # (position, bytes) of this epoch's groups that are in no segment
         self._inherited = False  # whether earlier epochs left facts that are in no segment
@@ -137,7 +137,7 @@ class StoredJournal:
                 self._put(header, [])
             except FileExistsError:
                 continue  # the previous epoch wrote, or another epoch opened, in between
-            self._opening = Link(self._after, self._before)
+            self._opening = ChainLink(self._after, self._before)
             if any(position > self._after for position in self._chain.positions()):
                 continue  # a later epoch opened here, and has removed its opening since
             return self._go_on(past)
@@ -150,7 +150,7 @@ class StoredJournal:
                 self._store.create(f"{self._folder}/{IDENTITY}", identity_object(uuid.uuid4().hex))
         return identity(self._store, self._folder) or ""  # "": the identity and all groups are damaged
 
-    def _count_segments(self, past: History) -> None:
+    def _count_segments(self, past: EarlierGroups) -> None:
         """How far segments go. They may hold facts of groups that were damaged since."""
         known = Segmented()
         if past.chain and (values := past.chain[-1].header.get("segmented")):
@@ -158,7 +158,7 @@ class StoredJournal:
         self.segmented = known if self._segmenter is None else self._segmenter.newest(known)
         self.rows = max(self.rows, self.segmented.rows)
 
-    def _go_on(self, past: History) -> Opened:
+    def _go_on(self, past: EarlierGroups) -> Opened:
         opened = Opened(Recovered([], []), past.values, past.damage)
         for group in reversed(past.chain):
             self._replay_group(group)
@@ -275,9 +275,9 @@ class StoredJournal:
         self._newest_at = dict.fromkeys(kept, (self._after, self._before))
         return copy.deepcopy(replay.found)
 
-    def cut(self) -> Cut:
+    def cut(self) -> JournalCut:
         """Everything that is durable now. Call it in the writing thread."""
-        return Cut(groups.encode_replay(self._replay), dict(self._values))
+        return JournalCut(groups.encode_replay(self._replay), dict(self._values))
 
     @property
     def writers(self) -> list[list[Any]]:

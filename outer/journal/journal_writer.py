@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from outer.journal.chain import Segmented, Segmenter
-from outer.journal.groups import SYNCER, Arrays, Cut, FactRun, Item, Logged, Value, runs
+from outer.journal.groups import SYNCER, Arrays, FactRun, Item, JournalCut, Logged, Value, runs
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal
 from outer.journal.object_store import Objects
 from outer.journal.values import Stored
@@ -124,7 +124,7 @@ class JournalWriter:
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
-    def cut(self) -> asyncio.Future[Cut]:
+    def cut(self) -> asyncio.Future[JournalCut]:
         """Everything durable by now, perhaps including the group being written, but no later entry."""
         return asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._executor, self._journal.cut))
 

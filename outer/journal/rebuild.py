@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outer.journal import checkpoint_parts
-from outer.journal.groups import Cut, Value, decode_replay
+from outer.journal.groups import JournalCut, Value, decode_replay
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
 from outer.protocol.facts import Record, StateRebuilt
@@ -73,7 +73,7 @@ def replay_log(records: Iterable[tuple[int, Record]], fragments: int) -> Journal
 def rebuild(
     log: JournalReplay,
     journal: Mapping[int, RecoverySource],
-    checkpoint: Cut | None,
+    checkpoint: JournalCut | None,
     learners: Mapping[int, Sequence[RecoverySource]],
 ) -> Rebuilt:
     """Take the newest value of each fragment. A newer one than the log knows, which a learner holds, was announced too.
@@ -115,7 +115,7 @@ def rebuild(
     return rebuilt
 
 
-def _rolled_back(checkpoint: Cut, announced: Sequence[int]) -> Rebuilt:
+def _rolled_back(checkpoint: JournalCut, announced: Sequence[int]) -> Rebuilt:
     """Use the checkpoint alone: its records and values belong to one cut."""
     replay = decode_replay(checkpoint.state)
     rebuilt = Rebuilt(replay, dict(checkpoint.values), clock=max(announced, default=0))
@@ -155,12 +155,12 @@ class RecoverySources:
     snapshot: int  # the newest complete checkpoint; 0: none
     learners: tuple[Any, ...]  # handles of the living learners
 
-    def cut(self, store: Objects) -> Cut | None:
+    def cut(self, store: Objects) -> JournalCut | None:
         """The syncer's part of the checkpoint. Raises Damaged."""
         if not self.snapshot:
             return None
         header, values, _ = checkpoint_parts.read_values(store, self.snapshot)
-        return Cut(header["kept"], {fragment: Value(*value) for fragment, value in values.items()})
+        return JournalCut(header["kept"], {fragment: Value(*value) for fragment, value in values.items()})
 
     def held_by_learners(
         self, announced: Sequence[int], journal: Mapping[int, RecoverySource], ask: Ask

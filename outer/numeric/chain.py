@@ -24,7 +24,7 @@ Delta = NDArray[np.uint8]  # an encoded difference between two successive versio
 EXACT = "fp32"  # the codec without a chain: B is Theta
 
 
-class Chain:
+class VersionChain:
     """How a run's versions follow each other. `codec`: a name of formats.named that takes differences."""
 
     def __init__(self, codec: str, fragments: Sequence[Fragment], seed: int) -> None:
@@ -33,9 +33,9 @@ class Chain:
         self._exact = [_of_mean(fragment) for fragment in fragments]
 
     @staticmethod
-    def of(downlink: str, fragments: Sequence[Fragment], seed: int = 0) -> Chain | None:
+    def of(downlink: str, fragments: Sequence[Fragment], seed: int = 0) -> VersionChain | None:
         """None where versions are published as they are. `seed`: the run's; only `delta` needs it."""
-        return None if downlink == EXACT else Chain(downlink, fragments, seed)
+        return None if downlink == EXACT else VersionChain(downlink, fragments, seed)
 
     def delta(self, fragment: int, version: int, theta: Flat, before: Flat) -> Delta:
         """Encode the step from the published version `before` to the next, for the exact theta float32[n].

@@ -52,14 +52,14 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class Layout:
+class VectorLayout:
     """How the rules see a fragment: the vectors of each rule, and what is treated otherwise."""
 
     pieces: Mapping[str, Pieces]  # by rule
     mean: Sequence[slice]  # averaged, and not stepped
 
 
-def layout(fragment: Fragment, rules: Mapping[str, str], granularity: str) -> Layout:
+def layout(fragment: Fragment, rules: Mapping[str, str], granularity: str) -> VectorLayout:
     """`rules`: by tensor name, from `rules`. `granularity`: what every rule but Avg treats as one vector.
 
     "tensor"; "row" (one vector for each index of the first axis; a tensor with fewer than two axes is one vector);
@@ -81,7 +81,7 @@ def layout(fragment: Fragment, rules: Mapping[str, str], granularity: str) -> La
         else:
             width = tensor.size // tensor.shape[0]
             of_rule += [[(start, start + width, shift)] for start in range(place.start, place.stop, width)]
-    return Layout({rule: _pieces(found) for rule, found in vectors.items() if found}, mean)
+    return VectorLayout({rule: _pieces(found) for rule, found in vectors.items() if found}, mean)
 
 
 def _pieces(vectors: Sequence[Sequence[tuple[int, int, int]]]) -> Pieces:
@@ -166,7 +166,7 @@ class Contributions:
     def _threads_for(self, pieces: Pieces) -> int:
         return max(1, min(self._threads, int(pieces.sizes.sum()) // THREAD_ELEMENTS))
 
-    def gradient(self, laid: Layout) -> Floats:
+    def gradient(self, laid: VectorLayout) -> Floats:
         """The merged outer gradient, float64[n]; 0 for mean tensors."""
         merged = np.zeros(len(self.anchor), np.float64)
         for rule, pieces in laid.pieces.items():

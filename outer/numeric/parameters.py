@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from outer.config import OuterConfig
 from outer.numeric import codec as codecs
 from outer.numeric import formats, kernel
-from outer.numeric.chain import Chain, Delta, Recent
+from outer.numeric.chain import Delta, Recent, VersionChain
 from outer.numeric.codec import DIFFERENCE
 from outer.numeric.compiling import one_process, read_only
-from outer.numeric.merge import Contributions, Layout, layout
+from outer.numeric.merge import Contributions, VectorLayout, layout
 from outer.numeric.optimizer import OuterOptimizer
 from outer.protocol.fragments import Fragment
 
@@ -67,7 +67,7 @@ class GlobalParameters:
         codec: str,
         rules: Mapping[str, str],
         threads: int = 1,
-        chain: Chain | None = None,
+        chain: VersionChain | None = None,
         others: Sequence[str] = (),
     ) -> None:
         """`initial`: float32[n] per fragment, which nobody may change any more; None where another process holds it.
@@ -130,7 +130,7 @@ class GlobalParameters:
         finite, digest = bool(np.isfinite(published).all()), codecs.digest(published)
         return Proposal(fragment, published, state, norm, digest, finite, _frozen(stepped), delta)
 
-    def _sgd(self, given: Contributions, laid: Layout, theta: NDArray[np.float32], state: Any) -> Stepped:
+    def _sgd(self, given: Contributions, laid: VectorLayout, theta: NDArray[np.float32], state: Any) -> Stepped:
         """SGD with momentum, merged and stepped in one pass."""
         how = self._optimizer.sgd
         assert how is not None
@@ -152,7 +152,7 @@ class GlobalParameters:
         skipped = next(self._places) * APART if size >= LARGE else 0
         return np.empty(size + skipped, np.float32)[skipped:]
 
-    def _step(self, given: Contributions, laid: Layout, theta: NDArray[np.float32], state: Any) -> Stepped:
+    def _step(self, given: Contributions, laid: VectorLayout, theta: NDArray[np.float32], state: Any) -> Stepped:
         """Any other optimizer, on the merged gradient as a whole."""
         merged, kept = given.gradient(laid), np.ones(len(theta), np.bool_)
         for place in laid.mean:

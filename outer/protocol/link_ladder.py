@@ -76,7 +76,7 @@ class Clock(NamedTuple):
 
 
 @dataclass
-class Place:
+class LadderPlace:
     """The state of one link."""
 
     rung: int = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outer.protocol.facts import LinkAdapted
 from outer.protocol.link_estimate import LinkEstimate
-from outer.protocol.link_ladder import AHEAD, Clock, Place, Rung, Uplinks
+from outer.protocol.link_ladder import AHEAD, Clock, LadderPlace, Rung, Uplinks
 from outer.protocol.messages import Contribution
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Linked(Protocol):
     name: str
     incarnation: int
     answers: LinkEstimate
-    place: Place
+    place: LadderPlace
     under_way: UnderWay | None
     counted: int
     owes: set[int]

@@ -25,7 +25,7 @@ from outer.protocol.facts import (
 )
 from outer.protocol.leases import Leases, LinkRate
 from outer.protocol.link_estimate import LinkEstimate
-from outer.protocol.link_ladder import Place
+from outer.protocol.link_ladder import LadderPlace
 from outer.protocol.links import Links, UnderWay
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
 from outer.protocol.quorum import step_time
@@ -62,7 +62,7 @@ class Member:
     missed: int = -1  # sequence number of its newest report when it let a read time out
     link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer: for deadlines
     answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
-    place: Place = field(default_factory=Place)  # of its link, on the ladder
+    place: LadderPlace = field(default_factory=LadderPlace)  # of its link, on the ladder
     under_way: UnderWay | None = None  # an answer over a slow link that no syncer step need wait for
     counted: int = -1  # syncer step of the newest answer that did not come in time, and that its link was judged by
     owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer

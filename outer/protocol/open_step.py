@@ -14,7 +14,7 @@ from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
 from outer.protocol.links import EARLY
 from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
-from outer.protocol.quorum import Decision, Verdict, decide
+from outer.protocol.quorum import Decision, QuorumVerdict, decide
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -135,11 +135,11 @@ class OpenStep:
         assert stage in TRANSITIONS[self.stage], f"{self.stage} -> {stage}"
         self.stage = stage
 
-    def judge(self, now: float, quorum: int, live: int, reported: int, grace_s: float | None) -> Verdict:
+    def judge(self, now: float, quorum: int, live: int, reported: int, grace_s: float | None) -> QuorumVerdict:
         """Whether to stop collecting. `grace_s`: the grace for a quorum reached now; None for endless."""
         self.starved |= live < quorum
         if now < self.retry_at:
-            return Verdict(Decision.WAIT, "too few could contribute a moment ago")
+            return QuorumVerdict(Decision.WAIT, "too few could contribute a moment ago")
         self.retry_at = float("-inf")
         return decide(
             now,

@@ -21,7 +21,7 @@ class Decision(Enum):
     MERGE = "merge"
 
 
-class Verdict(NamedTuple):
+class QuorumVerdict(NamedTuple):
     decision: Decision
     reason: str
 
@@ -38,27 +38,27 @@ def adaptive_grace(gamma: float, overlap_steps: int, step_s: float, quorum_s: fl
 
 def decide(
     now: float, *, quorum: int, live: int, reported: int, quorum_at: float | None, grace_s: float | None
-) -> Verdict:
+) -> QuorumVerdict:
     """Judge one open syncer step. `OpenStep.judge` calls it after every event.
 
     `quorum`: K. `reported`: how many live learners finished a step after this syncer step opened. `quorum_at`: when
     the K-th of them reported, None before grace. `grace_s`: the grace granted, None for endless.
     """
     if live < quorum:
-        return Verdict(Decision.WAIT, f"{live} learners alive, the quorum is {quorum}")
+        return QuorumVerdict(Decision.WAIT, f"{live} learners alive, the quorum is {quorum}")
     if reported < quorum:
-        return Verdict(Decision.WAIT, f"{reported} of {quorum} reported")
+        return QuorumVerdict(Decision.WAIT, f"{reported} of {quorum} reported")
     if reported >= live:
-        return Verdict(Decision.MERGE, f"all {live} live learners reported")
+        return QuorumVerdict(Decision.MERGE, f"all {live} live learners reported")
     if quorum_at is None:
         if grace_s == 0.0:
-            return Verdict(Decision.MERGE, f"{reported} of {live} reported, no slack for grace")
-        return Verdict(Decision.OPEN_GRACE, f"{reported} of {live} reported")
+            return QuorumVerdict(Decision.MERGE, f"{reported} of {live} reported, no slack for grace")
+        return QuorumVerdict(Decision.OPEN_GRACE, f"{reported} of {live} reported")
     if grace_s is None:
-        return Verdict(Decision.WAIT, f"{reported} of {live} reported, grace is without end")
+        return QuorumVerdict(Decision.WAIT, f"{reported} of {live} reported, grace is without end")
     if now >= quorum_at + grace_s:
-        return Verdict(Decision.MERGE, f"grace is over, {reported} of {live} reported")
-    return Verdict(Decision.WAIT, f"{reported} of {live} reported, in grace")
+        return QuorumVerdict(Decision.MERGE, f"grace is over, {reported} of {live} reported")
+    return QuorumVerdict(Decision.WAIT, f"{reported} of {live} reported, in grace")
 
 
 # ------------------------------------------------------------------ step times and delays

@@ -37,7 +37,7 @@ from benchmarks.studies.islands import (
 )
 from benchmarks.studies.models import even
 from orchestrator.planner.fleet import world as machines
-from orchestrator.planner.fleet.description import Fleet, Member, StepSample, Timing
+from orchestrator.planner.fleet.description import Fleet, FleetMember, StepSample, Timing
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
 from tests.property_settings import examples
@@ -291,7 +291,7 @@ def fleet(rhythms, **changed) -> Fleet:
         "sync": sync,
         "quorum": 1,
         "fragments": even(24_000, sync.round_steps),
-        "members": tuple(Member(f"learner-t-{i}", 8, 800, rhythm) for i, rhythm in enumerate(rhythms)),
+        "members": tuple(FleetMember(f"learner-t-{i}", 8, 800, rhythm) for i, rhythm in enumerate(rhythms)),
         "budget": Budget(None, 10**9),
         "warm": True,
     }

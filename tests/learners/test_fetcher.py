@@ -15,7 +15,7 @@ from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import Fetch, Fetched, FetchFailed, Recover, StateArrived, StateMissed
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric import codec as codecs
-from outer.numeric.chain import Chain
+from outer.numeric.chain import VersionChain
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import Donor, Notice, SeekDonor, State, StateRequest
@@ -117,7 +117,7 @@ def flipped(value: Any) -> Any:
 @pytest.mark.parametrize("spoil", [None, flipped, lambda value: [value[0][:5]] if isinstance(value, list) else value])
 def test_who_is_versions_behind_takes_deltas_and_the_whole_value_where_they_do_not_fit(spoil: Any) -> None:
     fragment, rng = Fragment(0, (Tensor("w", (1000,), "float32"),)), np.random.default_rng(1)
-    chain = Chain("int8", [fragment], 3)
+    chain = VersionChain("int8", [fragment], 3)
     held = GlobalParameters([fragment], [np.zeros(1000, np.float32)], OuterConfig(), "fp32", {"w": "avg"}, chain=chain)
     link, results = ChainLink(held), list[Any]()
     fetching = fetcher(link, results)

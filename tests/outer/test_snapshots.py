@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outer.journal.groups import Cut, Value
+from outer.journal.groups import JournalCut, Value
 from outer.journal.object_store import Folder
 from outer.protocol.fragments import Fragment, Tensor
 from outer.snapshots import CUTS_MAX, Snapshots
@@ -26,12 +26,12 @@ class Journal:
     def __init__(self) -> None:
         self.values: list[weakref.ref[Any]] = []
 
-    def cut(self) -> asyncio.Future[Cut]:
+    def cut(self) -> asyncio.Future[JournalCut]:
         value = np.full(4, len(self.values), np.float32)
         self.values.append(weakref.ref(value))
         state = {"versions": [len(self.values)], "tokens_committed": 0}
         done = asyncio.get_running_loop().create_future()
-        done.set_result(Cut(state, {0: Value(len(self.values), [value])}))
+        done.set_result(JournalCut(state, {0: Value(len(self.values), [value])}))
         return done
 
     @property

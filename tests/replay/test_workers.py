@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.replay import workers
 from orchestrator.replay.environment import ONE_THREAD, Environment
-from orchestrator.replay.incarnation import Adopt, Give, Inherit, TapeError
+from orchestrator.replay.incarnation import Adopt, Give, InheritState, TapeError
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.schedule import dealt, stretches
 from orchestrator.replay.tape import Tape, merged_read, record
@@ -41,7 +41,7 @@ def test_everything_that_a_stretch_needs_comes_before_it(tape: Tape) -> None:
             for moment in moments[: stretch.place + 1]:
                 if isinstance(moment, Adopt):
                     assert moment.version < commit.syncer_step
-                if isinstance(moment, Inherit):
+                if isinstance(moment, InheritState):
                     assert (moment.donor, Give(stretch.key)) in done
                 done.add((stretch.key, moment))
         for one in commit.participants:

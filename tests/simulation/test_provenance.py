@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from chaos.simulation.checks.provenance import Content, Range, Version, apart, counts, rebased, settled, uneven
+from chaos.simulation.checks.provenance import Content, Range, ValueVersion, apart, counts, rebased, settled, uneven
 
 A, B = ("a", 1), ("b", 1)
-ZERO = Version(0, 0, None, ())
+ZERO = ValueVersion(0, 0, None, ())
 
 
-def merge(base: Version, number: int, *contents: Content) -> Version:
-    return Version(0, number, base, tuple(one for content in contents for one in content.beyond(base)))
+def merge(base: ValueVersion, number: int, *contents: Content) -> ValueVersion:
+    return ValueVersion(0, number, base, tuple(one for content in contents for one in content.beyond(base)))
 
 
-def own(unit: tuple[str, int], since: int, step: int, root: Version = ZERO) -> Content:
+def own(unit: tuple[str, int], since: int, step: int, root: ValueVersion = ZERO) -> Content:
     return Content(root, (), unit, since, step)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from chaos.simulation.checks.provenance import Content, Key, Version, counts, uneven
+from chaos.simulation.checks.provenance import Content, Key, ValueVersion, counts, uneven
 from chaos.simulation.profile import Options
 from learners.protocol.events_effects import Apply
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
@@ -24,10 +24,10 @@ class Violation(NamedTuple):
     reason: str
 
 
-class Proposal(NamedTuple):
+class MergedProposal(NamedTuple):
     """What the shell merged: the fragment's next version, from these payloads with these weights."""
 
-    version: Version
+    version: ValueVersion
     payloads: tuple[Content, ...]
     weights: tuple[float, ...]
 
@@ -37,7 +37,7 @@ class Oracle:
 
     def __init__(self, options: Options) -> None:
         self.violations: list[Violation] = []
-        self.origin = tuple(Version(p, 0, None, ()) for p in range(options.fragments))
+        self.origin = tuple(ValueVersion(p, 0, None, ()) for p in range(options.fragments))
         self.tips = list(self.origin)
         self._spans: set[int] = set()  # whose grant is durable
         self._lent: dict[Key, int] = {}  # samples, durably
@@ -60,7 +60,7 @@ class Oracle:
 
     # -------------------------------------------------------------- the syncer's side
 
-    def committed(self, record: Committed, proposal: Proposal) -> None:
+    def committed(self, record: Committed, proposal: MergedProposal) -> None:
         """A commit became durable."""
         version, name = proposal.version, f"fragment {record.fragment} at syncer step {record.syncer_step}"
         tip = self.tips[record.fragment]
@@ -98,14 +98,14 @@ class Oracle:
             if one.age > self._sync.base_window:
                 self.broken("oracle.window", f"{name} holds what {one.learner} did on a base {one.age} rounds behind")
 
-    def _age(self, content: Content, version: Version) -> int:
+    def _age(self, content: Content, version: ValueVersion) -> int:
         """How many rounds a payload's base is behind the version merged onto; NONE where it is no ancestor of that."""
         base, tip = version.parent, version.parent
         while base is not None and base is not content.root:
             base = base.parent
         return NONE if base is None or tip is None else math.ceil((tip.number - base.number) / self._sync.round_steps)
 
-    def _weights(self, name: str, proposal: Proposal) -> None:
+    def _weights(self, name: str, proposal: MergedProposal) -> None:
         """By the recipe's rule, of what the payloads hold, normalised. Of late ones at most a round counts."""
         raw = []
         for content in proposal.payloads:
@@ -124,13 +124,13 @@ class Oracle:
         if sorted(steps) != sorted(self._learners) or set(steps.values()) != {syncer_step}:
             self.broken("oracle.lockstep", f"{name} holds {steps}")
 
-    def published(self, epoch: int, version: Version) -> None:
+    def published(self, epoch: int, version: ValueVersion) -> None:
         """It is announced. What is not durable never is."""
         if not version.durable:
             name = f"version {version.number} of fragment {version.fragment}"
             self.broken("oracle.durable", f"epoch {epoch} announced {name}, which is not durable")
 
-    def recovered(self, epoch: int, versions: list[Version], told: list[int]) -> None:
+    def recovered(self, epoch: int, versions: list[ValueVersion], told: list[int]) -> None:
         """An epoch begins with these, and its machine with these numbers."""
         if told != [tip.number for tip in self.tips]:
             self.broken(
@@ -171,7 +171,7 @@ class Oracle:
 
     # -------------------------------------------------------------- the learners' side
 
-    def applied(self, effect: Apply, before: Version | None, after: Content, bootstrapped: int) -> None:
+    def applied(self, effect: Apply, before: ValueVersion | None, after: Content, bootstrapped: int) -> None:
         """A learner adopted a version. `bootstrapped`: the step after which this fragment first came to it."""
         version, unit = effect.payload, after.unit
         name = f"{unit[0]} {unit[1]} adopted version {version.number} of fragment {effect.fragment}"

@@ -24,12 +24,12 @@ class Range(NamedTuple):
     times: int = 1
 
 
-class Version:
+class ValueVersion:
     """One value of one fragment at the syncer: its parent's content and these ranges."""
 
     __slots__ = ("depth", "durable", "fragment", "newest", "number", "odd", "parent", "ranges")
 
-    def __init__(self, fragment: int, number: int, parent: Version | None, ranges: tuple[Range, ...]) -> None:
+    def __init__(self, fragment: int, number: int, parent: ValueVersion | None, ranges: tuple[Range, ...]) -> None:
         self.fragment, self.number, self.parent, self.ranges = fragment, number, parent, ranges
         self.durable = parent is None  # the journal has it; the first value is the task's own
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -43,7 +43,7 @@ class Version:
     def lineage(self) -> list[Range]:
         """Every range in it, newest first."""
         ranges: list[Range] = []
-        version: Version | None = self
+        version: ValueVersion | None = self
         while version is not None:
             ranges += version.ranges
             version = version.parent
@@ -53,7 +53,7 @@ class Version:
 class Content(NamedTuple):
     """A learner's value of a fragment: what it grew from, what else it was handed, and its own steps (since, step]."""
 
-    root: Version
+    root: ValueVersion
     carried: tuple[Range, ...]  # a donor's steps; or what is left where a difference did not come out even
     unit: Key
     since: int
@@ -65,12 +65,12 @@ class Content(NamedTuple):
         own = (Range(self.unit, self.since, self.step),) if self.step > self.since else ()
         return self.carried + own
 
-    def beyond(self, base: Version) -> tuple[Range, ...]:
+    def beyond(self, base: ValueVersion) -> tuple[Range, ...]:
         """Itself minus a version: what a merge onto that version adds."""
         return self.ranges if self.root is base else self.ranges + apart(self.root, base)
 
 
-def rebased(mine: Content, anchor: Content, onto: Version) -> Content:
+def rebased(mine: Content, anchor: Content, onto: ValueVersion) -> Content:
     """onto + mine - anchor: the local value carried over to a new version."""
     same = mine.root is anchor.root and mine.carried == anchor.carried
     if same and mine.since == anchor.since and anchor.step >= anchor.since:
@@ -79,7 +79,7 @@ def rebased(mine: Content, anchor: Content, onto: Version) -> Content:
     return Content(onto, settled(left), mine.unit, mine.step, mine.step)
 
 
-def apart(one: Version, other: Version) -> tuple[Range, ...]:
+def apart(one: ValueVersion, other: ValueVersion) -> tuple[Range, ...]:
     """one - other, both of one fragment."""
     ours: list[Range] = []
     theirs: list[Range] = []

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from chaos.simulation.checks.oracle import Oracle, Proposal
-from chaos.simulation.checks.provenance import Content, Key, Range, Version, rebased
+from chaos.simulation.checks.oracle import MergedProposal, Oracle
+from chaos.simulation.checks.provenance import Content, Key, Range, ValueVersion, rebased
 from learners.protocol.events_effects import Apply
 from orchestrator.simulation.context import Faults
 from orchestrator.simulation.syncer_process import SyncerProcess
@@ -30,10 +30,10 @@ class LearnerValues:
     def __init__(self, unit: Key, oracle: Oracle) -> None:
         self.step = 0
         self._unit, self._oracle = unit, oracle
-        self._roots: list[Version] = list(oracle.origin)
+        self._roots: list[ValueVersion] = list(oracle.origin)
         self._carried: list[Any] = [()] * len(self._roots)
         self._since = [0] * len(self._roots)
-        self._bases: list[Version | None] = [None] * len(self._roots)
+        self._bases: list[ValueVersion | None] = [None] * len(self._roots)
         self._first = [0] * len(self._roots)  # the step after which a fragment first came from the syncer
         self._read: dict[tuple[int, int], Content] = {}  # by fragment and step: what was handed out since
 
@@ -109,13 +109,13 @@ class SyncerValues:
         ranges: tuple[Range, ...] = ()
         for content in effect.payloads:
             ranges += content.ranges if self._deltas else content.beyond(base)
-        version = Version(effect.fragment, effect.syncer_step, base, ranges)
-        proposal = Proposal(version, effect.payloads, effect.weights)
+        version = ValueVersion(effect.fragment, effect.syncer_step, base, ranges)
+        proposal = MergedProposal(version, effect.payloads, effect.weights)
         digest = f"{effect.fragment}@{effect.syncer_step}/{syncer.epoch}"
         overflow = self._faults.damages("overflow")
         return Merged(effect.syncer_step, proposal, digest, math.inf if overflow else 1.0, not overflow)
 
-    def published(self, syncer: SyncerProcess, effect: Publish) -> Version:
-        version: Version = effect.proposal.version
+    def published(self, syncer: SyncerProcess, effect: Publish) -> ValueVersion:
+        version: ValueVersion = effect.proposal.version
         self._oracle.published(syncer.epoch, version)
         return version

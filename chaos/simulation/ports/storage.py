@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
-from orchestrator.simulation.context import Group, Key
+from orchestrator.simulation.context import Key, SimGroup
 
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 1.0  # between two attempts to write; doubles
 
@@ -21,7 +21,7 @@ class Write(NamedTuple):
 
     epoch: int
     sequence: int  # among the epoch's groups
-    group: Group
+    group: SimGroup
 
 
 class Store:
@@ -85,7 +85,7 @@ class Store:
 
     def tail_known(self, acknowledged: Mapping[Key, int]) -> bool:
         """Whether the newest group has no record, and a fact that its writer was told to be durable."""
-        newest = self.entries[-1].group if self.entries else Group()
+        newest = self.entries[-1].group if self.entries else SimGroup()
         known = (acknowledged.get((run.writer, run.incarnation), -1) >= run.last for run in newest.runs)
         return not newest.records and any(known)
 
@@ -121,7 +121,9 @@ class Store:
 class Writer:
     """The journal of one epoch, as its shell writes it: one group at a time, in order."""
 
-    def __init__(self, store: Store, owner: Any, durable: Callable[[Group], None], refused: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, owner: Any, durable: Callable[[SimGroup], None], refused: Callable[[], None]
+    ) -> None:
         self._store, self._owner = store, owner
         self._durable, self._refused = durable, refused
         self._write: Write | None = None  # the next, until it is acknowledged
@@ -129,13 +131,13 @@ class Writer:
         self._groups = 0
         self._backoff_s = BACKOFF_S
 
-    def put(self, group: Group) -> None:
+    def put(self, group: SimGroup) -> None:
         assert self._write is None
         self._write = Write(self._owner.epoch, self._groups, group)
         self._groups += 1
         self._begin()
 
-    def finish(self, group: Group) -> None:
+    def finish(self, group: SimGroup) -> None:
         if self._write is not None:
             self._store.force(self._write)
         self._store.force(Write(self._owner.epoch, self._groups, group))

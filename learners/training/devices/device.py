@@ -43,7 +43,7 @@ FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # of 
 
 
 @dataclass(frozen=True)
-class Finding:
+class DeviceFinding:
     """One check of this machine: what was found and, unless all is well, the fix."""
 
     name: str
@@ -56,7 +56,7 @@ class WrongDevice(RuntimeError):
     """This process does not have the devices that it needs, or one of them computes wrongly."""
 
 
-def refuse(finding: Finding) -> None:
+def refuse(finding: DeviceFinding) -> None:
     """Raise WrongDevice for a failure."""
     if finding.status == "failure":
         raise WrongDevice(f"{finding.name}: {finding.found}; fix: {finding.fix}")
@@ -94,7 +94,7 @@ def fit(core: int | None, platform: str, devices: int = 1, granted: Sequence[str
     os.environ.setdefault("JAX_PLATFORMS", BACKENDS[taken])
 
 
-def visible_devices(environ: Mapping[str, str], granted: Sequence[str] | None) -> Finding:
+def visible_devices(environ: Mapping[str, str], granted: Sequence[str] | None) -> DeviceFinding:
     """Whether CUDA_VISIBLE_DEVICES shows the GPUs that Ray grants; without Ray (None), whether it shows any."""
     name, shown = "visible devices", environ.get("CUDA_VISIBLE_DEVICES")
     ids = [each.strip() for each in (shown or "").split(",") if each.strip()]
@@ -103,31 +103,31 @@ def visible_devices(environ: Mapping[str, str], granted: Sequence[str] | None) -
     if environ.get(unset, "").lower() in ("1", "true"):
         fix = f"unset {unset} on the nodes: learners of one node would all take the same GPUs"
         if granted is None or sorted(ids) != sorted(granted):
-            return Finding(name, "failure", f"{unset} is set, and {found}", fix)
+            return DeviceFinding(name, "failure", f"{unset} is set, and {found}", fix)
     if granted is None:
         if shown is not None and (not ids or ids[0] in ("-1", "NoDevFiles")):
-            return Finding(name, "failure", f"{found}: it hides every GPU", "unset CUDA_VISIBLE_DEVICES")
-        return Finding(name, "ok", found + ("" if ids else ": every GPU is seen"))
+            return DeviceFinding(name, "failure", f"{found}: it hides every GPU", "unset CUDA_VISIBLE_DEVICES")
+        return DeviceFinding(name, "ok", found + ("" if ids else ": every GPU is seen"))
     if sorted(ids) == sorted(granted):
-        return Finding(name, "ok", f"{found}, as Ray grants")
+        return DeviceFinding(name, "ok", f"{found}, as Ray grants")
     fix = "leave it to Ray: remove CUDA_VISIBLE_DEVICES from the job's runtime environment and the task's code"
-    return Finding(name, "failure", f"{found}, but Ray grants {','.join(granted) or 'no GPU'}", fix)
+    return DeviceFinding(name, "failure", f"{found}, but Ray grants {','.join(granted) or 'no GPU'}", fix)
 
 
-def memory_fraction(environ: Mapping[str, str]) -> Finding:
+def memory_fraction(environ: Mapping[str, str]) -> DeviceFinding:
     """The share of each GPU that XLA takes at its start, as the environment says."""
     name, given = "memory fraction", {each: environ[each] for each in FRACTIONS if environ.get(each)}
     if len(given) > 1:
         found = " and ".join(f"{each} = {value}" for each, value in given.items())
-        return Finding(name, "failure", f"{found} are both set, and XLA refuses that", f"unset {FRACTIONS[1]}")
+        return DeviceFinding(name, "failure", f"{found} are both set, and XLA refuses that", f"unset {FRACTIONS[1]}")
     if environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
-        return Finding(name, "ok", "XLA_PYTHON_CLIENT_PREALLOCATE is off: memory is taken as it is needed")
+        return DeviceFinding(name, "ok", "XLA_PYTHON_CLIENT_PREALLOCATE is off: memory is taken as it is needed")
     if not given:
-        return Finding(name, "ok", "not set: XLA takes 0.75 of each GPU; learners get a fraction from their pool")
+        return DeviceFinding(name, "ok", "not set: XLA takes 0.75 of each GPU; learners get a fraction from their pool")
     ((each, value),) = given.items()
     if re.fullmatch(r"0?\.\d+|1(\.0*)?", value) and float(value) > 0.0:
-        return Finding(name, "ok", f"{each} = {value}")
-    return Finding(name, "failure", f"{each} = {value!r}", "set a number above 0, and at most 1, such as 0.9")
+        return DeviceFinding(name, "ok", f"{each} = {value}")
+    return DeviceFinding(name, "failure", f"{each} = {value!r}", "set a number above 0, and at most 1, such as 0.9")
 
 
 # ------------------------------------------------------------------ after JAX is imported

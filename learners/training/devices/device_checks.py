@@ -25,7 +25,7 @@ from learners.training.devices.accelerators import KINDS, accelerators, has_plug
 from learners.training.devices.device import (
     REHEARSED,
     SETTINGS,
-    Finding,
+    DeviceFinding,
     asked,
     fit,
     memory_fraction,
@@ -60,7 +60,7 @@ def at_start(platform: str, granted: Sequence[str] | None = None) -> dict[str, s
     return {each.name: f"{each.found}; fix: {each.fix}" for each in findings if each.status == "warning"}
 
 
-def findings(platform: str) -> Iterator[Finding]:
+def findings(platform: str) -> Iterator[DeviceFinding]:
     """The checks of `diloco doctor --gpu`, thorough ones. After a failure nothing more is tried."""
     large = platform != "cpu"
     if platform == "gpu":
@@ -77,7 +77,7 @@ def findings(platform: str) -> Iterator[Finding]:
     kept = use_compile_cache()
     fix = "" if kept else "set JAX_COMPILATION_CACHE_DIR, so that a learner that comes back need not compile"
     found = kept or "JAX_COMPILATION_CACHE_DIR is not set: only runs on this machine keep compiled programs"
-    yield Finding("compile cache", "ok" if kept else "warning", found, fix)
+    yield DeviceFinding("compile cache", "ok" if kept else "warning", found, fix)
     yield host_copies(DOCTOR_BYTES if large else START_BYTES, DOCTOR_S if large else START_S)
     yield burn_in(jax.local_devices(), LARGE if large else SMALL)
 
@@ -85,7 +85,7 @@ def findings(platform: str) -> Iterator[Finding]:
 # ------------------------------------------------------------------ the platform
 
 
-def platform_taken(platform: str, granted: Sequence[str] | None = None) -> Finding:
+def platform_taken(platform: str, granted: Sequence[str] | None = None) -> DeviceFinding:
     """Whether JAX's default devices are of this platform, and as many as Ray grants."""
     try:
         devices = jax.local_devices()
@@ -94,9 +94,9 @@ def platform_taken(platform: str, granted: Sequence[str] | None = None) -> Findi
     found, kind, count = devices[0].platform, devices[0].device_kind, len(devices)
     if found == platform and granted is not None and count != len(granted):
         fix = "check that the node's GPUs are all healthy (nvidia-smi -L), and that Ray was started with their number"
-        return Finding("platform", "failure", f"JAX sees {count} GPUs, but Ray grants {len(granted)}", fix)
+        return DeviceFinding("platform", "failure", f"JAX sees {count} GPUs, but Ray grants {len(granted)}", fix)
     if found == platform:
-        return Finding("platform", "ok", f"{platform}: {count} x {kind}")
+        return DeviceFinding("platform", "ok", f"{platform}: {count} x {kind}")
     return judged_platform(platform, found, "", os.environ)
 
 
@@ -107,7 +107,7 @@ def judged_platform(
     environ: Mapping[str, str],
     seen: bool | None = None,
     plugin: bool | None = None,
-) -> Finding:
+) -> DeviceFinding:
     """The failure when JAX has another platform than was asked for, with its reason and the fix.
 
     `found`: JAX's, None if it has none because of `error`; `seen`: whether the machine has such a device, and
@@ -116,8 +116,8 @@ def judged_platform(
     name, chosen = "platform", environ.get("JAX_PLATFORMS", "")
     words = f"asked for {platform}, and JAX has {found or 'nothing'}"
 
-    def failure(reason: str, fix: str) -> Finding:
-        return Finding(name, "failure", f"{words}: {reason}", fix)
+    def failure(reason: str, fix: str) -> DeviceFinding:
+        return DeviceFinding(name, "failure", f"{words}: {reason}", fix)
 
     if platform == "cpu":
         fix = f"unset JAX_PLATFORMS ({chosen!r}), or ask for GPU or TPU in the pool's resources"
@@ -138,7 +138,7 @@ def judged_platform(
     return failure(error or "JAX does not say why", "see that the driver is new enough for the plugin: nvidia-smi")
 
 
-def others_memory(rows: Sequence[Sequence[str]]) -> Finding:
+def others_memory(rows: Sequence[Sequence[str]]) -> DeviceFinding:
     """Whether other processes hold memory of the GPUs, from rows of (used, total) in MiB before JAX starts."""
     name = "device memory"
     try:
@@ -146,12 +146,14 @@ def others_memory(rows: Sequence[Sequence[str]]) -> Finding:
     except ValueError:
         held = []
     if not held:
-        return Finding(name, "warning", "nvidia-smi does not answer", "install the driver's tools, or mend the driver")
+        return DeviceFinding(
+            name, "warning", "nvidia-smi does not answer", "install the driver's tools, or mend the driver"
+        )
     found = ", ".join(f"{used / 1024:.1f} of {total / 1024:.1f} GiB" for used, total in held) + " in use"
     if any(used > OTHERS_MOST * total for used, total in held):
         fix = "end the other processes (nvidia-smi lists them), or set XLA_CLIENT_MEM_FRACTION to what they leave"
-        return Finding(name, "warning", found, fix)
-    return Finding(name, "ok", found)
+        return DeviceFinding(name, "warning", found, fix)
+    return DeviceFinding(name, "ok", found)
 
 
 # ------------------------------------------------------------------ copies between host and device
@@ -169,12 +171,12 @@ class CopyRates:
     pinned_to_device: float | None
 
 
-def host_copies(size: int, budget_s: float) -> Finding:
+def host_copies(size: int, budget_s: float) -> DeviceFinding:
     """Whether a learner's copies of `size` bytes reach the share COPIES_LEAST of those with pinned memory alone."""
     return judged_copies(copy_rates(jax.local_devices()[0], size, budget_s))
 
 
-def judged_copies(rates: CopyRates) -> Finding:
+def judged_copies(rates: CopyRates) -> DeviceFinding:
     name, said, slow = "host copies", [], False
     down, up = (rates.to_host, rates.pinned_to_host), (rates.to_device, rates.pinned_to_device)
     for way, (rate, pinned) in ("to the host", down), ("to the device", up):
@@ -184,12 +186,12 @@ def judged_copies(rates: CopyRates) -> Finding:
             slow = slow or rate < COPIES_LEAST * pinned
     found = "; ".join(said)
     if not slow:
-        return Finding(name, "ok", found)
+        return DeviceFinding(name, "ok", found)
     fix = (
         "keep the process on the cores and memory of its GPU's NUMA node (nvidia-smi topo -m, numactl), leave other "
         "copies off the host's memory, and allow locked memory (ulimit -l unlimited)"
     )
-    return Finding(name, "warning", f"{found}: below {100 * COPIES_LEAST:.0f} %", fix)
+    return DeviceFinding(name, "warning", f"{found}: below {100 * COPIES_LEAST:.0f} %", fix)
 
 
 def copy_rates(device: jax.Device, size: int, budget_s: float) -> CopyRates:
@@ -252,7 +254,7 @@ class BurnIn:
 SMALL, LARGE = BurnIn(1, 32, 32, 2, 2), BurnIn(2, 512, 256, 8, 4)
 
 
-def burn_in(devices: Sequence[jax.Device], size: BurnIn) -> Finding:
+def burn_in(devices: Sequence[jax.Device], size: BurnIn) -> DeviceFinding:
     """Run the same compiled step twice on each device, and compare all parameters' bits with the first's.
 
     The bits of the first start on this hardware kind are kept beside the compiled programs, as a reference.
@@ -263,25 +265,25 @@ def burn_in(devices: Sequence[jax.Device], size: BurnIn) -> Finding:
     return judged_bits(digests, _reference(first, size), flags)
 
 
-def judged_bits(digests: Mapping[str, Sequence[str]], reference: str | None, flags: str) -> Finding:
+def judged_bits(digests: Mapping[str, Sequence[str]], reference: str | None, flags: str) -> DeviceFinding:
     """`digests`: by device, of each run; `reference`: of an earlier start on this hardware kind."""
     name, first = "burn-in", next(iter(digests.values()))[0]
     health = "examine the device (dcgmi diag -r 3; nvidia-smi -q -d ECC), and take it out of the cluster"
     if unequal := [device for device, runs in digests.items() if len(set(runs)) > 1]:
         found = f"two runs of one compiled step differ in their bits on {', '.join(unequal)}"
         if any(flag in flags for flag in DETERMINISTIC):
-            return Finding(name, "failure", f"{found}, although XLA was told to be deterministic", health)
+            return DeviceFinding(name, "failure", f"{found}, although XLA was told to be deterministic", health)
         fix = f"set XLA_FLAGS=--{DETERMINISTIC[0]}=true, without which replay is not bit-equal; else {health}"
-        return Finding(name, "warning", found, fix)
+        return DeviceFinding(name, "warning", found, fix)
     timed = "set XLA_FLAGS=--xla_gpu_autotune_level=0, since kernels are chosen by timing them; if they still differ, "
     if different := [device for device, runs in digests.items() if runs[0] != first]:
         found = f"{', '.join(different)} computes other bits than {next(iter(digests))}"
-        return Finding(name, "warning", found, timed + health)
+        return DeviceFinding(name, "warning", found, timed + health)
     if reference is not None and first != reference:
         found = f"bits {first} differ from {reference}, those of an earlier start on this kind of hardware"
-        return Finding(name, "warning", found, timed + health)
+        return DeviceFinding(name, "warning", found, timed + health)
     compared = ", and with an earlier start" if reference else ""
-    return Finding(name, "ok", f"{sum(map(len, digests.values()))} runs agree in all bits{compared}: {first}")
+    return DeviceFinding(name, "ok", f"{sum(map(len, digests.values()))} runs agree in all bits{compared}: {first}")
 
 
 def _bits(device: jax.Device, size: BurnIn) -> list[str]:

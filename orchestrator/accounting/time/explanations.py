@@ -30,7 +30,7 @@ import numpy as np
 from orchestrator.accounting.ledger import FATES
 from orchestrator.accounting.roster import Incarnation
 from orchestrator.accounting.time.painting import Interval
-from orchestrator.accounting.windows import Table
+from orchestrator.accounting.windows import StepTable
 from orchestrator.eventlog.block import Floats, Ints
 
 RANKS = (
@@ -84,7 +84,7 @@ class Explained(NamedTuple):
     category: str
 
 
-def of_steps(rows: Table, words: Sequence[str], boundary: float) -> tuple[Floats, Floats, Ints, float]:
+def of_steps(rows: StepTable, words: Sequence[str], boundary: float) -> tuple[Floats, Floats, Ints, float]:
     """Steps of one incarnation in order, and their waits, as spans: (start, stop, rank), and the last boundary.
 
     `words`: what Table.waited_for indexes. `boundary`: where the step before them ended. Each step and its wait are cut

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.accounting.roster import SYNCER, Fault, Incarnation
+from orchestrator.accounting.roster import SYNCER, Incarnation, InjectedFault
 
 PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
 
@@ -22,7 +22,7 @@ class OpenFault:
 
     story: Literal["kill", "freeze", "other", "death"]
     incarnation: Incarnation
-    fault: Fault | None  # None: a death that no fault may explain
+    fault: InjectedFault | None  # None: a death that no fault may explain
     expired: float | None = None  # its lease, for the first time since
     refused: float | None = None  # a contribution of it, as this fault makes it
     heir: Incarnation | None = None  # its learner's next incarnation, or the first later one that contributed
@@ -73,7 +73,7 @@ class Outage:
     """The end of one syncer epoch. Times are Unix seconds; None: did not happen."""
 
     epoch: int
-    fault: Fault | None = None
+    fault: InjectedFault | None = None
     noticed: float | None = None
     last: float | None = None  # its newest commit
     served: float | None = None  # when a later epoch began
@@ -101,7 +101,7 @@ def row_of(one: OpenFault) -> Row | None:
     return _survived(one, fault, detected) | {"tokens_lost": None if fault.healed is None else one.lost}
 
 
-def _shown(one: OpenFault, fault: Fault) -> float | None:
+def _shown(one: OpenFault, fault: InjectedFault) -> float | None:
     """When it was first detected: by a refusal, an expired lease, or the end of the incarnation."""
     signs = [one.refused, one.expired if fault.kind == "link" else None, one.incarnation.noticed if one.ended else None]
     healed = math.inf if fault.healed is None else fault.healed
@@ -150,7 +150,7 @@ def _phases(milestones: Sequence[float | None]) -> dict[str, float | None]:
     return phases
 
 
-def _survived(one: OpenFault, fault: Fault, detected: float | None) -> Row:
+def _survived(one: OpenFault, fault: InjectedFault, detected: float | None) -> Row:
     """A fault that ended no incarnation, up to the first contribution after it healed."""
     phases: dict[str, float | None] = dict.fromkeys(PHASES)
     if detected is not None:

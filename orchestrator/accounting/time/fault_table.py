@@ -12,9 +12,9 @@ import numpy as np
 
 from orchestrator.accounting.books import Bookkeeper
 from orchestrator.accounting.ledger import COMMITTED, FATES, IN_FLIGHT
-from orchestrator.accounting.roster import KILLING, SYNCER, Fault, Roster
+from orchestrator.accounting.roster import KILLING, SYNCER, InjectedFault, Roster
 from orchestrator.accounting.time.fault_rows import OpenFault, Outage, Row, outage_row, row_of
-from orchestrator.eventlog.block import Block, Contributions, Floats
+from orchestrator.eventlog.block import Block, ContributionRows, Floats
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultInjected, LearnerLost, SyncerLost
 from outer.protocol.facts import LearnerFenced, LeaseExpired, Refused, SyncerStarted
@@ -69,7 +69,7 @@ class FaultTable:
     def _strike(self, event: Event, fact: FaultInjected) -> None:
         if fact.target == SYNCER:
             if (outage := self._outage(fact.incarnation)) is not None:
-                outage.fault = Fault(fact.fault, fact.fault_kind, event.at, fact.duration_s)
+                outage.fault = InjectedFault(fact.fault, fact.fault_kind, event.at, fact.duration_s)
             return
         incarnation = self._roster.table.get((fact.target, fact.incarnation))
         if incarnation is None:
@@ -157,7 +157,7 @@ class FaultTable:
                 mine[learner] = np.flatnonzero(np.isin(parts.learner, sources.get(learner, [])))
             self._look(one, parts, numbers, mine[learner], at)
 
-    def _look(self, one: OpenFault, parts: Contributions, numbers: Any, mine: Any, at: Floats) -> None:
+    def _look(self, one: OpenFault, parts: ContributionRows, numbers: Any, mine: Any, at: Floats) -> None:
         learner, number = one.incarnation.key
         if one.contributed is None and len(later := mine[numbers[parts.learner[mine]] > number]):
             one.contributed = float(at[later[0]])

@@ -85,7 +85,7 @@ class Varying:
 
 
 @dataclass(frozen=True)
-class Member:
+class FleetMember:
     """One learner unit."""
 
     name: str
@@ -122,7 +122,7 @@ class Timing:
     start_s: float = 120.0
 
 
-class Link(NamedTuple):
+class FleetLink(NamedTuple):
     """One direction between two regions."""
 
     bits: float = math.inf  # a second
@@ -131,7 +131,7 @@ class Link(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fault:
+class FleetFault:
     """A learner that dies, joins or leaves."""
 
     kind: Kind
@@ -147,14 +147,16 @@ class Fleet:
     sync: SyncConfig
     quorum: int
     fragments: tuple[Fragment, ...]
-    members: tuple[Member, ...]
+    members: tuple[FleetMember, ...]
     budget: Budget
     timing: Timing = Timing()
-    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)  # from, to; what is not there takes no time
+    links: Mapping[tuple[str, str], FleetLink] = field(
+        default_factory=dict
+    )  # from, to; what is not there takes no time
     syncer_region: str = ""
     shards: tuple[str, ...] = ()  # regions of the syncer's shards, each with an equal part of every fragment
     state_bytes: int = 0  # of a peer's state: parameters and inner optimizer
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[FleetFault, ...] = ()
     span_steps: int = 16
     ahead_s: float = 3600.0
     warm: bool = False  # all who are wanted at the start are compiled by then, and hold the first versions

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
 from typing import Any, NamedTuple
 
-from orchestrator.planner.fleet.description import Fault, Fleet, Link
+from orchestrator.planner.fleet.description import Fleet, FleetFault, FleetLink
 from orchestrator.planner.sizing.rates import encode_s
 from orchestrator.planner.sizing.traffic import DOWN_BYTES, down_bytes
 from orchestrator.simulation.context import Faults
@@ -26,7 +26,7 @@ from outer.protocol.link_ladder import Rung
 from outer.protocol.messages import JOINING
 
 EXIT_S = 0.05
-FREE = Link()
+FREE = FleetLink()
 PIECES = 64  # in which a learner's state is sent
 
 
@@ -108,10 +108,10 @@ class FleetDurations:
 # ------------------------------------------------------------------ network
 
 
-class Network:
+class LinkNetwork:
     """`moved`: bytes that have been sent over each link."""
 
-    def __init__(self, links: Mapping[tuple[str, str], Link]) -> None:
+    def __init__(self, links: Mapping[tuple[str, str], FleetLink]) -> None:
         self.moved: Counter[tuple[str, str]] = Counter()
         self._links = links
         self._free_at: dict[str | tuple[str, str], float] = {}
@@ -162,7 +162,7 @@ class FleetNetwork:
 
     def __init__(self, fleet: Fleet, time: Timeline) -> None:
         self.state_size = fleet.state_bytes
-        self.regions = Network(fleet.links)
+        self.regions = LinkNetwork(fleet.links)
         self._fleet, self._time, self._syncer = fleet, time, fleet.syncer_region
         self._shards = fleet.shards or (fleet.syncer_region,)
         self._region = {member.name: member.region for member in fleet.members}
@@ -270,7 +270,7 @@ class PlannedFaults(Faults):
         if self._by_progress and not self._supervisor.over:
             self._time.after(self._fleet.look_s, self._look)
 
-    def _inject(self, fault: Fault) -> None:
+    def _inject(self, fault: FleetFault) -> None:
         learner = self._supervisor.learners.get(fault.learner)
         if fault.kind == "join":
             self._supervisor.want(fault.learner)

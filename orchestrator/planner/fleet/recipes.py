@@ -10,7 +10,17 @@ import math
 from collections.abc import Mapping
 from random import Random
 
-from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, Varying, constant
+from orchestrator.planner.fleet.description import (
+    Draw,
+    Fleet,
+    FleetFault,
+    FleetLink,
+    FleetMember,
+    Steady,
+    Timing,
+    Varying,
+    constant,
+)
 from orchestrator.planner.sizing import rates
 from orchestrator.planner.sizing.links import home
 from orchestrator.planner.sizing.model_sizes import Shapes
@@ -28,7 +38,7 @@ def fleet(
     step_s: float,
     seed: int,
     *,
-    faults: tuple[Fault, ...] = (),
+    faults: tuple[FleetFault, ...] = (),
     failing: bool = False,
     syncer_region: str | None = None,
     recorded: bool = False,
@@ -45,7 +55,7 @@ def fleet(
         quorum=recipe.quorum,
         fragments=shapes.fragments,
         members=tuple(
-            Member(
+            FleetMember(
                 name=name,
                 batch_size=pool.batch_size,
                 tokens=shapes.step_tokens[pool.name],
@@ -91,11 +101,11 @@ def _exponential(rng: Random, mean_s: float) -> Draw:
     return (lambda: rng.expovariate(1.0 / mean_s)) if mean_s else constant(0.0)
 
 
-def _links(told: FleetConfig) -> Mapping[tuple[str, str], Link]:
+def _links(told: FleetConfig) -> Mapping[tuple[str, str], FleetLink]:
     links = {}
     for link in told.links:
         one, other = link.between
-        links[one, other] = links[other, one] = Link(link.gbit_s * 1e9, link.latency_ms / 1e3)
+        links[one, other] = links[other, one] = FleetLink(link.gbit_s * 1e9, link.latency_ms / 1e3)
     return links
 
 
@@ -104,7 +114,7 @@ def _links(told: FleetConfig) -> Mapping[tuple[str, str], Link]:
 Interval = tuple[float, float]  # begin, end
 
 
-def spot_hours(recipe: Recipe, seed: int, until_s: float) -> tuple[Fault, ...]:
+def spot_hours(recipe: Recipe, seed: int, until_s: float) -> tuple[FleetFault, ...]:
     """The faults by which spot pools come and go, each as a whole, from an hour of the day that the seed draws."""
     share = {pool.name: pool.spot for pool in recipe.fleet.pools}
     night = {name: Random(f"{seed} {name}").random() * DAY_S for name in share}
@@ -120,9 +130,11 @@ def absences(share: float, night_s: float, until_s: float) -> list[Interval]:
     return [(begin, end) for begin, end in found if end > begin and length]
 
 
-def comings(away: Mapping[str, list[Interval]]) -> tuple[Fault, ...]:
+def comings(away: Mapping[str, list[Interval]]) -> tuple[FleetFault, ...]:
     """The same as faults: learners, by name, leave and join again."""
     spans = [(name, begin, end) for name, intervals in away.items() for begin, end in intervals]
     return tuple(
-        fault for name, begin, end in spans for fault in (Fault("leave", name, begin), Fault("join", name, end))
+        fault
+        for name, begin, end in spans
+        for fault in (FleetFault("leave", name, begin), FleetFault("join", name, end))
     )

@@ -14,7 +14,7 @@ from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.planner.fleet.recipes import Interval, absences, comings, fleet
-from orchestrator.planner.fleet.world import Outcome, simulate
+from orchestrator.planner.fleet.world import ForecastOutcome, simulate
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.units import DAY_S, unit_step_s
 from orchestrator.recipe.config import Recipe
@@ -31,7 +31,7 @@ class Simulated:
 
     events: list[Event]
     verdicts: list[Verdict]  # the checkers', on its log
-    outcome: Outcome
+    outcome: ForecastOutcome
 
 
 def record(

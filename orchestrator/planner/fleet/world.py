@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from learners.protocol.learner import Learner
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.ports import FleetDurations, FleetNetwork, PlannedFaults, Stepped
-from orchestrator.simulation.context import Group, Observer, SimContext, SimLearner
+from orchestrator.simulation.context import Observer, SimContext, SimGroup, SimLearner
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Host
 from orchestrator.simulation.supervisor import Supervisor
@@ -27,7 +27,7 @@ from outer.protocol.facts import Committed
 from outer.protocol.syncer import Syncer
 
 
-class Commit(NamedTuple):
+class CountedCommit(NamedTuple):
     """One commit, as far as it is counted."""
 
     at: float  # virtual seconds
@@ -41,7 +41,7 @@ class World:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.time = fleet, Timeline()
-        self.commits: list[Commit] = []
+        self.commits: list[CountedCommit] = []
         self.durations = FleetDurations(fleet, self.time)
         self.network = FleetNetwork(fleet, self.time)
         faults = PlannedFaults(fleet, self.time)
@@ -55,7 +55,7 @@ class World:
                 for member in fleet.members
             },
             manifest={},
-            model=Numbers(),
+            model=CountingModel(),
             make_learner=self._learner,
             make_values=lambda key: NoValues(),
             make_journal=lambda syncer, durable, refused: TimedJournal(self, syncer),
@@ -113,7 +113,7 @@ class World:
         values = [Number(number, fragment) for fragment, number in enumerate(machine.versions)]
         return SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)
 
-    def durable(self, group: Group) -> None:
+    def durable(self, group: SimGroup) -> None:
         """A group is in the journal."""
         if self.context.recording:
             self.context.log.append(group)
@@ -122,13 +122,13 @@ class World:
 class CommitCounter(Observer):
     """Appends every commit to `commits`, unless an earlier epoch has recorded it."""
 
-    def __init__(self, time: Timeline, commits: list[Commit]) -> None:
+    def __init__(self, time: Timeline, commits: list[CountedCommit]) -> None:
         self._time, self._commits = time, commits
 
     def emitted(self, syncer: SyncerProcess, fact: Any) -> None:
         if type(fact) is Committed and fact.epoch == syncer.epoch:
             weighty = tuple(one.learner for one in fact.participants if one.weight > 0.0)
-            self._commits.append(Commit(self._time.now, weighty, fact.live, fact.tokens_committed))
+            self._commits.append(CountedCommit(self._time.now, weighty, fact.live, fact.tokens_committed))
 
 
 class Number(NamedTuple):
@@ -138,7 +138,7 @@ class Number(NamedTuple):
     fragment: int
 
 
-class Numbers:
+class CountingModel:
     """Merges nothing into the next version."""
 
     def merged(self, syncer: SyncerProcess, effect: Merge) -> Merged:
@@ -169,20 +169,20 @@ class TimedJournal:
 
     def __init__(self, world: World, syncer: SyncerProcess) -> None:
         self._world, self._syncer = world, syncer
-        self._group: Group | None = None  # under way
+        self._group: SimGroup | None = None  # under way
 
-    def put(self, group: Group) -> None:
+    def put(self, group: SimGroup) -> None:
         world, self._group = self._world, group
         commits = [each.record for each in group.records if isinstance(each.record, Committed)]
         takes_s = sum(world.durations.append_s(commit.fragment) for commit in commits)
         world.time.reach(takes_s, self._syncer, self._land, group)
 
-    def _land(self, group: Group) -> None:
+    def _land(self, group: SimGroup) -> None:
         self._group = None
         self._world.durable(group)
         self._syncer.on_durable(group)
 
-    def finish(self, group: Group) -> None:
+    def finish(self, group: SimGroup) -> None:
         for each in (self._group, group):
             if each is not None:
                 self._world.durable(each)
@@ -196,7 +196,7 @@ class TimedJournal:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ForecastOutcome:
     """Of one simulation. Shares are of all configured learners, over `seconds`."""
 
     seconds: float  # from the end of the warm-up
@@ -217,7 +217,7 @@ class Outcome:
 
 def simulate(
     fleet: Fleet, until_s: float, warm_up_s: float = 0.0, progress: Callable[[float], None] = lambda share: None
-) -> tuple[Outcome, World]:
+) -> tuple[ForecastOutcome, World]:
     """Simulate for so long, or until the budget is reached. What came before the warm-up is over is not counted.
 
     `progress` is told the share of the budget that is committed, 0 to 1, at every look.
@@ -236,7 +236,7 @@ def simulate(
     return _outcome(world, warm_up_s, stop, finished_at), world
 
 
-def _outcome(world: World, start: float, stop: float, finished_at: float | None) -> Outcome:
+def _outcome(world: World, start: float, stop: float, finished_at: float | None) -> ForecastOutcome:
     seconds = max(0.0, stop - start)
     steps = {name: [_cut(step, start, stop) for step in all_] for name, all_ in world.steps.items()}
     wanted_s = sum(max(0.0, stop - max(start, member.since_s)) for member in world.fleet.members)
@@ -246,7 +246,7 @@ def _outcome(world: World, start: float, stop: float, finished_at: float | None)
     merges = [commit for commit in world.commits if start <= commit.at <= stop]
     before = max((merge.tokens_committed for merge in world.commits if merge.at < start), default=0)
     mean_steps = sum(counted.values()) / max(1, len(world.fleet.members))
-    return Outcome(
+    return ForecastOutcome(
         seconds=seconds,
         goodput=sum(useful_s.values()) / wanted_s if wanted_s else math.nan,
         uptime=covered_s([span for each in steps.values() for span in _spans(each)]) / seconds if seconds else math.nan,
@@ -270,7 +270,7 @@ def _cut(step: Stepped, start: float, stop: float) -> Stepped:
     return step._replace(began=began, ended=max(began, ended))
 
 
-def _share(merges: Sequence[Commit], of: Sequence[int]) -> float:
+def _share(merges: Sequence[CountedCommit], of: Sequence[int]) -> float:
     return sum(len(merge.participants) for merge in merges) / sum(of) if merges and sum(of) else math.nan
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outer.config import SyncConfig
-from outer.numeric.chain import Chain
+from outer.numeric.chain import VersionChain
 from outer.numeric.formats import named
 from outer.protocol.fragments import Fragment
 from outer.protocol.schedule import Schedule
@@ -96,7 +96,7 @@ def table(fragments: Sequence[Fragment], sync: SyncConfig) -> tuple[FragmentRow,
 
 def down_bytes(sync: SyncConfig, fragments: Sequence[Fragment]) -> list[int]:
     """Of each fragment's version, to a learner that holds the one before."""
-    chain, wholes = Chain.of(sync.downlink, fragments), [fragment.size * DOWN_BYTES for fragment in fragments]
+    chain, wholes = VersionChain.of(sync.downlink, fragments), [fragment.size * DOWN_BYTES for fragment in fragments]
     return wholes if chain is None else [min(whole, chain.bytes(index)) for index, whole in enumerate(wholes)]
 
 

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from orchestrator.report.canvas import light
-from orchestrator.report.data import Mark
+from orchestrator.report.data import FaultMark
 
 NUMBERED_MOST = 24  # more marks than that, and their numbers would cover each other
 SPREAD_MOST = 40  # pixels over which several marks share one label
@@ -37,7 +37,7 @@ class _Scaled(MaxNLocator):
         return [value * self._factor for value in self._inner.tick_values(vmin / self._factor, vmax / self._factor)]
 
 
-def fault_lines(axes: Axes, places: Sequence[tuple[Mark, float, float | None]], width: float) -> None:
+def fault_lines(axes: Axes, places: Sequence[tuple[FaultMark, float, float | None]], width: float) -> None:
     """Each fault as a line at its place with its number above, and the way to its recovery shaded.
 
     `width` is the axis' width in pixels: numbers that would touch share one place, "2, 3".
@@ -55,9 +55,9 @@ def fault_lines(axes: Axes, places: Sequence[tuple[Mark, float, float | None]], 
         )  # fmt: skip
 
 
-def labels(places: Iterable[tuple[Mark, float]], pixel: float) -> list[tuple[str, float]]:
+def labels(places: Iterable[tuple[FaultMark, float]], pixel: float) -> list[tuple[str, float]]:
     """Numbers of marks, neighbours joined where they would overlap."""
-    groups: list[list[tuple[Mark, float]]] = []
+    groups: list[list[tuple[FaultMark, float]]] = []
     for mark, place in sorted(places, key=lambda item: (item[1], item[0].number)):
         if groups and place - groups[-1][-1][1] < 16 * pixel:
             groups[-1].append((mark, place))

@@ -20,7 +20,7 @@ POLL_S = 0.1
 STRIKING = ("kill", "freeze")  # what can be done to any process; other kinds need a learner of ours
 
 
-class Wanted(Protocol):
+class PlannedStrike(Protocol):
     """A fault as chaos plans it."""
 
     kind: str
@@ -93,7 +93,7 @@ class Striker:
         found = history(self._store)
         return None if found.started_at is None else found.started_at + found.away_s
 
-    def _strike(self, number: int, fault: Wanted, running_s: float) -> None:
+    def _strike(self, number: int, fault: PlannedStrike, running_s: float) -> None:
         told: dict[str, Any] = {"number": number, "kind": fault.kind, "target": fault.learner, "at_s": running_s}
         pid = self._pid(fault.learner)
         if fault.kind not in STRIKING or pid is None:
@@ -122,5 +122,5 @@ class Striker:
                 os.kill(pid, signal.SIGCONT)
 
 
-def _is_due(fault: Wanted, running_s: float, step: int) -> bool:
+def _is_due(fault: PlannedStrike, running_s: float, step: int) -> bool:
     return step >= fault.at_step if fault.at_step is not None else running_s >= (fault.at_s or 0.0)

@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from learners.training.devices import device, device_checks, placement
-from learners.training.devices.device import FRACTIONS, Finding, WrongDevice, cache_folder, host_kind
+from learners.training.devices.device import FRACTIONS, DeviceFinding, WrongDevice, cache_folder, host_kind
 from learners.training.devices.device_checks import CopyRates
 from tests.waiting import DEADLINE_S
 
@@ -258,12 +258,12 @@ def test_the_first_burn_in_of_a_hardware_kind_is_the_reference_of_the_next(
 def test_a_start_on_an_accelerator_returns_its_warnings_and_refuses_a_defective_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: dict[str, Any] = {"bits": Finding("burn-in", "warning", "differ", "set a flag")}
-    monkeypatch.setattr(device_checks, "platform_taken", lambda *_: Finding("platform", "ok", "gpu"))
-    monkeypatch.setattr(device_checks, "host_copies", lambda *_: Finding("host copies", "ok", "50 GB/s"))
+    found: dict[str, Any] = {"bits": DeviceFinding("burn-in", "warning", "differ", "set a flag")}
+    monkeypatch.setattr(device_checks, "platform_taken", lambda *_: DeviceFinding("platform", "ok", "gpu"))
+    monkeypatch.setattr(device_checks, "host_copies", lambda *_: DeviceFinding("host copies", "ok", "50 GB/s"))
     monkeypatch.setattr(device_checks, "burn_in", lambda *_: found["bits"])
     assert device_checks.at_start("gpu", ["0"]) == {"burn-in": "differ; fix: set a flag"}
-    found["bits"] = Finding("burn-in", "failure", "differ", "take it out")
+    found["bits"] = DeviceFinding("burn-in", "failure", "differ", "take it out")
     with pytest.raises(WrongDevice, match="burn-in: differ; fix: take it out"):
         device_checks.at_start("gpu", ["0"])
 

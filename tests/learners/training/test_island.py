@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from learners.training.devices.mesh import layout
-from learners.training.island import Call, Follower
-from learners.training.state_arrays import Pieces
+from learners.training.island import Follower, RankCall
+from learners.training.state_arrays import LeafPieces
 from learners.training.task import Task
 from learners.training.trainer import Trainer
 from tests.waiting import DEADLINE_S
@@ -86,7 +86,7 @@ class Recorded:
         return lambda *arguments: self.calls.append((name, *arguments))
 
 
-def following(*calls: Call) -> list[tuple[Any, ...]]:
+def following(*calls: RankCall) -> list[tuple[Any, ...]]:
     trainer = Recorded()
     follower = Follower(cast(Trainer, trainer))
     loop = threading.Thread(target=follower.run)
@@ -99,7 +99,12 @@ def following(*calls: Call) -> list[tuple[Any, ...]]:
 
 
 def test_calls_that_come_in_another_order_are_carried_out_in_rank_0s() -> None:
-    calls = [Call(0, "copy", (1,)), Call(1, "reset_optimizer", ()), Call(2, "copy", (2,)), Call(3, "end", ())]
+    calls = [
+        RankCall(0, "copy", (1,)),
+        RankCall(1, "reset_optimizer", ()),
+        RankCall(2, "copy", (2,)),
+        RankCall(3, "end", ()),
+    ]
     wanted = [("copy", 1), ("reset_optimizer",), ("copy", 2)]
     assert following(*calls) == following(*reversed(calls)) == wanted
 
@@ -111,7 +116,7 @@ def test_a_value_that_was_never_adopted_is_dropped_when_a_newer_one_is() -> None
         follower.place(key, 0, np.zeros(1, np.float32), False)
     follower.place(3, 1, np.zeros(1, np.float32), False)
     for number, call in enumerate([("swap", (0, 1)), ("end", ())]):
-        follower.put(Call(number, *call))
+        follower.put(RankCall(number, *call))
     follower.run()
     assert set(follower._placed) == {(0, 2), (1, 3)}, "a newer one, and another fragment's"
 
@@ -124,7 +129,7 @@ def test_shards_that_are_asked_for_before_the_state_is_captured_are_refused_in_t
 def test_a_leaf_is_joined_of_every_ranks_shards() -> None:
     whole = np.arange(12.0).reshape(4, 3)
     top, bottom = (slice(0, 2), slice(None)), (slice(2, 4), slice(None))
-    mine, theirs = Pieces((4, 3), [(top, whole[top])]), Pieces((4, 3), [(bottom, whole[bottom])])
+    mine, theirs = LeafPieces((4, 3), [(top, whole[top])]), LeafPieces((4, 3), [(bottom, whole[bottom])])
     assert np.array_equal(mine.joined([theirs]), whole)
 
 

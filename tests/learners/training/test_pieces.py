@@ -165,7 +165,7 @@ def test_initial_values_a_warm_start_and_evaluation_have_whole_tensors(tmp_path:
     assert Evaluator(task, fragments, 8).loss(thetas) == Evaluator(task, uncut, 8).loss(whole)
     store = Folder(tmp_path)
     first_values.save(store, 1, dict(enumerate(thetas)))
-    first_values.finish(store, 1, first_values.Layout(fragments, {}, {}))
+    first_values.finish(store, 1, first_values.ModelLayout(fragments, {}, {}))
     saved = first_values.load(store, 1, range(len(fragments)))
     assert saved is not None and saved[0] == fragments
 

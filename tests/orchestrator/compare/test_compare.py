@@ -17,7 +17,7 @@ from orchestrator.cli.app import build
 from orchestrator.compare import page
 from orchestrator.compare.comparison import Case, Comparison, as_json, compared
 from orchestrator.compare.modes import MODES
-from orchestrator.compare.outcome import Outcome, all_reduced, loaded, save
+from orchestrator.compare.outcome import RunOutcome, all_reduced, loaded, save
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.run_store import RunStore, alone
 from tests.replay.shaken import recipe
@@ -27,10 +27,10 @@ CALM, STRUCK = Case(MODES["decoupled"], False), Case(MODES["decoupled"], True)
 BASE, ALONE = Case(MODES["data_parallel"], False), Case(MODES["single"], False)
 
 
-def ended(seed: int, losses: list[float], tokens: int = 1000, seconds: float = 10.0) -> Outcome:
+def ended(seed: int, losses: list[float], tokens: int = 1000, seconds: float = 10.0) -> RunOutcome:
     last = len(losses) - 1
     curve = tuple((tokens * at // last, seconds * at / last, loss) for at, loss in enumerate(losses))
-    return Outcome(
+    return RunOutcome(
         "hash", seed, True, "finished", "nats", losses[-1], curve, tokens, tokens + 100, 20.0, seconds,
         tokens / seconds, 0.9, 0.8, 4e6, 2e6, 2, (1.0, 3.0),
     )  # fmt: skip

@@ -12,17 +12,17 @@ from benchmarks.studies import bandwidth_model
 from benchmarks.studies.models import even
 from orchestrator.checkers.suite import check
 from orchestrator.planner.fleet.description import (
-    Fault,
     Fleet,
-    Link,
-    Member,
+    FleetFault,
+    FleetLink,
+    FleetMember,
     SlowPeriods,
     Steady,
     Timing,
     Varying,
     constant,
 )
-from orchestrator.planner.fleet.ports import Network
+from orchestrator.planner.fleet.ports import LinkNetwork
 from orchestrator.planner.fleet.world import covered_s, simulate
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
@@ -43,7 +43,7 @@ def fleet(rhythms, **changed) -> Fleet:
         "sync": sync,
         "quorum": 1,
         "fragments": even(24_000, sync.round_steps),
-        "members": tuple(Member(f"learner-t-{i}", 8, 800, rhythm) for i, rhythm in enumerate(rhythms)),
+        "members": tuple(FleetMember(f"learner-t-{i}", 8, 800, rhythm) for i, rhythm in enumerate(rhythms)),
         "budget": Budget(None, 10**9),
         "warm": True,
     }
@@ -62,10 +62,10 @@ def test_a_fleet_is_the_same_course_every_time():
 
 def test_through_deaths_and_comings_every_promise_of_a_log_is_kept():
     faults = (
-        Fault("kill", "learner-t-1", 60.0),
-        Fault("kill", "learner-t-2", 120.0),
-        Fault("leave", "learner-t-3", 200.0),
-        Fault("join", "learner-t-3", 230.0),
+        FleetFault("kill", "learner-t-1", 60.0),
+        FleetFault("kill", "learner-t-2", 120.0),
+        FleetFault("leave", "learner-t-3", 200.0),
+        FleetFault("join", "learner-t-3", 230.0),
     )
     rhythms = [Varying(Steady(1.0), Random(i), noise=0.05) for i in range(4)]
     made = fleet(rhythms, faults=faults, timing=TIMING, budget=Budget(None, 300), recorded=True)
@@ -83,7 +83,7 @@ def test_through_deaths_and_comings_every_promise_of_a_log_is_kept():
 
 def test_what_a_unit_loses_by_dying_is_its_detection_and_restart():
     """Paced deaths: each costs what is left of a step, 0.3 s, imports, compiling and joining."""
-    faults = tuple(Fault("kill", "learner-t-0", 100.5 + 200.0 * i) for i in range(4))
+    faults = tuple(FleetFault("kill", "learner-t-0", 100.5 + 200.0 * i) for i in range(4))
     outcome, world = simulate(fleet([Steady(1.0)] * 2, faults=faults, timing=TIMING), 900.0)
     steps = world.steps["learner-t-0"]
     pauses = [b.began - a.ended for a, b in pairwise(steps) if b.began > a.ended + 1e-9]
@@ -94,8 +94,8 @@ def test_what_a_unit_loses_by_dying_is_its_detection_and_restart():
 
 def test_contributions_cross_for_each_learner_and_versions_once_for_a_region():
     rhythms, rounds = [Steady(1.0)] * 2, 5
-    links = {("us", "eu"): Link(1e6, 0.1), ("eu", "us"): Link(1e6, 0.1)}
-    members = tuple(Member(f"learner-t-{i}", 8, 800, rhythm, region="us") for i, rhythm in enumerate(rhythms))
+    links = {("us", "eu"): FleetLink(1e6, 0.1), ("eu", "us"): FleetLink(1e6, 0.1)}
+    members = tuple(FleetMember(f"learner-t-{i}", 8, 800, rhythm, region="us") for i, rhythm in enumerate(rhythms))
     budget = Budget(None, 24 * rounds)
     made = fleet(rhythms, members=members, links=links, syncer_region="eu", budget=budget)
     outcome, _ = simulate(made, 1000.0)
@@ -110,7 +110,7 @@ def test_contributions_cross_for_each_learner_and_versions_once_for_a_region():
 
 def test_an_equal_share_of_every_fragment_goes_to_each_shard():
     regions = ("a", "b", "c", "d")
-    members = tuple(Member(f"learner-{r}-0", 8, 800, Steady(1.0), region=r) for r in regions)
+    members = tuple(FleetMember(f"learner-{r}-0", 8, 800, Steady(1.0), region=r) for r in regions)
     made = fleet([], members=members, shards=regions, syncer_region="a", budget=Budget(None, 48))
     outcome, _ = simulate(made, 1000.0)
     out = {pair: size for pair, size in outcome.moved.items() if pair[0] != pair[1]}
@@ -129,9 +129,9 @@ def test_over_links_that_conserve_bytes_the_machines_are_as_busy_as_the_simpler_
     simple = bandwidth_model.simulate(
         bandwidth_model.Fleet(1.0, 4, bits, bandwidth_model.even(elements, 24), bits_up=32, bits_down=32)
     )
-    links = {(a, b): Link(bits, 0.0, f"out of {a}") for a in regions for b in regions if a != b}
+    links = {(a, b): FleetLink(bits, 0.0, f"out of {a}") for a in regions for b in regions if a != b}
     rule = SyncConfig(overlap="strict", quorum="all", grace="infinite", read_timeout_s=100.0, transfer_s=100.0)
-    members = tuple(Member(f"learner-{r}-0", 8, 800, Steady(1.0), region=r) for r in regions)
+    members = tuple(FleetMember(f"learner-{r}-0", 8, 800, Steady(1.0), region=r) for r in regions)
     told = {"sync": rule, "quorum": 4, "fragments": even(elements, 24), "members": members, "links": links}
     outcome, _ = simulate(fleet([], syncer_region="d0", shards=tuple(regions), **told), 160.0, 60.0)
     assert outcome.goodput == pytest.approx(min(1.0, share), abs=0.01)
@@ -139,7 +139,9 @@ def test_over_links_that_conserve_bytes_the_machines_are_as_busy_as_the_simpler_
 
 
 def test_a_link_carries_one_transfer_after_the_other_and_links_of_one_pipe_share_it():
-    network = Network({("a", "b"): Link(8.0, 1.0), ("c", "b"): Link(8.0, 0.0, "in"), ("d", "b"): Link(8.0, 0.0, "in")})
+    network = LinkNetwork(
+        {("a", "b"): FleetLink(8.0, 1.0), ("c", "b"): FleetLink(8.0, 0.0, "in"), ("d", "b"): FleetLink(8.0, 0.0, "in")}
+    )
     assert [network.carry(0.0, 10, "a", "b"), network.carry(5.0, 10, "a", "b")] == [11.0, 21.0]
     assert [network.carry(0.0, 10, "c", "b"), network.carry(0.0, 10, "d", "b")] == [10.0, 20.0]
     assert network.carry(3.0, 10, "b", "a") == 3.0, "what is not described takes no time"

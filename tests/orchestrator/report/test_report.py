@@ -31,7 +31,7 @@ from orchestrator.report import headline
 from orchestrator.report import write as writing
 from orchestrator.report.canvas import label
 from orchestrator.report.markdown import escape
-from orchestrator.report.render import Report, contents_of, report
+from orchestrator.report.render import ReportPage, contents_of, report
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed
 from tests.orchestrator.eventlog.logs import write_log
@@ -71,17 +71,17 @@ class Page(HTMLParser):
         (self.drawn if self.open[-1:] == ["text"] else self.text).append(data)
 
 
-def rendered(events: list[Event], recipe: str) -> Report:
+def rendered(events: list[Event], recipe: str) -> ReportPage:
     return report(contents_of([block_of(canonical(events))], recipe), recipe)
 
 
 @pytest.fixture(scope="module")
-def small() -> Report:
+def small() -> ReportPage:
     return rendered(history(), RECIPE)
 
 
 @pytest.fixture(scope="module")
-def hostile() -> Report:
+def hostile() -> ReportPage:
     """Every text that a log can carry, made to look like markup, formulas and broken characters."""
     names = {"a": f"{EVIL}\x00\ud800 |`", "b": EVIL, "c": "$x_{c}$<b>"}
     lines = [event.to_json() for event in history()]
@@ -100,7 +100,7 @@ def hostile() -> Report:
 
 
 @pytest.mark.full
-def test_the_same_log_gives_the_same_bytes_in_any_process(small: Report, tmp_path: Path) -> None:
+def test_the_same_log_gives_the_same_bytes_in_any_process(small: ReportPage, tmp_path: Path) -> None:
     write_log(tmp_path, history())
     (tmp_path / "config.toml").write_text(RECIPE)
     code = (
@@ -114,7 +114,7 @@ def test_the_same_log_gives_the_same_bytes_in_any_process(small: Report, tmp_pat
     assert str(tmp_path) not in small.html + small.markdown
 
 
-def test_what_a_log_says_is_text_and_never_markup(hostile: Report) -> None:
+def test_what_a_log_says_is_text_and_never_markup(hostile: ReportPage) -> None:
     page = Page(hostile.html)
     assert not page.open
     kinds = {tag for tag, _ in page.tags}
@@ -126,7 +126,7 @@ def test_what_a_log_says_is_text_and_never_markup(hostile: Report) -> None:
     assert "$x_{c}$<b>" in page.drawn, "a name is not a formula"
 
 
-def test_markdown_too_shows_markup_as_text(hostile: Report) -> None:
+def test_markdown_too_shows_markup_as_text(hostile: ReportPage) -> None:
     outside, inside, fence = [], [], ""
     for line in hostile.markdown.splitlines():
         ticks = re.match("`{3,}", line)
@@ -150,7 +150,7 @@ def test_markdown_signs_lose_their_meaning() -> None:
     )
 
 
-def test_the_page_needs_nothing_from_elsewhere(small: Report) -> None:
+def test_the_page_needs_nothing_from_elsewhere(small: ReportPage) -> None:
     page = Page(small.html)
     for tag, attributes in page.tags:
         assert not attributes.get("src"), tag
@@ -161,7 +161,7 @@ def test_the_page_needs_nothing_from_elsewhere(small: Report) -> None:
     assert "default-src 'none'" in small.html
 
 
-def test_every_reference_has_its_one_target(small: Report) -> None:
+def test_every_reference_has_its_one_target(small: ReportPage) -> None:
     page = Page(small.html)
     names = Counter(attributes["id"] for _, attributes in page.tags if attributes.get("id"))
     assert max(names.values()) == 1
@@ -170,7 +170,7 @@ def test_every_reference_has_its_one_target(small: Report) -> None:
     assert wanted - {""} <= names.keys()
 
 
-def test_headings_are_in_order_and_figures_say_what_they_show(small: Report) -> None:
+def test_headings_are_in_order_and_figures_say_what_they_show(small: ReportPage) -> None:
     page = Page(small.html)
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
@@ -181,7 +181,7 @@ def test_headings_are_in_order_and_figures_say_what_they_show(small: Report) -> 
         assert figure.get("role") == "img" and len(figure.get("aria-label") or "") > 20
 
 
-def test_every_colour_of_a_figure_is_one_of_the_palette(small: Report) -> None:
+def test_every_colour_of_a_figure_is_one_of_the_palette(small: ReportPage) -> None:
     page = Page(small.html)
     styles = [attributes.get("style") or "" for _, attributes in page.tags]
     assert any("var(--productive)" in style for style in styles)

@@ -21,7 +21,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerRequested
 from orchestrator.report import tables
 from orchestrator.report.canvas import WIDE
-from orchestrator.report.data import Data, Mark, collect
+from orchestrator.report.data import Data, FaultMark, collect
 from orchestrator.report.figures import lanes
 from orchestrator.report.figures.marks import labels
 from orchestrator.report.figures.merges import broken
@@ -233,8 +233,8 @@ def test_many_incarnations_share_their_learners_lane() -> None:
 
 
 def test_faults_that_are_too_close_for_numbers_share_them_or_have_none() -> None:
-    def mark(number: int) -> Mark:
-        return Mark(number, "kill", "a", 1, 0.0, 0, None)
+    def mark(number: int) -> FaultMark:
+        return FaultMark(number, "kill", "a", 1, 0.0, 0, None)
 
     assert labels([(mark(1), 0.0), (mark(2), 5.0), (mark(3), 100.0)], 1.0) == [("1,2", 0.0), ("3", 100.0)]
     assert labels([(mark(n), 10.0 * n) for n in range(9)], 1.0) == [], "a chain of them would point nowhere"

@@ -13,12 +13,12 @@ import pytest
 from learners.protocol.facts import LoopFailed
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import drive
-from orchestrator.eventlog.block import Block, Placed, block_of
+from orchestrator.eventlog.block import Block, PlacedEvent, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.report.fold import AUX_BINS, Auxiliary, ReportFold
 from orchestrator.report.participation import COLUMNS
-from orchestrator.report.series import KEPT, Ends, Series, Tally, Thinned
+from orchestrator.report.series import KEPT, BoundedTally, Ends, Series, Thinned
 from outer.protocol.facts import LearnerFenced, Refused
 from tests.orchestrator.histories import BASE, history, restarted
 from tests.orchestrator.report.test_report_data import blocks, data, folded
@@ -75,7 +75,7 @@ def later(block: Block, turn: int) -> Block:
         Evaluated(commits, 2.0, 0),
     ]
     mine = [placed._replace(position=placed.position + rows) for placed in block.others]
-    events = [Placed(rows + block.stop - 1, Event("syncer", 1, 0, BASE + at, fact)) for fact in strange]
+    events = [PlacedEvent(rows + block.stop - 1, Event("syncer", 1, 0, BASE + at, fact)) for fact in strange]
     return replace(
         block,
         start=block.start + rows,
@@ -143,7 +143,7 @@ def test_a_long_line_is_thinned_evenly_and_keeps_its_last_point() -> None:
 
 
 def test_ends_and_tallies_say_what_they_leave_out() -> None:
-    ends, tally = Ends(2, 3), Tally(2)
+    ends, tally = Ends(2, 3), BoundedTally(2)
     for number in range(10):
         ends.take(number)
         tally.take(("refused", str(number)))

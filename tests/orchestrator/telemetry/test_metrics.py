@@ -32,7 +32,7 @@ from orchestrator.eventlog.events import Event, Unknown
 from orchestrator.eventlog.facts import REGISTRY, FaultSkipped, LearnerLost, RunFinished
 from orchestrator.eventlog.reader import LogReader
 from orchestrator.store.run_store import RunStore
-from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Bounds, Buckets, Sample
+from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Buckets, LabelLimits, Sample
 from orchestrator.telemetry.fold import RULES, WRITER, MetricsFold
 from orchestrator.telemetry.run_samples import all_samples, gauges, now
 from outer.protocol.facts import (
@@ -278,7 +278,7 @@ def test_every_metric_is_moved_by_something(tmp_path: Path) -> None:
 
 
 def test_a_label_value_outside_its_set_is_called_other_and_names_are_limited_in_number() -> None:
-    bounds = Bounds()
+    bounds = LabelLimits()
     strange = Sample("diloco_refusals_total", 1, {"learner": "a", "reason": "phase of the moon"})
     assert bounds.admit(strange) == {"learner": "a", "reason": OTHER}
     many = [Sample("diloco_steps_total", 1, {"learner": f"learner-{i}"}) for i in range(LEARNERS_MAX + 50)]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outer.journal import journal as journals
-from outer.journal.chain import Chain, Link, Segmented, positions
+from outer.journal.chain import Chain, ChainLink, Segmented, positions
 from outer.journal.groups import FactRun, Group, Item, Logged, encode
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
@@ -99,7 +99,7 @@ class Segments:
         rows, last = known.rows, known.link(run)
         for each in groups:
             assert each.row == rows
-            rows, last = each.next_row, Link(each.position, each.seal)
+            rows, last = each.next_row, ChainLink(each.position, each.seal)
             self.rows += each.header.get("items", [])
         self.made.append(Segmented(known.segments + 1, "seal", run, *last, rows))
         return self.made[-1]
@@ -240,7 +240,7 @@ def test_a_record_is_in_the_log_where_it_was_appended_among_the_facts(tmp_path: 
 def forward(root: Path, made: StoredJournal) -> tuple[list[int], list[str]]:
     damage: list[str] = []
     chain = Chain(Folder(root), "journal", made.run)
-    read = chain.forward(Link(), 0, damage)
+    read = chain.forward(ChainLink(), 0, damage)
     return [item[2] for each in read for item in each.header.get("items", [])], damage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from outer.journal import groups
-from outer.journal.groups import Cut, Value
+from outer.journal.groups import JournalCut, Value
 from outer.journal.rebuild import CHECKPOINT, INITIAL, JOURNAL, LEARNER, RecoverySource, rebuild, replay_log
 from outer.protocol.facts import Committed, Participant, SpanGranted
 from outer.protocol.recovery import JournalReplay
@@ -29,10 +29,10 @@ def candidate(source: str, version: int, digest: str = "") -> RecoverySource:
     return RecoverySource(source, Value(version, arrays), digest or f"digest {version}")
 
 
-def cut(upto: int) -> Cut:
+def cut(upto: int) -> JournalCut:
     replay = replay_log([(1, commit(step, step % 2)) for step in range(1, upto + 1)], FRAGMENTS)
     values = {f: Value(v, [np.full(2, v, np.float32)]) for f, v in enumerate(replay.found.versions) if v}
-    return Cut(groups.encode_replay(replay), values)
+    return JournalCut(groups.encode_replay(replay), values)
 
 
 def test_the_books_are_those_of_the_log_whatever_epoch_said_what() -> None:

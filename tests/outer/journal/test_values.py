@@ -9,7 +9,7 @@ import pytest
 
 from outer.journal import checkpoint_parts, values
 from outer.journal.framing import Damaged
-from outer.journal.groups import Cut, Logged
+from outer.journal.groups import JournalCut, Logged
 from outer.journal.journal import Opened, StoredJournal, inspect
 from outer.journal.object_store import Folder
 from outer.journal.values import Stored
@@ -97,7 +97,7 @@ def test_what_no_record_names_is_swept_by_a_later_epoch_only(tmp_path: Path) -> 
 
 def test_a_checkpoint_is_read_with_the_parts_of_its_shards(tmp_path: Path) -> None:
     store, kept = first_epoch(tmp_path)[0], journal(Folder(tmp_path), 2, apart=True)[0].cut()
-    assert isinstance(kept, Cut)
+    assert isinstance(kept, JournalCut)
     described = {"epoch": 2, "values": [[1, 1, 2]], "initial": []}
     parts = [checkpoint_parts.write(store, 5, "shard-1", described, VALUE)]
     described = {"epoch": 2, "values": [], "initial": [0]}

@@ -11,7 +11,7 @@ import pytest
 from outer.config import OuterConfig
 from outer.numeric import codec as codecs
 from outer.numeric import formats
-from outer.numeric.chain import Chain, Recent
+from outer.numeric.chain import Recent, VersionChain
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
 
@@ -40,7 +40,7 @@ def walk(steps: int, size: int = SIZE) -> Iterator[Any]:
 
 def parameters(downlink: str, fragment: Fragment = FRAGMENT) -> GlobalParameters:
     (initial,) = walk(1, fragment.size)
-    chain = Chain.of(downlink, [fragment], SEED)
+    chain = VersionChain.of(downlink, [fragment], SEED)
     return GlobalParameters([fragment], [initial], OuterConfig(), "fp32", RULES, chain=chain)
 
 
@@ -54,7 +54,7 @@ def step(held: GlobalParameters, version: int) -> None:
 
 @pytest.mark.parametrize("codec", CODED)
 def test_the_published_version_stays_within_one_rounding_of_the_exact_one(codec: str) -> None:
-    chain, (published, *later) = Chain(codec, [FRAGMENT], SEED), list(walk(300))
+    chain, (published, *later) = VersionChain(codec, [FRAGMENT], SEED), list(walk(300))
     apart = []
     for version, theta in enumerate(later, 1):
         bound = formats.named(codec).bound(theta - published) + 2 * np.spacing(np.abs(theta) + 1)
@@ -70,7 +70,7 @@ def test_the_published_version_stays_within_one_rounding_of_the_exact_one(codec:
 def test_deltas_since_any_version_lead_to_the_bits_of_the_newest_and_are_smaller_than_it(
     codec: str, fragment: Fragment
 ) -> None:
-    held, chain = parameters(codec, fragment), Chain(codec, [fragment], 0)
+    held, chain = parameters(codec, fragment), VersionChain(codec, [fragment], 0)
     versions = {0: held.thetas[0]}
     for version in range(3, 40, 3):
         step(held, version)
@@ -116,7 +116,7 @@ def test_learners_move_from_what_is_published_and_the_outer_step_from_what_is_ex
         OuterConfig(lr=1.0, momentum=0.0),
         "fp32",
         RULES,
-        chain=Chain.of("int8", [FRAGMENT], SEED),
+        chain=VersionChain.of("int8", [FRAGMENT], SEED),
     )
     step(held, 1)
     exact, published = held.exact[0], held.thetas[0]
@@ -128,7 +128,7 @@ def test_learners_move_from_what_is_published_and_the_outer_step_from_what_is_ex
     found = held.propose(0, [moved], [1.0], 2)
     assert found.exact is not None and found.exact.tobytes() == wanted.tobytes()
     adam = OuterConfig.model_validate({"optimizer": "adam", "lr": 0.1})
-    other = GlobalParameters([FRAGMENT], [exact], adam, "fp32", RULES, chain=Chain.of("int8", [FRAGMENT], SEED))
+    other = GlobalParameters([FRAGMENT], [exact], adam, "fp32", RULES, chain=VersionChain.of("int8", [FRAGMENT], SEED))
     other.thetas[0] = published
     still = other.propose(0, [published], [1.0], 2)
     assert still.exact is not None and still.exact.tobytes() == exact.tobytes()
@@ -158,7 +158,7 @@ def test_a_restored_chain_goes_on_to_the_bit(codec: str) -> None:
 
 def test_another_seed_or_version_rounds_otherwise() -> None:
     before, theta = walk(2)
-    first, other = Chain("int8", [FRAGMENT], SEED), Chain("int8", [FRAGMENT], SEED + 1)
+    first, other = VersionChain("int8", [FRAGMENT], SEED), VersionChain("int8", [FRAGMENT], SEED + 1)
     payload = first.delta(0, 5, theta, before).tobytes()
     assert payload == first.delta(0, 5, theta, before).tobytes()
     assert payload != first.delta(0, 6, theta, before).tobytes() != other.delta(0, 6, theta, before).tobytes()
@@ -180,7 +180,9 @@ def test_where_a_saved_value_or_the_recipe_has_no_chain_the_exact_parameters_are
 def test_a_step_that_is_not_finite_is_no_proposal() -> None:
     held = parameters("int8")
     endless = np.full(SIZE, np.float32(3e38))
-    far = GlobalParameters([FRAGMENT], [-endless], OuterConfig(), "fp32", RULES, chain=Chain.of("int8", [FRAGMENT], 0))
+    far = GlobalParameters(
+        [FRAGMENT], [-endless], OuterConfig(), "fp32", RULES, chain=VersionChain.of("int8", [FRAGMENT], 0)
+    )
     assert not far.propose(0, [endless], [1.0], 1).finite
     assert held.propose(0, [held.thetas[0]], [1.0], 1).finite
 
@@ -189,7 +191,7 @@ def test_a_step_that_is_not_finite_is_no_proposal() -> None:
     "wrong", [None, np.zeros(5, np.uint8), np.zeros(SIZE, np.float32)], ids=["none", "few", "float"]
 )
 def test_what_is_no_delta_is_refused(wrong: Any) -> None:
-    chain, held = Chain("bf16", [FRAGMENT], SEED), parameters("bf16")
+    chain, held = VersionChain("bf16", [FRAGMENT], SEED), parameters("bf16")
     with pytest.raises(ValueError, match="no delta of fragment 0"):
         chain.extend(0, held.thetas[0], [wrong])
 

@@ -10,7 +10,7 @@ import pytest
 from outer.config import SyncConfig
 from outer.protocol.facts import Committed, LinkAdapted, ReadFailed
 from outer.protocol.fragments import Fragment, Tensor
-from outer.protocol.link_ladder import AFTER, BACK_AFTER, Clock, Place, Rung, Uplinks
+from outer.protocol.link_ladder import AFTER, BACK_AFTER, Clock, LadderPlace, Rung, Uplinks
 from outer.protocol.links import EARLY, Links, UnderWay
 from outer.protocol.messages import Contribution, FragmentCounters, Notice, ReadRequest
 from outer.protocol.syncer import Budget, Syncer
@@ -21,7 +21,7 @@ UPLINKS = Uplinks(("", "bf16", "int8"), ((4 * MIB,) * 2, (2 * MIB,) * 2, (MIB,) 
 CLOCK = Clock(room_s=1.25, round_s=12.0, fragments=2)
 
 
-def judged(place: Place, byte_s: float, times: int) -> list[str]:
+def judged(place: LadderPlace, byte_s: float, times: int) -> list[str]:
     """What `times` answers over a link of this rate lead to."""
     ladder = UPLINKS.ladder(0)
     return [place.judge(ladder, lambda rung: byte_s * UPLINKS.mean_bytes(rung), CLOCK) for _ in range(times)]
@@ -36,7 +36,7 @@ def test_the_ladder_is_fewer_bits_and_then_a_longer_h_as_long_as_the_base_window
 
 
 def test_a_link_goes_down_after_several_answers_in_a_row_and_to_where_they_fit() -> None:
-    place = Place()
+    place = LadderPlace()
     assert judged(place, 0.5 / MIB, AFTER - 1) == [""] * (AFTER - 1)
     assert judged(place, 0.2 / MIB, 1) == [""], "one that fits begins the count anew"
     *_, told = judged(place, 0.5 / MIB, AFTER)
@@ -47,7 +47,7 @@ def test_a_link_goes_down_after_several_answers_in_a_row_and_to_where_they_fit()
 
 
 def test_it_comes_back_one_rung_at_a_time_and_not_on_the_edge() -> None:
-    place = Place(rung=2)
+    place = LadderPlace(rung=2)
     assert judged(place, 0.3 / MIB, 5 * BACK_AFTER) == [""] * 5 * BACK_AFTER, "bf16 would take 0.6 of 1 s: it stays"
     assert judged(place, 0.2 / MIB, BACK_AFTER)[-1]
     assert place.rung == 1

@@ -13,7 +13,7 @@ from outer.protocol import read_requests as reading
 from outer.protocol.link_ladder import Clock
 from outer.protocol.messages import STEPPING, Report
 from outer.protocol.open_step import OpenStep, Stage
-from outer.protocol.quorum import Decision, Verdict
+from outer.protocol.quorum import Decision, QuorumVerdict
 from outer.protocol.read_requests import ReadRequests
 from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
@@ -73,9 +73,9 @@ def grace_never_closes(plant: Plant) -> None:
     """Grace without end is over once every live learner has reported."""
 
     def wrapper(decide: Any) -> Any:
-        def waits(now: float, **given: Any) -> Verdict:
+        def waits(now: float, **given: Any) -> QuorumVerdict:
             if given["quorum_at"] is not None and given["grace_s"] is None:
-                return Verdict(Decision.WAIT, "grace is without end")
+                return QuorumVerdict(Decision.WAIT, "grace is without end")
             return decide(now, **given)
 
         return waits
@@ -88,7 +88,9 @@ def grace_twice(plant: Plant) -> None:
     """More than a quorum is waited for no longer than the grace that was granted."""
 
     def wrapper(method: Any) -> Any:
-        def judge(self: OpenStep, now: float, quorum: int, live: int, reported: int, grace_s: float | None) -> Verdict:
+        def judge(
+            self: OpenStep, now: float, quorum: int, live: int, reported: int, grace_s: float | None
+        ) -> QuorumVerdict:
             verdict = method(self, now, quorum, live, reported, grace_s)
             if (
                 self.stage is Stage.GRACE
@@ -97,7 +99,7 @@ def grace_twice(plant: Plant) -> None:
                 and self.reason == ""
             ):
                 self.reason, self.grace_s = "once more", 2 * self.grace_s
-                return Verdict(Decision.WAIT, self.reason)
+                return QuorumVerdict(Decision.WAIT, self.reason)
             return verdict
 
         return judge
