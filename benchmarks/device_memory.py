@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 import jax  # noqa: E402
 
+from benchmarks.harness.lockstep import LockStep  # noqa: E402
 from learners.config import DataConfig, InnerConfig  # noqa: E402
-from learners.lockstep import LockStep  # noqa: E402
 from learners.protocol import events_effects as unit  # noqa: E402
 from learners.training.models.language import ByteLanguageModel  # noqa: E402
 from learners.training.trainer import InFlight, Trainer  # noqa: E402

@@ -22,9 +22,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.harness.lockstep import LockStep  # noqa: E402
 from benchmarks.studies.models import even  # noqa: E402
 from learners.config import DataConfig, InnerConfig  # noqa: E402
-from learners.lockstep import LockStep  # noqa: E402
 from learners.protocol import events_effects as unit  # noqa: E402
 from learners.training.evaluator import Evaluator  # noqa: E402
 from learners.training.models.language import ByteLanguageModel  # noqa: E402

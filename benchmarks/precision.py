@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.harness.lockstep import LockStep  # noqa: E402
 from learners.config import DataConfig, InnerConfig  # noqa: E402
 from learners.fragment_io import FragmentIO  # noqa: E402
-from learners.lockstep import LockStep  # noqa: E402
 from learners.protocol.events_effects import Apply  # noqa: E402
 from learners.training.evaluator import Evaluator  # noqa: E402
 from learners.training.models.language import ByteLanguageModel  # noqa: E402

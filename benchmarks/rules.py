@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from learners.lockstep import LockStep  # noqa: E402
+from benchmarks.harness.lockstep import LockStep  # noqa: E402
 from learners.training.evaluator import Evaluator  # noqa: E402
 from orchestrator.recipe.tasks import build_task  # noqa: E402
 from orchestrator.recipe.toml_text import load  # noqa: E402

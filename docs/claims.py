@@ -19,7 +19,6 @@ PLACE = re.compile(r"Section (\d[^.:]*)")  # up to the first stop or colon
 # Claims about whole commands, whose tests are in folders of their own.
 ELSEWHERE = {
     "A recorded run is repeated to the bit, deaths and recoveries included": ("6", "tests/replay/test_replayer.py"),
-    "Real training follows a tape that a simulator made": ("6", "tests/replay/test_tapes.py"),
     "One learner that joins stops no other, and is there within a round if a copy takes less than 6 steps": (
         "6, upsizing",
         "tests/benchmarks/test_studies.py",

@@ -1,4 +1,4 @@
-"""The composition root, the only file above the doors: hands chaos's commands, starter and simulator to the CLI.
+"""The composition root, the only file above the doors: hands chaos's commands, starter and plans to the CLI.
 
 It imports them when they are asked for: most commands need neither.
 """
@@ -29,18 +29,11 @@ def faults(chaos: Any, learners: list[str], seed: int) -> tuple[Any, Any]:
     return planned, random_faults(chaos, learners, seed, len(planned))
 
 
-class _Hostile:
-    def __getattr__(self, name: str) -> Any:
-        from chaos.simulation.hostile_tape import HOSTILE
-
-        return getattr(HOSTILE, name)
-
-
 CHAOS = CommandEntry(PROVE, "chaos", "Inject faults into a running job, or simulate runs under faults", _commands)
 
 
 def main() -> None:
-    build(extensions=[CHAOS], starter=_start, hostile=_Hostile(), faults=faults)()
+    build(extensions=[CHAOS], starter=_start, faults=faults)()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import AsJson
-from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.problems import InputError, Problem, nearest
 
 if TYPE_CHECKING:
     from chaos.simulation.runner import Tally
@@ -58,10 +58,12 @@ def _range(seeds: str) -> range:
 
 
 def _check(profile: str, seed: int | None, trace: bool, as_json: bool) -> None:
-    from chaos.simulation.hostile_tape import unknown_profile
+    from chaos.simulation.profile import PROFILES
 
-    if unknown := unknown_profile(profile):
-        raise InputError(unknown)
+    if profile not in PROFILES:
+        near = nearest(profile, PROFILES)
+        fix = f'did you mean "{near}"?' if near else "choose one of them"
+        raise InputError([Problem("--profile", profile, f"allowed are {', '.join(PROFILES)}", fix)])
     if trace and seed is None:
         raise InputError([Problem("--trace", None, "a trace is of one seed", "add --seed N")])
     if trace and as_json:

@@ -46,7 +46,6 @@ COMMANDS = (
     _entry(RUN, "submit", "Train by a recipe on a cluster, as a Ray job"),
     _entry(RUN, "scale", "Change the number of learners in a pool of a running job"),
     _entry(RUN, "stop", "Stop a running job cleanly", module="status"),
-    _entry(RUN, "study", "Train a recipe over seeds in lock-step, without Ray, clocks or faults"),
     _entry(RUN, "compare", "Train a recipe in several ways, and set them side by side"),
     _entry(RUN, "checkpoint", "Take, list and verify checkpoints", "app"),
     _entry(RUN, "data", "Prepare and check token shards", "app"),
@@ -59,7 +58,6 @@ COMMANDS = (
     _entry(PLAN, "check-task", "Check that a task does what learners and syncer rely on"),
     _entry(PROVE, "check", "Make every check on a run's log"),
     _entry(PROVE, "replay", "Compute a recorded run again and compare it to the bit"),
-    _entry(PROVE, "tape", "Simulate a recipe's run and write the log that it would have"),
     _entry(USE, "evaluate", "Evaluate trained parameters on held-out samples: loss, and what else the task measures"),
     _entry(USE, "export", "Write a run's final parameters, or a checkpoint's, for other programs, and read them back"),
     _entry(USE, "sample", "Print a prompt and a trained model's continuation"),
@@ -71,14 +69,12 @@ class Wiring:
     """The functions of the room above, which the composition root hands in and commands find in their context."""
 
     starter: Callable[..., Any] | None  # starts chaos beside a run
-    hostile: Any = None  # simulates a recipe under faults
     faults: Callable[..., Any] | None = None  # (chaos, learners, seed): a plan's faults, and endless random ones
 
 
 def build(
     extensions: Sequence[CommandEntry] = (),
     starter: Callable[..., Any] | None = None,
-    hostile: Any = None,
     faults: Callable[..., Any] | None = None,
 ) -> typer.Typer:
     """Return the command line. `extensions` are further commands; the others as in Wiring."""
@@ -96,7 +92,7 @@ def build(
 
     @app.callback()
     def root(context: typer.Context) -> None:
-        context.obj = Wiring(starter, hostile, faults)
+        context.obj = Wiring(starter, faults)
 
     return app
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,36 +20,30 @@ from rich.table import Table
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Overrides
 from orchestrator.cli.recipes import prepare
-from orchestrator.cli.study import cores_here, seeds_of, unfit_for_harness
-from orchestrator.cli.tape import STARTUP_STEPS, STEP_S, Hostile, TapeUnsound
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem, explain
 from orchestrator.store.run_store import RUNS, RunStore, alone
 
 if TYPE_CHECKING:
-    from orchestrator.compare.by_tape import Simulated
     from orchestrator.compare.comparison import Comparison
     from orchestrator.compare.runs import ComparedRun, Real
 
 PAGE, RESULT, LOCK = "compare.html", "compare.json", "compare.lock"
 OWN_PLAN = "recipe"
-CALM = "calm"  # the profile that adds no faults to the plan's
+SEEDS_MOST = 1000
 
 
 def compare(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
     modes: Annotated[
-        str, typer.Option(help="Of decoupled, data_parallel, diloco, streaming, one_outer, single.")
+        str, typer.Option(help="Of decoupled, data_parallel, diloco, streaming.")
     ] = "decoupled,data_parallel",
     seeds: Annotated[str, typer.Option(help="How many, from the recipe's on; or a list, such as 0,1,5.")] = "1",
     chaos: Annotated[
         str | None,
         typer.Option(metavar="PLAN", help="Also train under faults: a TOML file with [chaos], or `recipe`: its own."),
     ] = None,
-    harness: Annotated[
-        bool, typer.Option("--harness", help="In lock-step on one device, without Ray, as diloco study does.")
-    ] = False,
     against: Annotated[
         str | None, typer.Option(metavar="MODE", help="What differences are taken against [data_parallel].")
     ] = None,
@@ -74,12 +68,12 @@ def compare(
         asked = chosen(modes)
         base = reference(asked, against)
         with apart(as_json):
-            resolved = prepare(recipe, overrides, further=unfit_for_harness if harness else lambda _: [])
+            resolved = prepare(recipe, overrides)
             plan = _plan(chaos, resolved)
             resolved = runs.in_tokens(resolved)
             numbers = seeds_of(seeds, resolved.seed)
             folder = out or RUNS / f"{resolved.name}-compare"
-            all_runs = runs.planned(resolved, asked, numbers, folder, harness, plan)
+            all_runs = runs.planned(resolved, asked, numbers, folder, plan)
             if not resolved.eval.every:
                 fix = "give the syncer steps between two held-out losses, some twenty for a run"
                 raise InputError([Problem("eval.every", 0, "leaves nothing to compare but first and last losses", fix)])
@@ -92,24 +86,35 @@ def compare(
             except OSError as error:
                 fix = "wait until another command has ended, or give another --out"
                 raise InputError([Problem("--out", str(folder), f"cannot be used: {error}", fix)]) from error
-            _train([run for run in all_runs if not run.finished], context.obj.hostile if harness else real, as_json)
+            _train([run for run in all_runs if not run.finished], real, as_json)
         found: dict[comparison.Case, list[Any]] = {}
         for run in all_runs:
-            found.setdefault(run.case, []).append(run.outcome(len(resolved.learners)))
+            found.setdefault(run.case, []).append(run.outcome())
         result = comparison.compared(found, base)
-        told = comparison.as_json(result, str(folder)) | {"name": resolved.name, "harness": harness}
+        told = comparison.as_json(result, str(folder)) | {"name": resolved.name}
         store.write_json(RESULT, told)
-        store.write_text(PAGE, page.html(result, resolved, harness, plan))
+        store.write_text(PAGE, page.html(result, resolved, plan))
         if as_json:
             typer.echo(json.dumps(told))
         else:
-            _print(result, harness)
+            _print(result)
             typer.echo(f"{folder / PAGE}; the runs are beside it, in MODE/seed-N")
-        failed = [run for run in all_runs if not run.outcome(len(resolved.learners)).ok]
+        failed = [run for run in all_runs if not run.outcome().ok]
         for run in failed:
             typer.echo(f"warning: {run.store.root} is NOT OK: {runs.reason(run)}", err=True)
         if failed:
             raise typer.Exit(CHECK_FAILED)
+
+
+def seeds_of(text: str, first: int) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text) or text == "0":
+        raise InputError([Problem("--seeds", text, "must be a number above 0, or a list", "write 5, or 0,1,2")])
+    numbers = [int(part) for part in text.split(",")]
+    if len(numbers) == 1:
+        numbers = list(range(first, first + min(numbers[0], SEEDS_MOST + 1)))
+    if len(numbers) > SEEDS_MOST:
+        raise InputError([Problem("--seeds", text, f"are more than {SEEDS_MOST}", "give fewer")])
+    return list(dict.fromkeys(numbers))
 
 
 def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
@@ -139,32 +144,13 @@ def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
 # ------------------------------------------------------------------ training
 
 
-def _train(waiting: Sequence[ComparedRun], by: Hostile | Real | None, as_json: bool) -> None:
-    """`by`: in the harness, the simulator of faults."""
-    from orchestrator.compare import runs
-
+def _train(waiting: Sequence[ComparedRun], by: Real, as_json: bool) -> None:
     if not waiting:
         return
     with _Bars(waiting) as bars, apart(as_json):
-        if not isinstance(by, runs.Real):
-            runs.in_harness(waiting, cores_here(), partial(_simulated, by), bars.show)
-            return
         for run in waiting:
             by.train(run, bars.show)
             bars.show(run, {"progress": 1.0, "eval_loss": None})
-
-
-def _simulated(hostile: Hostile | None, recipe: Recipe) -> Simulated:
-    """A recipe's run under its own faults. Raises InputError if it cannot be simulated, RuntimeError if that broke."""
-    assert hostile is not None, "the composition root gives one"
-    if problems := hostile.problems(recipe, CALM):
-        raise InputError(problems)
-    step_s = recipe.fleet.step_s or STEP_S
-    try:
-        made = hostile.record(recipe, recipe.seed, CALM, step_s, STARTUP_STEPS * step_s)
-    except TapeUnsound as error:
-        raise RuntimeError(f"the simulated run failed a check: {error}") from error
-    return made.events, made.verdicts
 
 
 class _Bars:
@@ -196,11 +182,11 @@ class _Bars:
 # ------------------------------------------------------------------ the tables
 
 
-def _print(result: Comparison, harness: bool) -> None:
+def _print(result: Comparison) -> None:
     from orchestrator.compare.page import losses, sentence, speed
 
     console = Console()
-    for one in (losses(result, harness), speed(result, harness)):
+    for one in (losses(result), speed(result)):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(one.columns):
             table.add_column(name, justify="right" if index in one.numeric else "left", overflow="fold")

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scipy.special import stdtrit  # type: ignore[import-untyped]
+
 from orchestrator.compare.modes import Mode
 from orchestrator.compare.outcome import RunOutcome
-from orchestrator.study.results import Difference, difference, spread
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first ones' held-out losses minus the second ones', over paired seeds."""
+
+    seeds: tuple[int, ...]
+    each: tuple[float, ...]
+    mean: float
+    half_width: float | None  # of Student's 95 % interval; None for one seed
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows. `tokens`, `seconds`: that every finished run without faults, and with the whole budget, came to."""
+    """All rows. `tokens`, `seconds`: that every finished run without faults came to."""
 
     reference: Case
     tokens: int
@@ -71,11 +83,10 @@ def compared(found: Mapping[Case, Sequence[RunOutcome]], reference: Mode) -> Com
     """Rows in the order of `found`, in which no case is without outcomes, and the reference is without faults."""
     ended = [(case, each) for case, outcomes in found.items() for each in outcomes if each.converged]
     calm = [(case, each) for case, each in ended if not case.chaos] or ended
-    whole = [each for case, each in calm if case.mode.whole_budget] or [each for _, each in calm]
-    tokens = min((each.curve[-1][0] for each in whole), default=0)
-    seconds = min((each.curve[-1][1] for each in whole), default=0.0)
+    tokens = min((each.curve[-1][0] for _, each in calm), default=0)
+    seconds = min((each.curve[-1][1] for _, each in calm), default=0.0)
     base = Case(reference, False)
-    losses = {case: _losses(case, outcomes, tokens) for case, outcomes in found.items()}
+    losses = {case: _losses(outcomes, tokens) for case, outcomes in found.items()}
     rows = []
     for case, every in found.items():
         outcomes = [each for each in every if each.finished]
@@ -107,13 +118,9 @@ def _paired_mean(rows: Sequence[dict[str, Any]], found: Difference) -> float:
     return statistics.fmean(row["eval_loss"] for row in rows if row["seed"] in found.seeds)
 
 
-def _losses(case: Case, outcomes: Sequence[RunOutcome], tokens: int) -> list[dict[str, Any]]:
-    """Rows for `difference`: losses of finished runs at equal tokens; of a mode with fewer tokens, the last ones."""
-    return [
-        {"seed": each.seed, "eval_loss": each.at_tokens(tokens) if case.mode.whole_budget else each.eval_loss}
-        for each in outcomes
-        if each.finished
-    ]
+def _losses(outcomes: Sequence[RunOutcome], tokens: int) -> list[dict[str, Any]]:
+    """Rows for `difference`: losses of finished runs at equal tokens."""
+    return [{"seed": each.seed, "eval_loss": each.at_tokens(tokens)} for each in outcomes if each.finished]
 
 
 def as_json(comparison: Comparison, folder: str) -> dict[str, Any]:
@@ -153,3 +160,31 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "recovery_s": row.recovery_s,
         "seeds": [asdict(each) for each in row.outcomes],
     }
+
+
+# ------------------------------------------------------------------ paired differences
+
+
+def difference(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> Difference | None:
+    """None where no seed is in both with a finite loss."""
+    before = {row["seed"]: row["eval_loss"] for row in theirs if row["eval_loss"] is not None}
+    pairs = [(row["seed"], row["eval_loss"] - before[row["seed"]]) for row in ours if _both(row, before)]
+    if not pairs:
+        return None
+    seeds, each = zip(*pairs, strict=True)
+    return Difference(seeds, each, statistics.fmean(each), half_width(each) if len(each) > 1 else None)
+
+
+def _both(row: dict[str, Any], others: dict[int, float]) -> bool:
+    return row["eval_loss"] is not None and row["seed"] in others
+
+
+def spread(losses: Sequence[float]) -> tuple[float | None, float | None]:
+    """The mean and half of Student's 95 % interval, as far as so many losses have them."""
+    mean = statistics.fmean(losses) if losses else None
+    return mean, half_width(losses) if len(losses) > 1 else None
+
+
+def half_width(samples: Sequence[float]) -> float:
+    """Half of Student's 95 % interval for the mean of two or more independent samples."""
+    return float(stdtrit(len(samples) - 1, 0.975)) * statistics.stdev(samples) / math.sqrt(len(samples))

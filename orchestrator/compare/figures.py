@@ -20,8 +20,6 @@ COLOURS = {
     "data_parallel": "dead",
     "diloco": "held",
     "streaming": "joining",
-    "one_outer": "frozen",
-    "single": "compiling",
 }
 assert COLOURS.keys() == MODES.keys()
 LOG_LEAST = 2.5  # highest loss / lowest from which the scale is logarithmic
@@ -30,40 +28,32 @@ GRID = 200  # places at which seeds are averaged
 Place = Callable[[tuple[int, float, float]], float]
 
 
-def curves(harness: bool) -> Callable[[Comparison, int, str], str | None]:
+def curves(result: Comparison, width: int, words: str) -> str | None:
     """Held-out loss against tokens and against time."""
-
-    def draw(result: Comparison, width: int, words: str) -> str | None:
-        rows = [row for row in result.rows if any(len(each.curve) > 1 for each in row.outcomes)]
-        if not rows:
-            return None
-        wide = width == WIDE
-        with sheet(width, 360 if wide else 620) as figure:
-            panels = figure.subplots(1, 2, sharey=True) if wide else figure.subplots(2, 1)
-            by_tokens, by_time = (bare(axes) for axes in panels)
-            for axes, place in ((by_tokens, lambda point: float(point[0])), (by_time, lambda point: float(point[1]))):
-                for row in rows:
-                    if axes is by_tokens or row.case.mode.timed(harness):
-                        _curve(axes, row, place)
-                axes.grid(axis="y")
-                axes.margins(x=0.02)
-            by_tokens.xaxis.set_major_formatter(EngFormatter(sep=""))
-            by_tokens.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-            by_tokens.set_xlabel("tokens committed")
-            timed = [row for row in rows if row.case.mode.timed(harness)] or rows
-            longest = max(each.curve[-1][1] for row in timed for each in row.outcomes if each.curve)
-            time_axis(by_time, longest, stepped=True)
-            if harness:
-                by_time.set_xlabel(f"virtual {by_time.get_xlabel()}")
-            for axes in panels[: 1 if wide else 2]:
-                _loss_axis(axes, result, rows)
-            figure.legend(
-                handles=[_line(row) for row in rows], loc="outside upper left", ncols=4 if wide else 2,
-                columnspacing=1.4, borderpad=0.2,
-            )  # fmt: skip
-            return to_svg(figure, f"curves-{width}", words)
-
-    return draw
+    rows = [row for row in result.rows if any(len(each.curve) > 1 for each in row.outcomes)]
+    if not rows:
+        return None
+    wide = width == WIDE
+    with sheet(width, 360 if wide else 620) as figure:
+        panels = figure.subplots(1, 2, sharey=True) if wide else figure.subplots(2, 1)
+        by_tokens, by_time = (bare(axes) for axes in panels)
+        for axes, place in ((by_tokens, lambda point: float(point[0])), (by_time, lambda point: float(point[1]))):
+            for row in rows:
+                _curve(axes, row, place)
+            axes.grid(axis="y")
+            axes.margins(x=0.02)
+        by_tokens.xaxis.set_major_formatter(EngFormatter(sep=""))
+        by_tokens.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+        by_tokens.set_xlabel("tokens committed")
+        longest = max(each.curve[-1][1] for row in rows for each in row.outcomes if each.curve)
+        time_axis(by_time, longest, stepped=True)
+        for axes in panels[: 1 if wide else 2]:
+            _loss_axis(axes, result, rows)
+        figure.legend(
+            handles=[_line(row) for row in rows], loc="outside upper left", ncols=4 if wide else 2,
+            columnspacing=1.4, borderpad=0.2,
+        )  # fmt: skip
+        return to_svg(figure, f"curves-{width}", words)
 
 
 def differences(result: Comparison, width: int, words: str) -> str | None:

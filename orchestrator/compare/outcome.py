@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from orchestrator.compare.modes import Mode
 from orchestrator.eventlog.reader import intact
 from orchestrator.recipe.config import Recipe
 from orchestrator.report.data import Data, collect
@@ -83,8 +82,8 @@ def _at(points: Sequence[tuple[float, float]], place: float) -> float | None:
     return points[-1][1]
 
 
-def outcome(store: RunStore, mode: Mode, recipe: Recipe, places: int) -> RunOutcome:
-    """The outcome of a run that has ended, whose recipe is `recipe`; `places`: learners of the compared recipe.
+def outcome(store: RunStore, recipe: Recipe) -> RunOutcome:
+    """The outcome of a run that has ended, whose recipe is `recipe`.
 
     Raises ValueError for a damaged log, OSError where it cannot be read.
     """
@@ -94,7 +93,7 @@ def outcome(store: RunStore, mode: Mode, recipe: Recipe, places: int) -> RunOutc
     text = store.read_text(RECIPE_FILE) or ""
     contents = contents_of(intact(store.root), text)
     data = collect(contents.fold, plain(text), contents.summary, contents.verdicts)
-    found = _of_data(data, mode, recipe, places)
+    found = _of_data(data, recipe)
     save(store, found)
     return loaded(object_of(store, OUTCOME_FILE) or {})
 
@@ -112,22 +111,13 @@ def loaded(told: Mapping[str, Any]) -> RunOutcome:
     return RunOutcome(**dict(told) | {"curve": curve, "recoveries": tuple(told["recoveries"])})
 
 
-def _of_data(data: Data, mode: Mode, recipe: Recipe, places: int) -> RunOutcome:
+def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
     summary, tokens = data.summary, data.summary["tokens"]
     steps = sum(link.steps for link in data.links)
     ups = [link.up for link in data.links]
     up = None if None in ups else float(sum(each or 0 for each in ups))
     down = float(sum(link.down + link.joins + link.peers for link in data.links))
-    gathered = 0.0
-    if mode.one_learner and mode.whole_budget:  # its gradients cross between the places
-        elements = sum(data.rules.sizes) if data.rules else 0
-        gathered = all_reduced(elements, places)
-        steps_of_places, up, down = steps * places, *((up, down) if mode.name == "one_outer" else (0.0, 0.0))
-    elif mode.one_learner:
-        steps_of_places, up, down = steps, 0.0, 0.0
-    else:
-        steps_of_places = steps
-    each = 1.0 / steps_of_places if steps_of_places else 0.0
+    each = 1.0 / steps if steps else 0.0
     faults = summary["faults"]
     return RunOutcome(
         recipe.config_hash,
@@ -144,8 +134,8 @@ def _of_data(data: Data, mode: Mode, recipe: Recipe, places: int) -> RunOutcome:
         summary["tokens_per_s"],
         summary["goodput_time"],
         (summary["participation"] or {}).get("mean"),
-        None if up is None else up * each + gathered,
-        down * each + gathered,
+        None if up is None else up * each,
+        down * each,
         len(faults),
         tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.compare import figures
-from orchestrator.compare.comparison import Comparison, Row
+from orchestrator.compare.comparison import Comparison, Difference, Row
 from orchestrator.compare.modes import Mode
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.toml_text import dump
@@ -13,19 +13,13 @@ from orchestrator.report.render import page
 from orchestrator.report.sections import Picture, ReportSection
 from orchestrator.report.tables import Table, table
 from orchestrator.store.status_text import DASH, number, percent, seconds
-from orchestrator.study.results import Difference
-
-TAPED = (
-    " Modes that wait for nobody follow a simulation, with faults and without: steps of fleet.step_s or 1 s, starts of "
-    "ten steps. The others stay in lock-step: faults cost them time, not quality, so they have no row under them."
-)
 
 
-def html(result: Comparison, recipe: Recipe, harness: bool, plan: ChaosConfig | None) -> str:
+def html(result: Comparison, recipe: Recipe, plan: ChaosConfig | None) -> str:
     """The page. It needs no network, no script and no other file."""
     told = [
-        _table(result, harness),
-        _loss(result, harness),
+        _table(result),
+        _loss(result),
         _differences(result),
         _runs(result),
         _recipe(recipe, plan),
@@ -37,10 +31,9 @@ def html(result: Comparison, recipe: Recipe, harness: bool, plan: ChaosConfig | 
 def sentence(result: Comparison) -> str:
     """What came out, for the first row that is not the reference, and for the first under faults."""
     others = [row for row in result.rows if row.case != result.reference]
-    if not any(row.case.mode.whole_budget for row in others):
-        return f"Only {result.reference.name} was trained on all tokens: there is nothing to compare it with."
-    first = next((row for row in others if row.case.mode.whole_budget), None)
-    compared = [_said(row.against, row.relative, row.case.name, result.reference.name) for row in [first] if row]
+    if not others:
+        return f"Only {result.reference.name} was trained: there is nothing to compare it with."
+    compared = [_said(row.against, row.relative, row.case.name, result.reference.name) for row in others[:1]]
     struck = [row for row in others if row.against_calm is not None][:1]
     compared += [_said(row.against_calm, row.relative_calm, row.case.name, row.case.mode.name) for row in struck]
     return " ".join(compared)
@@ -59,15 +52,14 @@ def _said(found: Difference | None, relative: float | None, name: str, other: st
 # ------------------------------------------------------------------ the table, here and in the terminal
 
 
-def losses(result: Comparison, harness: bool) -> Table:
+def losses(result: Comparison) -> Table:
     """A row for each case: losses at equal tokens and after equal times, and the difference."""
-    clock = " virtual" if harness else ""
     titles = (
         "mode",
         f"loss at {_short(result.tokens)} tokens",
         f"minus {result.reference.name}",
         "%",
-        f"loss after {seconds(result.seconds)}{clock}",
+        f"loss after {seconds(result.seconds)}",
     )
     rows = [
         (
@@ -75,22 +67,22 @@ def losses(result: Comparison, harness: bool) -> Table:
             _loss_cell(row),
             difference_cell(row.against),
             DASH if row.relative is None else f"{100 * row.relative:+.2f}",
-            number(row.at_seconds if row.case.mode.timed(harness) else None, 4),
+            number(row.at_seconds, 4),
         )
         for row in result.rows
     ]
     return table("Held-out losses", "|".join(titles), rows, range(1, 5))
 
 
-def speed(result: Comparison, harness: bool) -> Table:
+def speed(result: Comparison) -> Table:
     """A row for each case: what it made of its time, and what it sent."""
     faults = any(row.case.chaos for row in result.rows)
-    titles = f"mode|tokens/s{', virtual' if harness else ''}|goodput|participation|MB up a step|down"
+    titles = "mode|tokens/s|goodput|participation|MB up a step|down"
     rows = [
         (
             _name(row),
-            number(row.mean(lambda each: each.tokens_per_s) if row.case.mode.timed(harness) else None),
-            percent(row.mean(lambda each: each.goodput_time) if row.case.mode.timed(harness) else None),
+            number(row.mean(lambda each: each.tokens_per_s)),
+            percent(row.mean(lambda each: each.goodput_time)),
             percent(row.mean(lambda each: each.participation)),
             _mb(row.mean(lambda each: each.up_bytes)),
             _mb(row.mean(lambda each: each.down_bytes)),
@@ -131,30 +123,20 @@ def _short(count: int) -> str:
 # ------------------------------------------------------------------ sections
 
 
-def _table(result: Comparison, harness: bool) -> ReportSection:
+def _table(result: Comparison) -> ReportSection:
     faults = any(row.case.chaos for row in result.rows)
-    same = "One model, one order of samples, one inner optimizer, one budget of tokens, and the same hardware for all"
-    if any(not row.case.mode.whole_budget for row in result.rows):
-        same += (
-            "; single alone has one learner's share of both, so its loss, in brackets, is after the same steps per "
-            "learner"
-        )
-    time = (
-        f"Times are virtual: in lock-step a step at slowdown 1 takes a second, all else nothing.{TAPED * faults}"
-        if harness
-        else "Time counts from the first learner step."
+    lead = (
+        "One model, one order of samples, one inner optimizer, one budget of tokens, and the same hardware for all.",
+        "Time counts from the first learner step.",
     )
-    lead = (f"{same}.", time)
     notes = (
         "Losses before a run's end are interpolated, and their learning rate is not yet at its last. ± is half of "
         "Student's 95 % interval over paired seeds. Bytes are payloads, for one learner's hardware and one of its "
         "steps; gradients are counted as a ring all-reduce in float32."
     )
-    if any(not row.case.mode.timed(harness) for row in result.rows):
-        notes += " single waits for its syncer at every step, so its times are not shown."
     if faults:
         notes += " Recovery: the median, until a restarted learner contributes, or all ranks are further than before."
-    found = losses(result, harness), replace(speed(result, harness), note=notes)
+    found = losses(result), replace(speed(result), note=notes)
     meanings = table(
         "What they are", "mode|what it is", [(mode.name, mode.words) for mode in dict.fromkeys(_modes(result))]
     )
@@ -165,13 +147,13 @@ def _modes(result: Comparison) -> list[Mode]:
     return [row.case.mode for row in result.rows]
 
 
-def _loss(result: Comparison, harness: bool) -> ReportSection | None:
+def _loss(result: Comparison) -> ReportSection | None:
     words = "Held-out loss against committed tokens and against time, a line for each mode."
     several = any(len(row.outcomes) > 1 for row in result.rows)
     caption = "Means over seeds; thin lines are single seeds." if several else "One seed."
     if any(row.case.chaos for row in result.rows):
         caption += " Dashed: under faults."
-    return ReportSection("loss", "Held-out loss", (), (Picture(figures.curves(harness), words, caption),))
+    return ReportSection("loss", "Held-out loss", (), (Picture(figures.curves, words, caption),))
 
 
 def _differences(result: Comparison) -> ReportSection | None:

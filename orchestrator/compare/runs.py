@@ -6,12 +6,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.compare import by_tape
-from orchestrator.compare.by_tape import TAPE_FILE, Simulate
 from orchestrator.compare.comparison import Case
 from orchestrator.compare.modes import Mode, transformed
 from orchestrator.compare.outcome import OUTCOME_FILE, RunOutcome, of_history, outcome, save
@@ -22,11 +19,7 @@ from orchestrator.recipe.toml_text import dump, stored_hash
 from orchestrator.store.readers import RECIPE_FILE, object_of, status_if_any
 from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
-from orchestrator.study import process
-from orchestrator.study.seed_run import LOCK_FILE, ROW_FILE
 
-DATA_PARALLEL = "data_parallel"
-REAL, LOCK_STEP, TAPED = "a real run", "a run in lock-step", "a run by tape"
 Starter = Callable[..., Any]  # starts chaos beside a run
 Faults = Callable[..., tuple[Sequence[Any], Iterator[Any]]]  # (chaos, learners, seed): planned ones, random ones
 OnNews = Callable[["ComparedRun", Mapping[str, Any]], None]  # a run; its progress in [0, 1] and newest held-out loss
@@ -39,27 +32,17 @@ class ComparedRun:
     case: Case
     recipe: Recipe
     store: RunStore
-    harness: bool
-    by_tape: bool = False  # in the harness, by a simulation
-
-    @property
-    def by_ray_train(self) -> bool:
-        return self.case.mode.name == DATA_PARALLEL and not self.harness
 
     @property
     def finished(self) -> bool:
-        if self.by_tape:
-            return self.store.path(TAPE_FILE).exists()
-        if self.harness:
-            return self.store.path(ROW_FILE).exists()
-        if self.by_ray_train:
+        if self.case.mode.by_ray_train:
             return (object_of(self.store, OUTCOME_FILE) or {}).get("state") == "finished"
         state = ((status_if_any(self.store) or {}).get("run") or {}).get("state")
         return state == "finished" and self.store.path("summary.json").exists()
 
-    def outcome(self, places: int) -> RunOutcome:
-        """Of a finished run; `places`: learners of the compared recipe."""
-        return outcome(self.store, self.case.mode, self.recipe, places)
+    def outcome(self) -> RunOutcome:
+        """The outcome of a finished run."""
+        return outcome(self.store, self.recipe)
 
 
 def in_tokens(recipe: Recipe) -> Recipe:
@@ -73,31 +56,24 @@ def in_tokens(recipe: Recipe) -> Recipe:
 
 
 def planned(
-    recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path, harness: bool, chaos: ChaosConfig | None
+    recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path, chaos: ChaosConfig | None
 ) -> list[ComparedRun]:
     """Every run, case by case; with `chaos`, each mode also under it.
 
-    In the harness faults strike by tape, and the same mode without them is trained by tape too. What waits for all its
-    learners leaves no tape, and is struck in real runs alone: what it loses is time. Raises InputError with every mode
-    that the recipe cannot have, and every folder that holds something else.
+    Raises InputError with every mode that the recipe cannot have, and every folder that holds something else.
     """
     runs, problems = list[ComparedRun](), list[Problem]()
     for mode in modes:
         for plan in (None, chaos) if chaos else (None,):
             case = Case(mode, plan is not None)
             try:
-                made = transformed(recipe, mode, harness, plan)
+                made = transformed(recipe, mode, plan)
             except InputError as error:
                 problems += error.problems
                 continue
-            waits = made.sync.overlap == "strict"
-            if harness and plan and waits:
-                continue
             for seed in seeds:
                 place = folder.absolute() / case.folder / f"seed-{seed}"
-                one = ComparedRun(
-                    case, _seeded(made, seed, case), RunStore(place), harness, harness and bool(chaos) and not waits
-                )
+                one = ComparedRun(case, _seeded(made, seed, case), RunStore(place))
                 problems += _occupied(one)
                 runs.append(one)
     if problems:
@@ -119,54 +95,16 @@ def _occupied(run: ComparedRun) -> Iterator[Problem]:
     if store.root.exists() and not store.root.is_dir():
         yield Problem("--out", str(store.root), "is a file", fix)
         return
-    if store.empty or [each.name for each in store.root.iterdir()] == [LOCK_FILE]:
+    if store.empty:
         return
     text = store.read_text(RECIPE_FILE) or ""
     if (found := stored_hash(text)) is None:
         yield Problem("--out", str(store.root), "is not empty and holds no run", fix)
     elif found != run.recipe.config_hash:
         yield Problem("--out", str(store.root), "holds a run of another recipe", fix)
-    elif (kind := _kind(store)) != (REAL if not run.harness else TAPED if run.by_tape else LOCK_STEP):
-        yield Problem("--out", str(store.root), f"holds {kind}", fix)
-
-
-def _kind(store: RunStore) -> str:
-    return TAPED if store.path(TAPE_FILE).exists() else LOCK_STEP if store.path(LOCK_FILE).exists() else REAL
 
 
 # ------------------------------------------------------------------ training
-
-
-def in_harness(runs: Sequence[ComparedRun], cores: Sequence[int], simulate: Simulate, on_news: OnNews) -> None:
-    """Train runs in lock-step, side by side on these cores; interrupted, each continues with the same command.
-
-    Those by tape come after them, one at a time, each on all cores, and begin anew.
-    """
-    _in_lock_step([run for run in runs if not run.by_tape], cores, on_news)
-    for run in runs:
-        if run.by_tape:
-            by_tape.train(run.recipe, run.store, simulate, partial(on_news, run))
-
-
-def _in_lock_step(runs: Sequence[ComparedRun], cores: Sequence[int], on_news: OnNews) -> None:
-    if not runs:
-        return
-    platform = next((pool.platform for run in runs for pool in run.recipe.pools if pool.accelerated), "cpu")
-    at_once = max(1, min(len(runs), len(cores) if platform == "cpu" else 1))
-    pinned = at_once == len(runs) == len(cores) > 1
-    jobs = [
-        process.Job(run.recipe, run.store.root, False, platform, (cores[index],) if pinned else ())
-        for index, run in enumerate(runs)
-    ]
-    of_folder = {run.store.root: run for run in runs}
-    for run in runs:
-        run.store.path(OUTCOME_FILE).unlink(missing_ok=True)
-
-    def tell(job: process.Job, news: Mapping[str, Any]) -> None:
-        done = min(1.0, news["step"] / job.recipe.target_syncer_steps)
-        on_news(of_folder[job.folder], {"progress": done, "eval_loss": news["loss"]})
-
-    process.train(jobs, at_once, tell)
 
 
 @dataclass(frozen=True)
@@ -180,7 +118,7 @@ class Real:
     def train(self, run: ComparedRun, on_news: OnNews) -> None:
         """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
         run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
-        if run.by_ray_train:
+        if run.case.mode.by_ray_train:
             self._by_ray_train(run, on_news)
             return
         from orchestrator.runtime import launch

@@ -16,7 +16,6 @@ from orchestrator.replay.tape import Tape
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # a step's matrix products use one thread then
 COUNT = "--xla_force_host_platform_device_count"
-STACKED = "stacked"  # among the settings of a learner of a study that stepped several as one program
 PACKAGES = ("optax", "code")  # recorded for the run, not for each incarnation
 
 
@@ -45,11 +44,6 @@ def needed(tape: Tape) -> Environment | None:
             f"its learners computed on devices of {len(kinds)} kinds ({found}), and one process can be like one only"
         )
     key, device = next(iter(kinds.values()))
-    if STACKED in device.settings:
-        raise TapeError(
-            "its learners stepped as one program (diloco study --vmap), and learners that step alone have other bits; "
-            "studies with --no-vmap are replayed"
-        )
     if device.devices < 1 or device.cores < 0:
         raise TapeError(f"{named(key)} computed on {device.devices} devices and {device.cores} cores, by its own word")
     settings = alike(device)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from learners.lockstep import LockStep
+from benchmarks.harness.lockstep import LockStep
+from benchmarks.harness.seed_run import SeedRun
 from learners.training.evaluator import Evaluator
 from orchestrator.cli.app import build
 from orchestrator.recipe.tasks import build_task
@@ -77,9 +78,8 @@ def test_an_example_learns_in_a_few_rounds(name: str, tokens: int, start: float,
 
 def test_a_run_by_rules_of_ones_own_passes_the_checks_and_replays_to_the_bit(tmp_path: Path) -> None:
     run, rules = str(tmp_path / "seed-0"), "examples.rules.rules"
-    short = ["--set", "budget.tokens=10_000", "--set", "eval.every=0", "--out", str(tmp_path), "--json"]
-    done = CliRunner().invoke(build(), ["study", "examples/rules/recipe.toml", *short], catch_exceptions=False)
-    assert done.exit_code == 0 and json.loads(done.stdout)["seeds"][0]["ok"], done.stdout
+    short = ["budget.tokens=10_000", "eval.every=0"]
+    assert SeedRun(resolve(load(Path("examples/rules/recipe.toml"), short)), Path(run)).train()["ok"]
     replay = ["replay", run, "--task", "examples.spirals.task:Spirals", "--rule", f"{rules}:geometric_median"]
     refused = CliRunner().invoke(build(), replay)
     assert refused.exit_code == 2 and f"add --rule {rules}:heavy_ball" in refused.stderr

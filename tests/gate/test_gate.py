@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.harness import lockstep
 from chaos.simulation import runner
-from learners import lockstep
 from learners.config import DataConfig, InnerConfig
 from learners.training.models.language import ByteLanguageModel
 from learners.training.step import make_step, schedule, step_key, transformation

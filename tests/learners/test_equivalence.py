@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.harness.lockstep import LockStep
 from learners.config import DataConfig, InnerConfig
-from learners.lockstep import LockStep
 from learners.training.models.language import ByteLanguageModel
 from learners.training.step import make_step, schedule, step_key, transformation
 from learners.training.tree import deal, initial_parameters, tensors_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learners import lockstep
+from benchmarks.harness import lockstep
 from learners.training.step import TrainStep, make_step
 from orchestrator.replay import learners
 from tests.replay.shaken import Points, Shaken, recipe, shaken

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.harness.lockstep import IDLE_ROUNDS_MAX, LockStep, LoggedFact, _Unit
 from learners.config import DataConfig, InnerConfig
 from learners.fragment_io import FragmentIO
-from learners.lockstep import IDLE_ROUNDS_MAX, LockStep, LoggedFact, _Unit
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
 from learners.training.devices.device import device_taken

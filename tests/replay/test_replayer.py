@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from learners import lockstep
+from benchmarks.harness import lockstep
 from learners.config import InnerConfig
 from learners.protocol.facts import Adopted, Spoiled, StateReceived, StepFinished
 from learners.training.step import make_step

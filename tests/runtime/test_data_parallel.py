@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.modes import transformed
+from benchmarks.harness.seed_run import SeedRun
 from learners.protocol.facts import StepFinished
-from orchestrator.compare.modes import MODES, transformed
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
@@ -16,7 +17,6 @@ from orchestrator.runtime.data_parallel.history import STEPS_FILE, History, line
 from orchestrator.runtime.data_parallel.trainer import train_on
 from orchestrator.store.export import of_run
 from orchestrator.store.run_store import RunStore
-from orchestrator.study.seed_run import SeedRun
 from tests.runtime.conftest import namespace, recipe
 
 pytestmark = [
@@ -68,7 +68,7 @@ def test_losses_are_those_of_the_harness_within_rounding(
 ) -> None:
     folder, found = by_ray_train
     given = wanted("conventional", corpus)
-    row = SeedRun(transformed(given, MODES["data_parallel"], harness=True), tmp_path, False).train(lambda news: None)
+    row = SeedRun(transformed(given, "data_parallel"), tmp_path).train()
     steps = [event.fact for event in read_run(tmp_path) if isinstance(event.fact, StepFinished)]
     assert losses(folder) == pytest.approx({fact.step: fact.loss for fact in steps}, rel=2e-5)
     assert [step for step, _, _ in found.evaluations][-1] == STEPS and found.evaluations[0][0] == 0
@@ -97,5 +97,5 @@ def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(ray_cluster: Any,
     assert restart.outage_s is not None and restart.recovery_s is not None and restart.outage_s <= restart.recovery_s
     assert [line["kind"] for line in lines(tmp_path / "run" / STEPS_FILE)].count("attached") == 1
     assert found.checkpoints and found.goodput_time is not None and found.goodput_time < 1.0
-    calm = SeedRun(transformed(given, MODES["data_parallel"], harness=True), tmp_path / "calm", False)
-    assert found.evaluations[-1][2] == pytest.approx(calm.train(lambda news: None)["eval_loss"], rel=1e-4)
+    calm = SeedRun(transformed(given, "data_parallel"), tmp_path / "calm")
+    assert found.evaluations[-1][2] == pytest.approx(calm.train()["eval_loss"], rel=1e-4)

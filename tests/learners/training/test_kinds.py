@@ -12,8 +12,8 @@ import optax
 import pytest
 from safetensors.numpy import save_file
 
+from benchmarks.harness.lockstep import LockStep
 from learners.config import InnerConfig, WarmStart
-from learners.lockstep import LockStep
 from learners.training import state_arrays, weights
 from learners.training.evaluator import Evaluator
 from learners.training.trainer import Trainer

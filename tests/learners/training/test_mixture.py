@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.harness.seed_run import SeedRun
 from learners.config import DataConfig
 from learners.training.data import corpus
 from learners.training.data.mixture import BLOCK, MixedCorpus, apportioned
@@ -22,7 +23,6 @@ from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
-from orchestrator.study.seed_run import SeedRun
 from tests.learners.training.test_token_corpus import folder
 
 
@@ -157,7 +157,7 @@ def test_a_run_on_a_mixture_passes_the_checks_and_replays_to_the_bit(
         }
     )
     assert not problems(made)
-    row = SeedRun(made, tmp_path / "run", stacked=False).train(lambda news: None)
+    row = SeedRun(made, tmp_path / "run").train()
     assert row["ok"]
     stored = recipe_of(RunStore(tmp_path / "run"))
     player = Replayer(record(list(read_run(tmp_path / "run"))), stored, build_task(stored))

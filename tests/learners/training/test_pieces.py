@@ -12,9 +12,9 @@ import optax
 import pytest
 
 import outer.protocol.fragments
+from benchmarks.harness.lockstep import LockStep
 from examples.shapes.task import Shapes
 from learners.config import DataConfig, InnerConfig
-from learners.lockstep import LockStep
 from learners.training import weights
 from learners.training.evaluator import Evaluator
 from learners.training.step import make_step, schedule, step_key, transformation

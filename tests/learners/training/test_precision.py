@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.harness.lockstep import LockStep
 from learners.config import DataConfig, InnerConfig
-from learners.lockstep import LockStep
 from learners.training.models.language import ByteLanguageModel
 from learners.training.precision import precise
 from learners.training.step import make_step, transformation

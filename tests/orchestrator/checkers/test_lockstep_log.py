@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from learners import lockstep
+from benchmarks.harness import lockstep
 from learners.config import InnerConfig
 from learners.protocol.facts import Adopted
 from learners.training.step import make_step

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.harness.seed_run import SeedRun
 from learners.training import weights
 from learners.training.tree import deal
 from orchestrator.cli.app import build
@@ -23,7 +24,6 @@ from orchestrator.store import checkpoints
 from orchestrator.store.checkpoints import CheckpointManifest, CheckpointPart
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
-from orchestrator.study.seed_run import SeedRun
 from outer.journal import checkpoint_parts
 from outer.journal.groups import Logged
 from outer.journal.journal import StoredJournal
@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "eval": {"every": 20, "sequences": 40, "sets": [{"name": "strange", "path": str(place / "strange")}]},
         }
     )
-    SeedRun(recipe, place / "seed", stacked=False).train(lambda news: None)
+    SeedRun(recipe, place / "seed").train()
     (place / "recipe.toml").write_text(dump(recipe))
     return place
 

@@ -1,4 +1,4 @@
-"""`diloco compare`: its numbers, its page, and the command in the harness from end to end."""
+"""`diloco compare`: its numbers, its page, and the command with a stand-in for training."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import json
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from chaos.simulation.hostile_tape import HOSTILE
-from orchestrator.accounting.verdicts import sound
-from orchestrator.checkers.suite import check_run
+from benchmarks.harness.seed_run import SeedRun
 from orchestrator.cli.app import build
 from orchestrator.compare import page
 from orchestrator.compare.comparison import Case, Comparison, as_json, compared
 from orchestrator.compare.modes import MODES
 from orchestrator.compare.outcome import RunOutcome, all_reduced, loaded, save
+from orchestrator.compare.runs import ComparedRun, Real
+from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.run_store import RunStore, alone
 from tests.replay.shaken import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 CALM, STRUCK = Case(MODES["decoupled"], False), Case(MODES["decoupled"], True)
-BASE, ALONE = Case(MODES["data_parallel"], False), Case(MODES["single"], False)
+ALIKE = Recipe.model_validate(recipe(30).canonical() | {"pools": [{"name": "a", "learners": 3, "batch_size": 4}]})
+BASE = Case(MODES["data_parallel"], False)
 
 
 def ended(seed: int, losses: list[float], tokens: int = 1000, seconds: float = 10.0) -> RunOutcome:
@@ -43,18 +45,16 @@ def result() -> Comparison:
             BASE: [ended(0, [6.0, 4.0, 2.0]), ended(1, [6.0, 4.0, 2.2], 1200)],
             CALM: [ended(0, [6.0, 4.0, 2.1]), ended(1, [6.0, 4.0, 2.0], seconds=8.0)],
             STRUCK: [ended(1, [6.0, 4.0, 2.5], seconds=20.0)],
-            ALONE: [ended(0, [6.0, 5.0, 4.0], 250), ended(1, [6.0, 5.0, 4.0], 250)],
         },
         MODES["data_parallel"],
     )
 
 
-def test_losses_are_compared_where_every_run_with_the_whole_budget_still_was(result: Comparison) -> None:
+def test_losses_are_compared_where_every_run_still_was(result: Comparison) -> None:
     assert (result.tokens, result.seconds, result.reference) == (1000, 8.0, BASE)
-    base, calm, struck, alone = result.rows
+    base, calm, struck = result.rows
     assert base.at_tokens == pytest.approx((2.0 + 2.2 + 1.8 * 200 / 600) / 2), "interpolated where it is not at its end"
     assert calm.at_seconds == pytest.approx((2.0 + (4.0 - 1.9 * 3 / 5)) / 2)
-    assert alone.at_tokens is None and alone.eval_loss == (4.0, 0.0), "it had fewer tokens"
     assert struck.against_calm is not None and struck.against_calm.each == (0.5,)
 
 
@@ -67,13 +67,10 @@ def test_a_run_that_failed_moves_no_other_row_and_has_no_difference() -> None:
     assert calm.against is not None and calm.against.seeds == (0,) and len(calm.outcomes) == 2
 
 
-def test_times_are_of_runs_that_finished_and_of_modes_whose_times_mean_something(result: Comparison) -> None:
+def test_times_are_of_runs_that_finished() -> None:
     failed = replace(ended(1, [6.0, 5.0], 10, 0.1), state="failed", ok=False, tokens_per_s=1e9, recoveries=(500.0,))
     row = compared({CALM: [ended(0, [6.0, 2.0]), failed]}, CALM.mode).rows[0]
     assert row.mean(lambda each: each.tokens_per_s) == 100.0 and row.recovery_s == 2.0
-    rows = {harness: page.speed(result, harness).rows[-1] for harness in (True, False)}
-    assert rows[True][0] == rows[False][0] == "single"
-    assert "-" not in rows[True][1:3] and rows[False][1:3] == ("-", "-"), "a real one waits for its syncer"
 
 
 def test_a_run_that_diverged_does_not_set_where_losses_are_compared() -> None:
@@ -90,14 +87,13 @@ def test_losses_that_are_not_finite_are_left_out_of_what_is_written(tmp_path: Pa
 
 
 def test_differences_are_paired_over_seeds_with_an_interval(result: Comparison) -> None:
-    base, calm, struck, alone = result.rows
+    base, calm, struck = result.rows
     assert base.against is None and base.relative is None
     assert calm.against is not None and calm.against.seeds == (0, 1)
     assert calm.against.each == pytest.approx((0.1, -0.8))
     assert calm.relative == pytest.approx(-0.35 / 2.4)
     assert calm.against.half_width == pytest.approx(12.706 * 0.45, rel=1e-3), "Student's for two seeds"
     assert struck.against is not None and (struck.against.seeds, struck.against.half_width) == ((1,), None)
-    assert alone.against is not None and alone.against.each == pytest.approx((2.0, 1.2)), "at equal steps per learner"
 
 
 def test_a_ring_sends_twice_the_gradient_less_one_share() -> None:
@@ -135,16 +131,16 @@ class Balanced(HTMLParser):
 
 
 def test_the_page_is_whole_and_says_what_came_out(result: Comparison) -> None:
-    text = page.html(result, recipe(), harness=True, plan=None)
+    text = page.html(result, recipe(), plan=None)
     found = Balanced(text)
-    assert "decoupled + faults" in found.cells and "(4.0000)" in found.cells and "-0.3500 ± 5.7178 (-14.58%)" in text
+    assert "decoupled + faults" in found.cells and "-0.3500 ± 5.7178 (-14.58%)" in text
     assert text.count("<svg") == 4 and "prefers-color-scheme: dark" in text
     assert page.sentence(result) in text.replace("&#39;", "'")
     one = replace(result, rows=result.rows[:1])
-    assert "nothing to compare" in page.html(one, recipe(), harness=True, plan=None)
+    assert "nothing to compare" in page.html(one, recipe(), plan=None)
     failed = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [replace(ended(0, [6.0, 5.0]), state="failed")]}, BASE.mode)
     assert "no seed that finished in both" in page.sentence(failed)
-    assert page.losses(failed, True).rows[1][0] == "decoupled (0 of 1)"
+    assert page.losses(failed).rows[1][0] == "decoupled (0 of 1)"
 
 
 # ------------------------------------------------------------------ the command
@@ -153,59 +149,60 @@ def test_the_page_is_whole_and_says_what_came_out(result: Comparison) -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "points.toml"
-    path.write_text(dump(recipe(30)))
+    path.write_text(dump(ALIKE))
     return path
 
 
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of cases that the command had trained: in lock-step, where production starts Ray."""
+    names: list[str] = []
+
+    def train(by: Real, run: ComparedRun, on_news: Any) -> None:
+        names.append(run.case.name)
+        if run.case.mode.by_ray_train:
+            run.store.create()
+            run.store.write_text("config.toml", dump(run.recipe))
+            save(run.store, replace(ended(0, [6.0, 4.0, 2.0], 1440), config_hash=run.recipe.config_hash))
+            return
+        SeedRun(run.recipe, run.store.root).train()
+        run.store.write_json("status.json", {"run": {"state": "finished"}})
+
+    monkeypatch.setattr(Real, "train", train)
+    return names
+
+
 def test_the_command_trains_each_run_once_and_sets_them_side_by_side(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, trained: list[str]
 ) -> None:
-    monkeypatch.chdir(ROOT)
-    words = ["compare", str(file), "--harness", "--out", str(tmp_path / "out"), "--set", "eval.every=6"]
+    words = ["compare", str(file), "--out", str(tmp_path / "out"), "--set", "eval.every=6", "--seeds", "1"]
     first = CliRunner().invoke(build(), words)
-    assert first.exit_code == 0, first.stderr
-    assert "decoupled" in first.stdout and "data_parallel" in first.stdout and "virtual" in first.stdout
-    runs = [tmp_path / f"out/{mode}/seed-0" for mode in ("decoupled", "data_parallel")]
-    written = [(run / "study.json").stat().st_mtime_ns for run in runs]
+    assert first.exit_code == 0, first.output
+    assert "decoupled" in first.stdout and "data_parallel" in first.stdout
+    assert trained == ["decoupled", "data_parallel"]
     again = CliRunner().invoke(build(), [*words, "--json"])
     assert again.exit_code == 0, again.stderr
-    assert [(run / "study.json").stat().st_mtime_ns for run in runs] == written, "they are finished"
+    assert len(trained) == 2, "they are finished"
     told = json.loads(again.stdout)
     ours, theirs = told["rows"]
     assert (told["reference"], ours["mode"], theirs["mode"]) == ("data_parallel", "decoupled", "data_parallel")
     assert ours["difference"]["mean"] == pytest.approx(ours["eval_loss_at_tokens"] - theirs["eval_loss_at_tokens"])
-    assert ours["participation"] == 1.0 and theirs["up_bytes"] == all_reduced(20, 3)
+    assert ours["participation"] == 1.0
     assert ours["seeds"][0]["curve"][-1][2] == ours["eval_loss"]
     Balanced((tmp_path / "out/compare.html").read_text())
 
 
-def test_in_the_harness_faults_strike_by_tape_beside_the_same_without(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_under_a_plan_every_mode_is_trained_without_and_with_its_faults(
+    file: Path, tmp_path: Path, trained: list[str]
 ) -> None:
-    monkeypatch.chdir(ROOT)
     plan = tmp_path / "plan.toml"
     plan.write_text('[[chaos.faults]]\nkind = "kill"\nlearner = "learner-a-1"\nat_step = 9\n')
-    words = ["compare", str(file), "--harness", "--out", str(tmp_path / "out"), "--set", "eval.every=6", "--json"]
-    words += ["--modes", "decoupled,data_parallel"]
-    first = CliRunner().invoke(build(hostile=HOSTILE), [*words, "--chaos", str(plan)])
-    assert first.exit_code == 0, first.stderr
-    told = json.loads(first.stdout)
-    calm, struck, _ = told["rows"]
-    assert [(row["mode"], row["chaos"], row["faults"]) for row in told["rows"]] == [
-        ("decoupled", False, 0.0), ("decoupled", True, 1.0), ("data_parallel", False, 0.0)
-    ], "what waits for everybody loses no quality"  # fmt: skip
-    assert struck["participation"] < calm["participation"] == 1.0
-    assert struck["difference_to_calm"]["mean"] == pytest.approx(
-        struck["eval_loss_at_tokens"] - calm["eval_loss_at_tokens"]
-    )
-    assert len(struck["seeds"][0]["curve"]) >= 4 and struck["seeds"][0]["ok"]
-    place = tmp_path / "out/decoupled-chaos/seed-0"
-    assert sound(check_run(place)), "its log, with the losses, keeps every rule"
-    written = (place / "tape.json").stat().st_mtime_ns
-    again = CliRunner().invoke(build(hostile=HOSTILE), [*words, "--chaos", str(plan)])
-    assert again.exit_code == 0 and (place / "tape.json").stat().st_mtime_ns == written, "it is finished"
-    other = CliRunner().invoke(build(hostile=HOSTILE), words)
-    assert other.exit_code == 2 and "holds a run by tape" in other.stderr
+    words = ["compare", str(file), "--out", str(tmp_path / "out"), "--set", "eval.every=6", "--json"]
+    done = CliRunner().invoke(build(), [*words, "--modes", "decoupled,streaming", "--chaos", str(plan)])
+    assert done.exit_code == 0, done.output
+    assert trained == ["decoupled", "decoupled + faults", "streaming", "streaming + faults"]
+    struck = json.loads(done.stdout)["rows"][1]
+    assert (struck["chaos"], struck["difference_to_calm"]["mean"]) == (True, 0.0), "nothing strikes in lock-step"
 
 
 @pytest.mark.parametrize(
@@ -221,14 +218,14 @@ def test_in_the_harness_faults_strike_by_tape_beside_the_same_without(
     ],
 )
 def test_what_cannot_be_compared_is_refused(file: Path, tmp_path: Path, words: list[str], said: str) -> None:
-    done = CliRunner().invoke(build(), ["compare", str(file), "--harness", "--out", str(tmp_path / "out"), *words])
+    done = CliRunner().invoke(build(), ["compare", str(file), "--out", str(tmp_path / "out"), *words])
     assert done.exit_code == 2 and said in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_another_command_compares_in_is_refused(file: Path, tmp_path: Path) -> None:
     place = tmp_path / "out"
-    words = ["compare", str(file), "--harness", "--out", str(place), "--set", "eval.every=6"]
+    words = ["compare", str(file), "--out", str(place), "--set", "eval.every=6"]
     place.mkdir()
     with alone(place / "compare.lock"):
         done = CliRunner().invoke(build(), words)
@@ -240,7 +237,7 @@ def test_a_folder_of_something_else_is_refused(file: Path, tmp_path: Path) -> No
     place = tmp_path / "out/decoupled/seed-0"
     place.mkdir(parents=True)
     (place / "notes").write_text("mine")
-    words = ["compare", str(file), "--harness", "--out", str(tmp_path / "out")]
+    words = ["compare", str(file), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(build(), words)
     assert done.exit_code == 2 and "holds no run" in done.stderr
     (place / "config.toml").write_text(dump(recipe(36)))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from benchmarks.harness.lockstep import LockStep
 from learners.config import InnerConfig, WarmStart
-from learners.lockstep import LockStep
 from learners.training import weights
 from learners.training.evaluator import Evaluator
 from learners.training.initial_state import InitialState

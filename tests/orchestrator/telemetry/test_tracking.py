@@ -11,12 +11,12 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event as Record
 from typer.testing import CliRunner
 
+from benchmarks.harness.seed_run import SeedRun
 from orchestrator.cli.app import build
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated
 from orchestrator.eventlog.reader import read_run
-from orchestrator.study.seed_run import SeedRun
 from orchestrator.telemetry import sinks
 from orchestrator.telemetry.tracking import SERIES, Curves, Point
 from outer.protocol.facts import Committed
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sets = {"sets": [{"name": "words", "path": str(text)}]}
     made = recipe(30)
     made = made.model_copy(update={"eval": made.eval.model_validate(made.eval.model_dump() | sets)})
-    SeedRun(made, folder, stacked=False).train(lambda news: None)
+    SeedRun(made, folder).train()
     return folder
 
 

@@ -1,13 +1,13 @@
 """A shell with both machines in one process: real JAX, no clock, every learner steps once per unit of virtual time.
 
-For equivalence tests, golden traces and studies of the algorithm alone. Messages arrive at once and in order, and
+For equivalence tests and studies of the algorithm alone. Messages arrive at once and in order, and
 nothing fails. A learner with a slowdown takes so many units for a step.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,10 +15,9 @@ from learners.config import InnerConfig, WarmStart
 from learners.fragment_io import FragmentIO
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
-from learners.stacked import StackedStep
 from learners.training.step import make_step
 from learners.training.task import Task
-from learners.training.trainer import InFlight, Trainer
+from learners.training.trainer import Trainer
 from learners.training.tree import deal, initial_parameters
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.chain import VersionChain
@@ -43,46 +42,6 @@ class LoggedFact(NamedTuple):
     fact: Any
 
 
-class DueStep(NamedTuple):
-    """A learner's step that ends in this unit of time."""
-
-    trainer: Trainer
-    batch_size: int
-    run: unit.RunStep
-
-
-Stepped = tuple[float, dict[str, float]]  # the loss, and the auxiliary values
-Stepper = Callable[[Sequence[DueStep]], Sequence[Stepped]]
-
-
-def single(due: Sequence[DueStep]) -> list[Stepped]:
-    """A Stepper: a program for each learner, as in production. All are enqueued before the first is waited for."""
-    flights = [each.trainer.dispatch(each.run.start, each.batch_size, each.run.progress) for each in due]
-    return [flight.result() for flight in flights]
-
-
-class Stacked:
-    """A Stepper: one program for all learners of a batch size, when all of them step; single programs otherwise."""
-
-    def __init__(self, task: Task, inner: InnerConfig, batch_sizes: Iterable[int]) -> None:
-        self._step = StackedStep(make_step(task, inner))
-        self._sizes = Counter(batch_sizes)
-
-    def __call__(self, due: Sequence[DueStep]) -> list[Stepped]:
-        flights: dict[int, InFlight] = {}
-        for batch_size, learners in self._sizes.items():
-            places = [place for place, each in enumerate(due) if each.batch_size == batch_size]
-            group = [due[place] for place in places]
-            if len(group) == learners > 1:
-                trainers, runs = [each.trainer for each in group], [each.run for each in group]
-                progress = [run.progress for run in runs]
-                found = self._step.dispatch(trainers, [run.start for run in runs], batch_size, progress)
-            else:
-                found = [each.trainer.dispatch(each.run.start, batch_size, each.run.progress) for each in group]
-            flights |= dict(zip(places, found, strict=True))
-        return [flights[place].result() for place in range(len(due))]
-
-
 @dataclass
 class _Unit:
     machine: Learner
@@ -103,7 +62,7 @@ class _Unit:
 class LockStep:
     """One run. `learners` maps names to batch sizes in samples; `quorum` is K as a number.
 
-    `slowdowns`: units of time that a learner's step takes, where it is not 1. `stepper`: runs the steps of a unit.
+    `slowdowns`: units of time that a learner's step takes, where it is not 1.
     """
 
     def __init__(
@@ -120,7 +79,6 @@ class LockStep:
         seed: int = 0,
         warm_start: WarmStart | None = None,
         slowdowns: Mapping[str, float] | None = None,
-        stepper: Stepper = single,
     ) -> None:
         self.fragments = deal(task, sync)
         tensors = [tensor for fragment in self.fragments for tensor in fragment.tensors]
@@ -134,7 +92,6 @@ class LockStep:
         )
         self.facts: list[LoggedFact] = []
         self._sync, self._task = sync, task
-        self._stepper = stepper
         self._now = 0.0
         self._idle = 0  # rounds since a learner stepped
         self._queue: deque[tuple[str | None, Any]] = deque()  # (learner, or None for the syncer; event)
@@ -187,6 +144,10 @@ class LockStep:
         """The newest syncer step that was committed or passed."""
         return self._syncer.committed_step
 
+    def say(self, writer: str, fact: Any, later_s: float = 0.0) -> None:
+        """Add a fact of another writer to the run's."""
+        self.facts.append(LoggedFact(self._now + later_s, writer, 1, fact))
+
     def begin(self) -> None:
         """Start all machines. Call it once, then `advance` until `over`."""
         self._perform_outer(self._syncer.start())
@@ -212,10 +173,11 @@ class LockStep:
         due = {}
         for name, each in self._units.items():
             if isinstance(each.next, unit.RunStep) and each.ends_at <= self._now + ROUNDING_S:
-                due[name] = DueStep(each.trainer, each.batch_size, each.next)
-                each.next = None
-        for (name, step), (loss, aux) in zip(due.items(), self._stepper(list(due.values())), strict=True):
-            tokens = self._task.tokens(step.batch_size)
+                run, each.next = each.next, None
+                due[name] = each.trainer.dispatch(run.start, each.batch_size, run.progress)
+        for name, flight in due.items():  # all are enqueued before the first is waited for
+            loss, aux = flight.result()
+            tokens = self._task.tokens(self._units[name].batch_size)
             self._to_learner(name, unit.StepDone(loss, tokens, aux))
             self._to_learner(name, unit.Boundary(tokens))
         self._settle()

@@ -1,4 +1,4 @@
-"""`diloco study`: seeds in processes of their own, as run folders that every tool takes; killed and continued."""
+"""The study of a recipe: seeds in processes of their own, as run folders that every tool takes; and its modes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from learners.training.devices.device import device_taken
+from benchmarks.harness.modes import transformed
+from benchmarks.harness.seed_run import ROW_FILE, SeedRun
+from benchmarks.harness.study import study
+from learners.protocol.facts import StepFinished
+from learners.training.step import make_step, schedule, step_key, transformation
 from orchestrator.checkers.suite import check_run
-from orchestrator.cli.app import build
+from orchestrator.compare.comparison import difference
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
-from orchestrator.replay.environment import STACKED, needed
-from orchestrator.replay.incarnation import TapeError
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
-from orchestrator.study import seed_run
-from orchestrator.study.results import difference
-from orchestrator.study.seed_run import ROW_FILE, STATE_FILE, SeedRun, finished_row
+from orchestrator.store.export import of_run
+from orchestrator.store.run_store import RunStore
 from tests.replay.shaken import Points, recipe
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 WANTED = recipe(30)
+command = typer.Typer(add_completion=False)
+command.command()(study)
 
 
 def seeded(seed: int = 0, **changes: Any) -> Recipe:
@@ -37,8 +43,8 @@ def seeded(seed: int = 0, **changes: Any) -> Recipe:
     return Recipe.model_validate(plain | changes)
 
 
-def trained(folder: Path, wanted: Recipe, stacked: bool = False) -> dict[str, Any]:
-    return SeedRun(wanted, folder, stacked).train(lambda news: None)
+def trained(folder: Path, wanted: Recipe) -> dict[str, Any]:
+    return SeedRun(wanted, folder).train()
 
 
 @pytest.fixture(scope="module")
@@ -56,53 +62,6 @@ def test_a_seeds_folder_passes_every_check_and_is_replayed_to_the_bit(whole: tup
     assert replayer.finish() == row["digest"] and replayer.tally.bit_equal is True
 
 
-def test_a_seed_that_was_killed_continues_with_the_same_log_and_bits(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, row = whole
-    monkeypatch.setattr(seed_run, "SAVE_S", 0.0)
-    killed = SeedRun(seeded(), tmp_path, False)
-    plain, saved = SeedRun._save, [0]
-
-    def save(run: SeedRun) -> None:
-        plain(run)
-        saved[0] += 1
-        if saved[0] == 11:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SeedRun, "_save", save)
-        with pytest.raises(KeyboardInterrupt):
-            killed.train(lambda news: None)
-    assert (tmp_path / STATE_FILE).exists() and finished_row(tmp_path, seeded()) is None
-    again = trained(tmp_path, seeded())
-    assert again["processes"] == 2 and again["digest"] == row["digest"]
-    assert not (tmp_path / STATE_FILE).exists()
-    assert [repr(event) for event in read_run(tmp_path)] == [repr(event) for event in read_run(folder)]
-
-
-@pytest.mark.parametrize("damage", [b"", b"no head\n", b"{}\nrest", None])
-def test_a_state_that_cannot_be_used_begins_the_seed_anew(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path, damage: bytes | None
-) -> None:
-    run = SeedRun(seeded(), tmp_path, False)
-    (tmp_path / STATE_FILE).write_bytes(json.dumps(run._about_state).encode() + b"\nrest" if damage is None else damage)
-    row = run.train(lambda news: None)
-    assert (row["processes"], row["digest"]) == (1, whole[1]["digest"])
-
-
-def test_learners_that_step_as_one_program_are_near_and_their_log_says_why_it_is_not_replayed(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    row = trained(tmp_path, seeded(), stacked=True)
-    assert row["eval_loss"] == pytest.approx(whole[1]["eval_loss"], rel=1e-5)
-    tape = record(read_run(tmp_path))
-    assert {device.settings[STACKED] for device in tape.devices.values()} == {"1"}
-    assert STACKED not in device_taken(1).settings
-    with pytest.raises(TapeError, match="--no-vmap"):
-        needed(tape)
-
-
 def test_two_seeds_differ_and_differences_are_paired() -> None:
     rows = [{"seed": seed, "eval_loss": 2.0 + 0.1 * seed} for seed in range(4)]
     others = [{"seed": seed, "eval_loss": 1.9 + 0.1 * seed} for seed in (1, 2, 3, 7)]
@@ -112,6 +71,41 @@ def test_two_seeds_differ_and_differences_are_paired() -> None:
     assert difference(rows[:1], others) is None
     one = difference(rows[1:2], others)
     assert one is not None and one.half_width is None
+
+
+# ------------------------------------------------------------------ the modes
+
+
+@pytest.mark.parametrize(("mode", "batch"), [("data_parallel", 8), ("single", 2)])
+def test_a_learner_without_outer_optimizer_is_plain_training_to_the_bit(tmp_path: Path, mode: str, batch: int) -> None:
+    assert trained(tmp_path, transformed(WANTED, mode))["ok"]
+    task = Points(WANTED.data, WANTED.seed)
+    params = jax.jit(task.init)(jax.random.key(WANTED.seed))
+    moments, step = transformation(task, WANTED.inner).init(params), make_step(task, WANTED.inner)
+    for number in range(30):
+        start, scale = number * batch, np.float32(schedule(WANTED.inner, number / 30))
+        params, moments, *_ = step(params, moments, task.batch(start, batch), step_key(WANTED.seed, start), scale)
+    found = of_run(RunStore(tmp_path)).tensors
+    assert found.keys() == params.keys()
+    for name, value in params.items():
+        np.testing.assert_array_equal(found[name].reshape(value.shape), value)
+
+
+def test_one_learner_with_the_outer_optimizer_steps_on_the_batch_of_all(tmp_path: Path) -> None:
+    made = transformed(WANTED, "one_outer")
+    assert (made.outer, made.sync.fragments, made.quorum) == (WANTED.outer, 5, 1)
+    trained(tmp_path, made)
+    steps = [event.fact for event in read_run(tmp_path) if isinstance(event.fact, StepFinished)]
+    assert {fact.tokens for fact in steps} == {4 * 8}
+
+
+def test_one_learner_alone_has_its_share_of_the_tokens_and_one_for_all_the_pace_of_the_slowest() -> None:
+    given = Recipe.model_validate(WANTED.canonical() | {"budget": {"tokens": 8000}})
+    budgets = {mode: transformed(given, mode).budget.tokens for mode in ("single", "one_outer", "data_parallel")}
+    assert budgets == {"single": 8000 * 2 // 8, "one_outer": 8000, "data_parallel": 8000}
+    pools = [{"name": "a", "batch_size": 2}, {"name": "b", "batch_size": 2, "slowdown": 2.5}]
+    given = Recipe.model_validate(WANTED.canonical() | {"pools": pools})
+    assert transformed(given, "data_parallel").pools[0].slowdown == 2.5
 
 
 # ------------------------------------------------------------------ the command
@@ -125,9 +119,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_command_trains_seeds_once_and_compares(file: Path, tmp_path: Path) -> None:
-    def command(*words: str) -> Any:
+    def said(*words: str) -> Any:
         done = subprocess.run(
-            [sys.executable, "-m", "orchestrator", "study", str(file), "--json", *words],
+            [sys.executable, "benchmarks/harness/study.py", str(file), "--json", *words],
             cwd=ROOT,
             env=os.environ,
             capture_output=True,
@@ -135,10 +129,10 @@ def test_the_command_trains_seeds_once_and_compares(file: Path, tmp_path: Path) 
         assert done.returncode == 0, done.stderr.decode()
         return json.loads(done.stdout)
 
-    first = command("--seeds", "3,5", "--out", str(tmp_path / "a"))
+    first = said("--seeds", "3,5", "--out", str(tmp_path / "a"))
     assert [row["seed"] for row in first["seeds"]] == [3, 5]
     written = (tmp_path / "a/seed-3" / ROW_FILE).stat().st_mtime_ns
-    again = command("--seeds", "3", "--out", str(tmp_path / "a"), "--against", str(tmp_path / "a"), "--set", "seed=3")
+    again = said("--seeds", "3", "--out", str(tmp_path / "a"), "--against", str(tmp_path / "a"), "--set", "seed=3")
     assert (tmp_path / "a/seed-3" / ROW_FILE).stat().st_mtime_ns == written, "it is finished"
     assert [row["seed"] for row in again["seeds"]] == [3, 4, 5]
     assert (again["against"]["seeds"], again["against"]["each"]) == ([3, 5], [0.0, 0.0])
@@ -154,7 +148,7 @@ def test_the_command_trains_seeds_once_and_compares(file: Path, tmp_path: Path) 
     ],
 )
 def test_what_cannot_be_studied_is_refused(file: Path, tmp_path: Path, words: list[str], said: str) -> None:
-    done = CliRunner().invoke(build(), ["study", str(file), "--out", str(tmp_path / "out"), *words])
+    done = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "out"), *words])
     assert done.exit_code == 2 and said in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -162,9 +156,9 @@ def test_what_cannot_be_studied_is_refused(file: Path, tmp_path: Path, words: li
 def test_a_folder_of_something_else_is_refused(file: Path, tmp_path: Path) -> None:
     (tmp_path / "out/seed-0").mkdir(parents=True)
     (tmp_path / "out/seed-0/notes").write_text("mine")
-    done = CliRunner().invoke(build(), ["study", str(file), "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "out")])
     assert done.exit_code == 2 and "holds no study" in done.stderr
     (tmp_path / "out/seed-0/notes").unlink()
     (tmp_path / "out/seed-0/config.toml").write_text(dump(seeded(seed=0, name="other")))
-    done = CliRunner().invoke(build(), ["study", str(file), "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "out")])
     assert done.exit_code == 2 and "another recipe" in done.stderr
