@@ -29,7 +29,7 @@ from benchmarks.harness import modes  # noqa: E402
 from benchmarks.harness.seed_run import ROW_FILE, finished_row, train_apart  # noqa: E402
 from orchestrator.cli.compare import seeds_of  # noqa: E402
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported  # noqa: E402
-from orchestrator.cli.options import AsJson, Overrides  # noqa: E402
+from orchestrator.cli.options import AsJson  # noqa: E402
 from orchestrator.cli.recipes import prepare  # noqa: E402
 from orchestrator.compare.comparison import Difference, difference, spread  # noqa: E402
 from orchestrator.recipe.config import ChaosConfig, Recipe  # noqa: E402
@@ -39,15 +39,20 @@ from orchestrator.store.run_store import RUNS  # noqa: E402
 
 def study(
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
-    seeds: Annotated[str, typer.Option(help="How many, from the recipe's on; or a list, such as 0,1,5.")] = "1",
-    mode: Annotated[str, typer.Option(help="Train the recipe in a mode of diloco compare.")] = "decoupled",
+    seeds: Annotated[
+        str, typer.Option("--seeds", help="How many, from the recipe's on; or a list, such as 0,1,5.")
+    ] = "1",
+    mode: Annotated[str, typer.Option("--mode", help="Train the recipe in a mode of diloco compare.")] = "decoupled",
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="For a run's folder per seed [runs/NAME-study].")
+        Path | None, typer.Option("--out", metavar="FOLDER", help="For a run's folder per seed [runs/NAME-study].")
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Another study: print paired differences of the losses.")
+        Path | None,
+        typer.Option("--against", metavar="FOLDER", help="Another study: print paired differences of the losses."),
     ] = None,
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe over seeds in lock-step, and compare with another study."""

@@ -1,7 +1,4 @@
-"""What outlives what, on real Ray actors: the syncer, its journal, the orchestrator, the whole run.
-
-How long an outage takes is measured by benchmarks/failover.py.
-"""
+"""What outlives what, on real Ray actors: the syncer, its journal, the orchestrator, the whole run."""
 
 import shutil
 

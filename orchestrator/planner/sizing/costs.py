@@ -19,15 +19,16 @@ from outer.journal.journal import SNAPSHOT_GROUPS
 ELEMENT_BYTES = 4  # parameters are kept in float32
 BILLION = 1e9
 
+EARLIER = "commit 6429e58"  # of scripts that are gone
 CONSTANTS = {
-    "step_bytes": Constant(15.0, "bytes of log for a learner's step and its adoption", "benchmarks/log_size.py"),
-    "commit_bytes": Constant(74.0, "bytes of log for a commit", "benchmarks/log_size.py"),
-    "contribution_bytes": Constant(39.0, "bytes of log for a contribution", "benchmarks/log_size.py"),
-    "failover_s": Constant(2.8, "seconds from a syncer's death to the next commit", "benchmarks/failover.py"),
+    "step_bytes": Constant(15.0, "bytes of log for a learner's step and its adoption", f"log_size.py, {EARLIER}"),
+    "commit_bytes": Constant(74.0, "bytes of log for a commit", f"log_size.py, {EARLIER}"),
+    "contribution_bytes": Constant(39.0, "bytes of log for a contribution", f"log_size.py, {EARLIER}"),
+    "failover_s": Constant(2.8, "seconds from a syncer's death to the next commit", f"failover.py, {EARLIER}"),
     "read_rows_s": Constant(
-        150_000.0, "facts that are read from segments, a second and core", "benchmarks/log_size.py"
+        150_000.0, "facts that are read from segments, a second and core", f"log_size.py, {EARLIER}"
     ),
-    "fold_rows_s": Constant(680_000.0, "facts that checks and accounts take, the same", "benchmarks/check_speed.py"),
+    "fold_rows_s": Constant(680_000.0, "facts that checks and accounts take, the same", f"check_speed.py, {EARLIER}"),
     "report_s": Constant(10.0, "seconds to write summary and report", "assumed"),
     "store_bytes_s": STORE,
 }
