@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import pytest
-
-from learners.protocol.facts import DonorFailed, PhaseEntered, StateReceived, StepFinished
+from learners.protocol.facts import DonorFailed, StateReceived, StepFinished
 from outer.config import SyncConfig
-from outer.protocol.facts import Committed, DonorNamed, DrainStarted, LearnerFenced
-from outer.protocol.messages import DRAINING, STEPPING
+from outer.protocol.facts import Committed, DonorNamed, LearnerFenced
 from outer.protocol.syncer import Budget
 from tests.golden.world import World
 
@@ -58,18 +55,6 @@ def merged(world: World, learner: str, incarnation: int) -> list[Committed]:
     ]
 
 
-def test_a_donor_that_dies_half_way_is_replaced_by_another() -> None:
-    one = world()
-    restart(one, "a")
-    one.kill("b")  # it was named a moment ago
-    one.at(one.now + 0.5, lambda: one.bury("b"))
-    one.run(14.0)
-    assert [fact.donor for fact in facts(one, DonorNamed)] == ["b", "c"]
-    assert [(fact.donor, fact.reason) for fact in facts(one, DonorFailed)] == [("b", "timeout")]
-    assert [fact.donor for fact in facts(one, StateReceived, "a", 2)] == ["c"]
-    assert merged(one, "a", 2)
-
-
 def test_after_two_donors_that_failed_the_syncers_snapshot_is_taken() -> None:
     """Though a third could still give, and there is time to ask it."""
     one = world(SPEED | {"d": 0.1})
@@ -81,17 +66,6 @@ def test_after_two_donors_that_failed_the_syncers_snapshot_is_taken() -> None:
     assert [(fact.donor, fact.reason) for fact in facts(one, DonorFailed)] == [("b", "timeout"), ("c", "timeout")]
     assert [fact.source for fact in facts(one, StateReceived, "a", 2)] == ["syncer"]
     assert merged(one, "a", 2)
-
-
-def test_a_joiner_is_no_donor_before_every_fragment_came_from_the_syncer() -> None:
-    one = world({"a": 0.1, "b": 0.1})
-    restart(one, "a")
-    one.run(one.now + 0.05)
-    assert one.units["a"].machine.phase == STEPPING
-    restart(one, "b")  # only a could give, and a is not whole
-    one.run(8.0)
-    assert [(fact.learner, fact.donor) for fact in facts(one, DonorNamed)] == [("a", "b")]
-    assert [fact.source for fact in facts(one, StateReceived, "b", 2)] == ["syncer"]
 
 
 def test_commits_go_on_when_the_quorum_needs_a_joiner_that_has_no_base_yet() -> None:
@@ -115,24 +89,6 @@ def steps_of(world: World, learner: str) -> set[int]:
 def committed_steps_of(world: World, learner: str) -> set[int]:
     parts = [one for fact in facts(world, Committed) for one in fact.participants if one.learner == learner]
     return {step for one in parts for step in range(one.base_step + 1, one.step + 1)}
-
-
-@pytest.mark.parametrize("asked_by", ["orchestrator", "host"])
-def test_a_learner_that_leaves_loses_no_step(asked_by: str) -> None:
-    one = world()
-    if asked_by == "orchestrator":
-        one.drain("b")
-    else:
-        one.leave("b")
-    at = max(steps_of(one, "b"))
-    one.run(8.0)
-    assert one.units["b"].exited == "drained"
-    assert max(steps_of(one, "b")) <= at + 1, "it steps no more, but for the step under way"
-    assert steps_of(one, "b") == committed_steps_of(one, "b")
-    assert [fact.phase for fact in facts(one, PhaseEntered, "b")][-2:] == [DRAINING, "stopped"]
-    assert [fact.learner for fact in facts(one, DrainStarted)] == ["b"]
-    assert [(fact.learner, fact.reason) for fact in facts(one, LearnerFenced)] == [("b", "drained")]
-    assert one.syncer.committed_step > 40, "the others go on"
 
 
 def test_leaving_counts_for_the_quorum_until_nothing_is_left_to_give() -> None:

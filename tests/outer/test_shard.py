@@ -172,14 +172,3 @@ def test_of_the_stored_values_the_two_newest_stay_and_a_later_shard_reads_the_on
             shard.load({}, "another run's")
 
     play(story)
-
-
-def test_a_learner_that_is_dead_is_a_reason_and_no_error(play: Callable[..., None]) -> None:
-    async def story(shard: ShardActor, store: Folder) -> None:
-        async def dead(asked: ReadRequest) -> None:
-            raise ray.exceptions.GetTimeoutError("it is dead")
-
-        handle = SimpleNamespace(read=SimpleNamespace(remote=dead))
-        assert await shard.read("a", handle, ReadRequest(1, 1, 2, 1, 1, 0.0, 2.0)) == "GetTimeoutError"
-
-    play(story)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,52 +133,11 @@ def test_a_zombie_writes_nothing_however_much_of_the_journal_is_gone(store: Obje
     assert held(Writer(store, 3).opened) == {0: 1001.0, 1: successor.values[1]}
 
 
-def test_of_two_candidates_for_one_epoch_one_is_let_in(store: Objects) -> None:
-    """Behind a barrier, over and over: exactly one of four opens each epoch."""
-    for epoch in range(1, 4):
-        outcomes: list[str] = []
-        barrier = threading.Barrier(4)
-
-        def attempt(epoch: int = epoch, barrier: threading.Barrier = barrier, to: list[str] = outcomes) -> None:
-            barrier.wait(10.0)
-            try:
-                StoredJournal(store, "journal", epoch, FRAGMENTS).open()
-                to.append("opened")
-            except StaleEpoch:
-                to.append("stale")
-
-        threads = [threading.Thread(target=attempt) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10.0)
-        assert sorted(outcomes) == ["opened", "stale", "stale", "stale"]
-
-
 def test_an_epoch_that_is_not_newer_does_not_open(store: Objects) -> None:
     Writer(store, 3)
     for epoch in (1, 3):
         with pytest.raises(StaleEpoch, match="epoch 3 has opened"):
             Writer(store, epoch)
-
-
-def test_an_error_that_says_nothing_of_what_happened_is_tried_again_and_counts_once(store: Objects) -> None:
-    writer = Writer(store, 1)
-    create = writer.journal._store.create
-
-    def create_and_fail(name: str, parts: list[bytes]) -> None:
-        create(name, parts)
-        raise OSError("the answer was lost")
-
-    writer.journal._store.create = create_and_fail  # type: ignore[method-assign]
-    with pytest.raises(OSError, match="lost"):
-        writer.commit(0)
-    writer.journal._store.create = create  # type: ignore[method-assign]
-    writer._step -= 1
-    writer.commit(0)
-    writer.commit(1)
-    second = Writer(store, 2)
-    assert _alike(second.opened, writer.entries) and held(second.opened) == writer.values
 
 
 # ------------------------------------------------------------------ damage

@@ -17,7 +17,7 @@ from outer.journal.chain import Chain, ChainLink, Segmented, positions
 from outer.journal.groups import FactRun, Group, Item, Logged, encode
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
-from outer.protocol.facts import Committed, FactsLost, Participant, SpanGranted, StepOpened, SyncerStarted
+from outer.protocol.facts import Committed, FactsLost, Participant, StepOpened, SyncerStarted
 from outer.protocol.recorder import Run
 from outer.protocol.recovery import Entry
 
@@ -222,16 +222,6 @@ def test_a_journal_without_values_keeps_records_and_facts(tmp_path: Path) -> Non
     assert found.values == {} and found.found.versions == [1, 0]
     assert found.writers == [["a", 1, 0], ["syncer", 1, 0]]
     assert all(path.stat().st_size < 4096 for path in (tmp_path / "journal").glob("0*"))
-
-
-def test_a_record_is_in_the_log_where_it_was_appended_among_the_facts(tmp_path: Path) -> None:
-    segments = Segments()
-    made = journal(tmp_path, 1, segments)
-    made.open()
-    granted = SpanGranted("a", 1, 0, 0, 8, 2)
-    made.write([run("a", 1, 0, opened(1)), Logged(Entry(1, 0, granted), 0, 1.5, []), run("a", 1, 1, opened(2))])
-    made.finish()
-    assert [item[2] if isinstance(item, list) else item["kind"] for item in segments.rows] == [0, "SpanGranted", 1]
 
 
 # ------------------------------------------------------------------ reading forward
