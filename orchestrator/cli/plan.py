@@ -152,7 +152,7 @@ def _cluster(address: str) -> tuple[list[Node], list[Problem]]:
 
 
 def on_network(folder: Path) -> bool:
-    """Whether a folder, or the nearest one above it that exists, is on a file system that other hosts can mount."""
+    """True if a folder, or the nearest one above it that exists, is on a file system that other hosts can mount."""
     mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     path = folder.resolve()
     kind = next((mounts[str(above)] for above in (path, *path.parents) if str(above) in mounts), "")

@@ -213,7 +213,7 @@ def _rates(plan: Plan) -> Iterator[str]:
 
 
 def _survived(plan: Plan) -> list[Any]:
-    """What may be lost, what happens then, and how often to expect it."""
+    """A table of losses and their effects, and how often to expect them."""
     table = Table("lost", "commits", "what happens", box=None, pad_edge=False, header_style="dim")
     table.columns[0].no_wrap = True
     for one in plan.fault_outcomes:

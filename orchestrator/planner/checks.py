@@ -1,4 +1,4 @@
-"""What is wrong with a plan: limits, with which it would not train, and warnings. Field, value, why, and the fix."""
+"""Checks a plan: limits whose breach stops training, and warnings. Each gives field, value, reason and fix."""
 
 from __future__ import annotations
 
@@ -165,15 +165,6 @@ def _grace(plan: Plan) -> Iterator[Problem]:
             f"{sync.lease_s:g} s or {sync.lease_steps:g} steps is over: the quorum of {quorum} is idle",
             'give "adaptive", or seconds',
         )
-    without = sync.grace == 0 or (sync.grace == "adaptive" and sync.gamma == 0.0)
-    if without and sync.participants == "reported":
-        yield Problem(
-            "sync.grace",
-            sync.grace,
-            f"with participants = reported and no grace, a merge takes the first {quorum} of {learners}: "
-            "the paper's K = 1 without grace lost clearly (section 8: 51.4 against 55.3 with it)",
-            'give sync.grace = "adaptive" with sync.gamma above 0, or sync.participants = "eligible"',
-        )
 
 
 # ------------------------------------------------------------------ warnings: how long, how often
@@ -301,19 +292,6 @@ def _waiting(plan: Plan) -> Iterator[Problem]:
             yield Problem(one.field, None, message, one.fix)
 
 
-def _growth(plan: Plan) -> Iterator[Problem]:
-    for one in plan.at_max.shortfalls if plan.at_max else ():
-        if one.who in {short.who for short in plan.placement.shortfalls} | plan.opportunistic.keys():
-            continue  # a limit already, or a pool that takes what is there
-        whom = f"{one.units} of {one.who}'s learners" if one.who in plan.pools else f"the {one.who}"
-        yield Problem(
-            "pools.max",
-            {pool.name: pool.max for pool in plan.recipe.pools if pool.max is not None},
-            f"with every pool at its max there is no place for {whom}: {one.reason}",
-            "add nodes before `diloco scale` asks for so many, or lower it",
-        )
-
-
 def _store(plan: Plan) -> Iterator[Problem]:
     several = len(plan.context.nodes) > 1 or len({pool.region for pool in plan.recipe.pools}) > 1
     if several and not plan.context.local and not plan.context.shared_store:
@@ -327,7 +305,7 @@ def _store(plan: Plan) -> Iterator[Problem]:
 
 
 def _this_machine(plan: Plan) -> Iterator[Problem]:
-    """What a local run asks of this host: its cores, and its object store.
+    """Warn of a local run that asks for more than this host's cores or its object store.
 
     Versions that learners hold are objects of Ray's store, which cannot move them out while they are held.
     """
@@ -356,7 +334,7 @@ def _this_machine(plan: Plan) -> Iterator[Problem]:
 
 WARNINGS = (
     *(_quorum, _grace, _momentum, _budget, _overlap, _balance, _codec, _links),
-    *(_waiting, _growth, _store, _this_machine),
+    *(_waiting, _store, _this_machine),
 )
 
 

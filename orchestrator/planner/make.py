@@ -86,7 +86,7 @@ def _grown(recipe: Recipe) -> dict[str, PoolConfig]:
 
 
 def _regions(recipe: Recipe, context: PlanContext, placement: capacity.Placement) -> dict[str, str | None]:
-    """Where each learner and service is: by its node, else, for a learner without one, where its pool wants it."""
+    """The region of each learner and service: by its node, else, for a learner without one, where its pool wants it."""
     if context.local:
         return dict.fromkeys([*recipe.learners, "syncer"])
     of_node = {node.name: node.region for node in context.nodes}

@@ -25,7 +25,7 @@ from orchestrator.recipe.problems import Problem
 
 @dataclass(frozen=True)
 class PlanContext:
-    """Where and how the run is to go."""
+    """The nodes and folders that a plan is made for."""
 
     nodes: Sequence[Node]
     source: Literal["declared", "this machine", "cluster"]
@@ -44,7 +44,7 @@ class PlanContext:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the run is, in the units that matter."""
+    """Length of the run in steps, rounds, tokens and seconds."""
 
     syncer_steps: int  # T; for a token budget, with every learner stepping once in each
     rounds: float  # T / H
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def ok(self) -> bool:
-        """Whether it can be placed within all limits."""
+        """True if the run can be placed within all limits."""
         return not self.limits
 
     @property

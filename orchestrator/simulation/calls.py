@@ -9,7 +9,7 @@ from orchestrator.simulation.process import Process
 
 
 class Network(Protocol):
-    """What a world plugs in. Small messages have size 0; the unit of other sizes is the network's own."""
+    """The network port of a world. Small messages have size 0; the unit of other sizes is the network's own."""
 
     state_size: int  # of a learner's whole state
 

@@ -1,4 +1,4 @@
-"""What the parts of one simulated run share, and the ports through which a world says what its run is like.
+"""The state that all parts of one simulated run share, and the ports that a world implements.
 
 A world is one user of these processes: chaos/simulation plugs in a hostile network, storage and faults, the planner
 plugs in durations. `learner` and `syncer` in the ports are the processes of the modules beside this one.
@@ -37,15 +37,15 @@ class FactStretch(NamedTuple):
 
 
 class SimGroup(NamedTuple):
-    """What one object of the chain says, in its order."""
+    """The content of one object of the chain, in order."""
 
     stretches: tuple[FactStretch, ...] = ()
-    runs: tuple[Run, ...] = ()  # up to which fact of whom it brings the log
+    runs: tuple[Run, ...] = ()  # for each writer, the number of the last fact that is in the log with this group
     records: tuple[Append, ...] = ()  # their facts are among the stretches
 
 
 class SimLearner(NamedTuple):
-    """What the supervisor knows of a learner before it starts it."""
+    """A learner as the supervisor knows it before the start."""
 
     host: Host
     batch_size: int  # samples of a step
@@ -54,7 +54,7 @@ class SimLearner(NamedTuple):
 
 
 class Durations(Protocol):
-    """How long everything takes that is not sent over the network. Seconds."""
+    """Durations in seconds of everything that is not sent over the network."""
 
     backoff_s: float
     hang_s: float
@@ -66,7 +66,7 @@ class Durations(Protocol):
     pack_s: float  # for a donor to pack its state
 
     def startup(self, learner: Any) -> tuple[float, float]:
-        """Of importing, and of compiling."""
+        """Seconds of importing, and of compiling."""
 
     def work(self, seconds: float, learner: Any, happen: Callable[..., Any], *args: Any) -> None:
         """Call back once a start has done so many seconds of work."""
@@ -78,32 +78,32 @@ class Durations(Protocol):
         """A learner's process has ended."""
 
     def merge_s(self, fragment: int, payloads: int) -> float:
-        """Of one merge."""
+        """Seconds of one merge."""
 
     def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
         """Call back once there is hardware and a process for an incarnation."""
 
     def notice_s(self) -> float:
-        """From a learner's death to its detection."""
+        """Seconds from a learner's death to its detection."""
 
     def outage_s(self) -> float:
-        """From a syncer's death until its successor is begun."""
+        """Seconds from a syncer's death until its successor starts."""
 
     def retry_s(self) -> float:
-        """Until a successor that could not open its epoch tries again."""
+        """Seconds until a successor that could not open its epoch tries again."""
 
     def tell_s(self) -> float:
-        """For a message of the supervisor to reach the syncer."""
+        """Seconds for a message of the supervisor to reach the syncer."""
 
     def begin_s(self) -> float:
-        """For the supervisor to tell a learner to begin."""
+        """Seconds for the supervisor to tell a learner to begin."""
 
     def reattach_s(self) -> float:
-        """For the supervisor to tell a learner of a new syncer."""
+        """Seconds for the supervisor to tell a learner of a new syncer."""
 
 
 class Values(Protocol):
-    """What one learner's fragments hold."""
+    """The contents of one learner's fragments."""
 
     step: int  # the learner's newest step, which may be in flight
 
@@ -127,7 +127,7 @@ class Values(Protocol):
 
 
 class Model(Protocol):
-    """What the syncer's fragments hold."""
+    """The contents of the syncer's fragments."""
 
     def merged(self, syncer: Any, effect: Merge) -> Merged:
         """Merge payloads into a fragment's next version."""
@@ -150,26 +150,26 @@ class Journal(Protocol):
 
 
 class Faults:
-    """Where a run can be harmed. This one harms nothing."""
+    """Hooks at which a world injects faults. This class injects none."""
 
     def damages(self, kind: str) -> bool:
-        """Whether this one payload (or process, for `linger`) is hit by a fault of that kind."""
+        """True if a fault of that kind hits this payload (for `linger`: this process)."""
         return False
 
     def reported(self, learner: Any, report: Report) -> Report:
-        """What a learner really sends."""
+        """Return the report that a learner really sends."""
         return report
 
     def contributed(self, learner: Any, contribution: Contribution) -> tuple[Contribution, str]:
-        """What a learner really hands out, and the defect that its inspection finds."""
+        """Return the contribution that a learner really hands out, and the defect that its inspection finds."""
         return contribution, "bad_digest" if learner.corrupts else ""
 
     def finite(self, state: Any) -> bool:
-        """Whether the numbers of a donor's state are finite."""
+        """True if the numbers of a donor's state are finite."""
         return True
 
     def moment(self, learner: Any, moment: str) -> None:
-        """A learner has come to a moment for which a fault may wait."""
+        """A learner has reached a moment at which a triggered fault may strike."""
 
     def started(self, learner: Any) -> None:
         """A learner's process is up."""
@@ -182,7 +182,7 @@ class Faults:
 
 
 class Observer:
-    """What watches the processes. This one sees nothing."""
+    """Hooks that report what the processes do. This class ignores all of it."""
 
     def steps(self, learner: Any) -> None:
         """A learner begins a step."""
@@ -238,7 +238,7 @@ class SimContext:
     fetchers: int = 2  # fetches at a time of one learner
     fetches_newest: bool = False  # of a fragment's versions that wait, as learners/fetcher.py does
     in_flight_max: int = 1  # steps of one learner
-    facts: dict[Key, list[Fact]] = field(default_factory=dict)  # all that were said, by writer and incarnation
+    facts: dict[Key, list[Fact]] = field(default_factory=dict)  # every recorded fact, by writer and incarnation
     said_at: dict[Key, list[float]] = field(default_factory=dict)  # virtual seconds, of each epoch's own facts
     log: list[SimGroup] = field(default_factory=list)  # the chain: groups that are durable
     acknowledged: dict[Key, int] = field(default_factory=dict)  # by learner: the last number it was told to be durable

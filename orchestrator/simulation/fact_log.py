@@ -1,6 +1,6 @@
-"""How a simulated syncer writes the log: facts and records in order, in groups of the journal's chain.
+"""Writes a simulated syncer's log: facts and records in order, in groups of the journal's chain.
 
-Facts are said by their numbers: SimContext.facts has them all. Everything in memory here is lost with its process.
+Groups name facts by their numbers: SimContext.facts has them all. Everything in memory here is lost with its process.
 """
 
 from __future__ import annotations

@@ -222,10 +222,10 @@ class LearnerLoop(Process):
 
     @property
     def corrupts(self) -> bool:
-        """Whether a fault damages the payload that it hands out now."""
+        """True if a fault damages the payload that the learner hands out now."""
         return self.effects is not None and self.effects.corrupts()
 
     @property
     def link_down_s(self) -> float:
-        """How long its link still carries nothing."""
+        """Seconds for which the learner's link still carries nothing."""
         return self.effects.link_down_s() if self.effects is not None else 0.0

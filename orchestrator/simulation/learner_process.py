@@ -141,7 +141,7 @@ class LearnerProcess(LearnerLoop):
 
     @property
     def steps(self) -> bool:
-        """Whether it answers the supervisor, and its training loop is alive."""
+        """True if the process answers the supervisor, and its training loop is alive."""
         return self.running and not self.exited and self.machine.is_alive(self.clock())
 
     def attach_again(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Receiver(Protocol):
-    """What a callback may be addressed to: a process."""
+    """A process to which a callback may be addressed."""
 
     running: bool  # alive, and not frozen
 

@@ -28,7 +28,7 @@ class StepSample(NamedTuple):
 
 
 class StepModel(Protocol):
-    """How a learner's hardware steps."""
+    """Step times of a learner's hardware."""
 
     def sample(self, now: float) -> StepSample:
         """The step that begins now."""
@@ -107,7 +107,7 @@ NOTHING = constant(0.0)
 
 @dataclass(frozen=True)
 class Timing:
-    """What takes how long, beside steps and links."""
+    """Durations of everything beside steps and links."""
 
     import_s: Draw = NOTHING
     compile_s: Draw = NOTHING

@@ -55,7 +55,7 @@ class FleetDurations:
         self._ready_at: dict[str, float] = {}  # by learner: its hardware stands still until then
 
     def is_warm(self, name: str, incarnation: int) -> bool:
-        """Whether an incarnation is compiled and holds the first versions when it is asked for."""
+        """True if an incarnation is compiled and holds the first versions when it is asked for."""
         return self._fleet.warm and incarnation == 1 and not self._members[name].since_s
 
     def startup(self, learner: LearnerLoop) -> tuple[float, float]:
@@ -87,7 +87,7 @@ class FleetDurations:
         return self._timing.merge_s(self._elements(fragment), payloads)
 
     def append_s(self, fragment: int) -> float:
-        """Of one commit."""
+        """Seconds to append one commit."""
         return self._timing.append_s(self._elements(fragment))
 
     def _elements(self, fragment: int) -> int:
@@ -117,7 +117,7 @@ class LinkNetwork:
         self._free_at: dict[str | tuple[str, str], float] = {}
 
     def latency_s(self, source: str, target: str) -> float:
-        """Of a small message."""
+        """Seconds for a small message."""
         return self._links.get((source, target), FREE).latency_s
 
     def carry(self, now: float, size: float, source: str, target: str) -> float:

@@ -189,7 +189,7 @@ class TimedJournal:
         self._group = None
 
     def crash(self) -> None:
-        """What was under way is lost with its process."""
+        """The group under way is lost with its process."""
 
 
 # ------------------------------------------------------------------ the outcome
@@ -197,7 +197,7 @@ class TimedJournal:
 
 @dataclass(frozen=True)
 class ForecastOutcome:
-    """Of one simulation. Shares are of all configured learners, over `seconds`."""
+    """Figures of one simulation. Shares are of all configured learners, over `seconds`."""
 
     seconds: float  # from the end of the warm-up
     goodput: float  # full steps' time stepped; one with slices missing counts in proportion

@@ -1,4 +1,4 @@
-"""Who runs where: nodes against what each pool's learners and the control actors need, by label and resource.
+"""Placement: nodes against what each pool's learners and the control actors need, by label and resource.
 
 What each asks for, and which nodes may have it, is decided in orchestrator/recipe/resources.py, as for a run. The
 control actors are placed first, then learners, those first that fewest nodes can hold, each on the fullest node with
@@ -53,7 +53,7 @@ class Placement:
 
 
 def claim(pool: PoolConfig, anywhere: bool) -> Shape:
-    """What one learner unit asks of one node. A single local node has every region, but not every accelerator."""
+    """The resources and labels that one learner unit asks of one node. A single local node has every region."""
     asked = shape(pool, anywhere)
     return Shape(asked.resources, {ACCELERATOR: pool.accelerator}) if anywhere and pool.accelerator else asked
 

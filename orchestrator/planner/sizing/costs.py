@@ -1,4 +1,4 @@
-"""What a run costs: the price of its tokens, what the store keeps, how its log grows, how long failovers take.
+"""Costs of a run: the price of its tokens, what the store keeps, how its log grows, how long failovers take.
 
 Units are paid for as long as they can be had, also while they restart. Records and headers in the store, a few hundred
 bytes a commit, are not counted. None of the times depends on how old the run is.

@@ -68,14 +68,7 @@ def fault_outcomes(
     """A row for each kind of loss. `hub`: the syncer's region, if known. `step_s`: of a syncer step. `failover_s`: from
     a syncer's death to the next commit.
     """
-    return (
-        *_learners(recipe, step_s),
-        *_groups(recipe, hub),
-        *_syncer(recipe, shared_store, failover_s),
-        *_orchestrator(),
-        *_store(recipe),
-        *_everything(recipe, shared_store),
-    )
+    return (*_learners(recipe, step_s), *_groups(recipe, hub), *_services(recipe, shared_store, failover_s))
 
 
 def _learners(recipe: Recipe, step_s: float | None) -> Iterator[FaultOutcome]:
@@ -128,33 +121,28 @@ def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> 
     return FaultOutcome(lost, False, away, f"only {left} remain, K = {quorum}: no commit; {fix}")
 
 
-def _syncer(recipe: Recipe, shared_store: bool, failover_s: float) -> Iterator[FaultOutcome]:
-    lease, durability = recipe.run.syncer_lease_s, recipe.durability
-    kept = {
-        "journal": "from the journal, so no commit is lost",
-        "checkpoint": "from the newest checkpoint and the newer fragments that learners hold; the outer momentum since "
-        "then is lost",
-    }[durability.mode]
+def _services(recipe: Recipe, shared_store: bool, failover_s: float) -> Iterator[FaultOutcome]:
+    """The syncer, the orchestrator, the store, and everything at once."""
+    every_s, back = recipe.durability.every_s, recipe.fleet.outage_s
+    journal, safe = recipe.durability.mode == "journal", _outlives_node(recipe, shared_store)
+    kept = "from the journal, so no commit is lost"
+    if not journal:
+        kept = "from the newest checkpoint and the newer fragments that learners hold; the outer momentum since then "
+        kept += "is lost"
     yield FaultOutcome(
         "the syncer's process",
         False,
         failover_s,
-        f"a dead one is replaced at once, a silent one {lease:g} s later; the next one resumes {kept}, however old "
-        "the run is. Learners keep stepping",
+        f"a dead one is replaced at once, a silent one {recipe.run.syncer_lease_s:g} s later; the next one resumes "
+        f"{kept}, however old the run is. Learners keep stepping",
     )
-    if durability.mode == "journal" and not _outlives_node(recipe, shared_store):
-        words = (
-            "the journal is on one node's disk. If that node is lost, no commit until the disk is back; set "
-            "durability.store to object or shared storage"
-        )
-        yield FaultOutcome("the syncer's node", False, None, words)
-    else:
-        yield FaultOutcome(
-            "the syncer's node", False, failover_s, f"as for its process: the next one starts elsewhere, {kept}"
-        )
-
-
-def _orchestrator() -> Iterator[FaultOutcome]:
+    elsewhere = f"as for its process: the next one starts elsewhere, {kept}"
+    one_disk = (
+        "the journal is on one node's disk. If that node is lost, no commit until the disk is back; set "
+        "durability.store to object or shared storage"
+    )
+    stuck = journal and not safe
+    yield FaultOutcome("the syncer's node", False, None if stuck else failover_s, one_disk if stuck else elsewhere)
     yield FaultOutcome(
         "the orchestrator",
         True,
@@ -162,35 +150,21 @@ def _orchestrator() -> Iterator[FaultOutcome]:
         "learners and syncer go on, but no dead learner is replaced until the orchestrator is: by the shell that "
         "started the run, or else by `diloco run` with the same name",
     )
-
-
-def _store(recipe: Recipe) -> Iterator[FaultOutcome]:
-    mode, every_s = recipe.durability.mode, recipe.durability.every_s
-    if mode == "journal":
-        words = (
-            "commits wait until it takes them again, and learners keep stepping; if it is damaged, see docs/failures.md"
-        )
-        yield FaultOutcome("the store, full or away", False, None, words)
-    else:
-        words = "it holds checkpoints alone" + ("" if every_s else ", and the first is written when the run is stopped")
-        yield FaultOutcome("the store, full or away", True, 0.0, words)
-
-
-def _everything(recipe: Recipe, shared_store: bool) -> Iterator[FaultOutcome]:
-    mode, every_s = recipe.durability.mode, recipe.durability.every_s
-    back = recipe.fleet.outage_s
-    if mode == "journal":
-        disk = "" if _outlives_node(recipe, shared_store) else ", if the journal's disk comes back"
-        words = f"`diloco run` resumes at the newest commit{disk}; learners get the newest checkpoint's moments"
-        yield FaultOutcome("everything at once", False, back, words)
+    if journal:
+        store = "commits wait until it takes them again, and learners keep stepping; if damaged, see docs/failures.md"
+        disk = "" if safe else ", if the journal's disk comes back"
+        end = f"`diloco run` resumes at the newest commit{disk}; learners get the newest checkpoint's moments"
     elif every_s:
-        words = f"`diloco run` resumes from the newest checkpoint: up to {every_s:g} s of commits are lost"
-        yield FaultOutcome("everything at once", False, back, words)
+        store = "it holds checkpoints alone"
+        end = f"`diloco run` resumes from the newest checkpoint: up to {every_s:g} s of commits are lost"
     else:
-        yield FaultOutcome("everything at once", False, None, "all is lost: no checkpoint is written before a stop")
+        store = "it holds checkpoints alone, and the first is written when the run is stopped"
+        end = "all is lost: no checkpoint is written before a stop"
+    yield FaultOutcome("the store, full or away", not journal, None if journal else 0.0, store)
+    yield FaultOutcome("everything at once", False, back if journal or every_s else None, end)
 
 
 def _outlives_node(recipe: Recipe, shared_store: bool) -> bool:
-    """Whether the journal is, as far as known, on more than one node's disk."""
+    """True if the journal survives the loss of one node's disk, as far as is known."""
     store = recipe.durability.store
     return shared_store if store is None else "://" in store and not store.startswith("file://")

@@ -1,4 +1,4 @@
-"""What each process of a run keeps in memory, part by part, from the sizes of tensors.
+"""Memory of each process of a run, part by part, from the sizes of tensors.
 
 Follows what the code of learners/ and outer/ holds on to. Activations, compiled programs and the data are the
 task's own affair and are not counted; docs/planning.md says how far off that was where it was measured.
@@ -124,7 +124,7 @@ def shard(recipe: Recipe, shapes: Shapes, saving: bool = True) -> Memory:
 
 
 def _merging(recipe: Recipe, shapes: Shapes, held: range, saving: bool) -> Iterator[Part]:
-    """What a process needs that holds and merges these fragments."""
+    """Memory of a process that holds and merges these fragments."""
     learners, open_steps = len(recipe.learners), min(max(1, recipe.sync.overlap_steps), len(held))
     sizes = [shapes.fragments[index].size for index in held]
     states = [shapes.outer_state_bytes[index] for index in held]

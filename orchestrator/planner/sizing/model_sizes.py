@@ -1,4 +1,4 @@
-"""What a plan has to know of the recipe's task: sizes and counts, found without making a single tensor."""
+"""Sizes and counts of the recipe's task, found without making a single tensor."""
 
 from __future__ import annotations
 

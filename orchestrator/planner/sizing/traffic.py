@@ -1,4 +1,4 @@
-"""What crosses the links: fragments up and versions down, by step, round and second, and what plain training moves.
+"""Bytes that cross the links: fragments up and versions down, by step, round and second, and what plain training moves.
 
 Payloads only: messages, facts and headers are not counted, nor what TCP adds. Knows nothing of placement but
 each learner's region.
@@ -56,7 +56,7 @@ class RegionFlow:
 
 @dataclass(frozen=True)
 class DataParallel:
-    """What each learner would move in every step of synchronous data-parallel training: a ring all-reduce."""
+    """Bytes that each learner would move in every step of synchronous data-parallel training: a ring all-reduce."""
 
     each_way_bytes: int
     ratio: float | None  # to what a learner moves here per step, both directions; None with one learner
@@ -95,7 +95,7 @@ def table(fragments: Sequence[Fragment], sync: SyncConfig) -> tuple[FragmentRow,
 
 
 def down_bytes(sync: SyncConfig, fragments: Sequence[Fragment]) -> list[int]:
-    """Of each fragment's version, to a learner that holds the one before."""
+    """Bytes of each fragment's version, to a learner that holds the one before."""
     chain, wholes = VersionChain.of(sync.downlink, fragments), [fragment.size * DOWN_BYTES for fragment in fragments]
     return wholes if chain is None else [min(whole, chain.bytes(index)) for index, whole in enumerate(wholes)]
 
@@ -145,7 +145,7 @@ def fetches(region: str | None, syncer_region: str | None, learners: int) -> int
 
 
 def _peers_give(sync: SyncConfig) -> bool:
-    """As learners/protocol/learner.py has it."""
+    """True if peers give their state to joiners, as learners/protocol/learner.py decides."""
     return sync.recover == "peer" and sync.overlap != "strict"
 
 
@@ -162,7 +162,7 @@ def _flow(sizes: Sequence[int], round_steps: int, learners: int, step_s: float |
 
 
 def _times_due(offset: int, round_steps: int, syncer_steps: int) -> int:
-    """How many t in 1..T have t mod H = offset; step 0 does not exist."""
+    """The number of t in 1..T with t mod H = offset; step 0 does not exist."""
     return syncer_steps // round_steps if offset == 0 else (syncer_steps - offset) // round_steps + 1
 
 

@@ -10,7 +10,7 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 def fleet_pool(recipe: Recipe, name: str) -> FleetPoolConfig:
-    """What [fleet] says of a pool."""
+    """The pool's entry in [fleet], or its defaults."""
     return next((pool for pool in recipe.fleet.pools if pool.name == name), FleetPoolConfig(name=name))
 
 

@@ -270,11 +270,8 @@ SPREAD = [{"name": "a", "learners": 3, "region": "west"}, {"name": "b", "learner
     ("sections", "field", "says"),
     [
         ({"sync": {"quorum": "all"}}, "sync.quorum", "every one of 4"),
-        ({"sync": {"quorum": 4}}, "sync.quorum", "every one of 4"),
         ({"sync": {"quorum": 3}}, "sync.quorum", "without pool a (2 of 4"),
         ({"sync": {"grace": "infinite"}}, "sync.grace", "slowest live learner"),
-        ({"sync": {"grace": 0, "participants": "reported"}}, "sync.grace", "takes the first 2 of 4"),
-        ({"sync": {"gamma": 0, "participants": "reported"}}, "sync.grace", "takes the first 2 of 4"),
         ({"outer": {"momentum": 0.96}}, "outer.momentum", "about 125"),
         ({"sync": {"tau": 3}}, "sync.tau", "25%"),
     ],
@@ -290,7 +287,6 @@ def test_a_doubtful_setting_is_warned_of_once_and_by_its_field(sections: dict[st
     "sections",
     [
         {"sync": {"grace": "infinite", "overlap": "strict", "quorum": "all"}},  # lock-step on purpose
-        {"sync": {"grace": 0}},  # every eligible learner is read, also one that has not reported
         {"sync": {"tau": 3, "adopt": "rebase"}},  # what was not read is kept
         {"outer": {"momentum": 0.95}},  # 100 rounds do
         {"outer": {"optimizer": "adam"}},
