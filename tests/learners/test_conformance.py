@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -155,35 +155,39 @@ class HeldOutOfAnotherShape(Sound):
         return x, y[:, None]
 
 
-class LossOfEachSample(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        x, y = batch
-        return (x @ params["weight"] - y) ** 2, {}
-
-
-class LossAlone(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        return super().loss(params, batch, rng)[0]
-
-
-class AuxiliaryVector(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        return super().loss(params, batch, rng)[0], {"each": batch[1], "fine": jnp.float32(1.0)}
-
-
-class UnnamedAuxiliary(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        return super().loss(params, batch, rng)[0], {7: jnp.float32(1.0)}
-
-
 class UnitOfNoWord(Sound):
     loss_unit = 3
 
 
-class ManyAuxiliaries(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, _ = super().loss(params, batch, rng)
-        return loss, {f"value{index:02}": loss * index for index in range(18)}
+def losing(name: str, change: Callable[..., Any]) -> type[Sound]:
+    """A sound task but for what `change` makes of (parameters, batch, loss, auxiliary values)."""
+
+    def loss(self: Sound, params: Any, batch: Any, rng: jax.Array) -> Any:
+        return change(params, batch, *Sound.loss(self, params, batch, rng))
+
+    return type(name, (Sound,), {"loss": loss})
+
+
+LossOfEachSample = losing("LossOfEachSample", lambda params, batch, *_: ((batch[0] @ params["weight"]) ** 2, {}))
+LossAlone = losing("LossAlone", lambda params, batch, loss, aux: loss)
+AuxiliaryVector = losing("AuxiliaryVector", lambda params, batch, loss, aux: (loss, {"each": batch[1], "fine": loss}))
+UnnamedAuxiliary = losing("UnnamedAuxiliary", lambda params, batch, loss, aux: (loss, {7: loss}))
+ManyAuxiliaries = losing(
+    "ManyAuxiliaries", lambda params, batch, loss, aux: (loss, {f"value{n:02}": loss * n for n in range(18)})
+)
+NumPysNoise = losing(
+    "NumPysNoise", lambda params, batch, loss, aux: (loss * np.random.default_rng().uniform(1.0, 2.0), aux)
+)
+LossThatOverflows = losing(
+    "LossThatOverflows", lambda params, batch, loss, aux: (loss + jnp.exp(jnp.float32(1e3)), aux)
+)
+LossThatBranches = losing("LossThatBranches", lambda params, batch, loss, aux: (loss if loss > 0 else -loss, aux))
+RootOfZero = losing("RootOfZero", lambda params, batch, loss, aux: (loss + jnp.sqrt(params["bias"]), aux))
+SumOfSamples = losing("SumOfSamples", lambda params, batch, loss, aux: (loss * len(batch[0]), aux))
+CancelsInHalf = losing(  # it subtracts numbers that bfloat16 cannot tell apart
+    "CancelsInHalf",
+    lambda params, batch, loss, aux: ((loss.astype(params["weight"].dtype) + 4096.0) - 4096.0, aux),
+)
 
 
 class LossThatRemembers(Sound):
@@ -191,30 +195,6 @@ class LossThatRemembers(Sound):
         loss, aux = super().loss(params, batch, rng)
         self.last = loss
         return loss, aux
-
-
-class LossWithNumPysNoise(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, aux = super().loss(params, batch, rng)
-        return loss * np.random.default_rng().uniform(1.0, 2.0), aux
-
-
-class LossThatOverflows(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, aux = super().loss(params, batch, rng)
-        return loss + jnp.exp(jnp.float32(1e3)), aux
-
-
-class LossThatBranches(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, aux = super().loss(params, batch, rng)
-        return (loss if loss > 0 else -loss), aux
-
-
-class RootOfZero(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, aux = super().loss(params, batch, rng)
-        return loss + jnp.sqrt(params["bias"]), aux
 
 
 class NoGradient(Sound):
@@ -313,7 +293,7 @@ def test_a_task_with_leaves_of_other_kinds_is_sound() -> None:
         (UnnamedAuxiliary, "loss", "no strings: 7"),
         (UnitOfNoWord, "loss", "loss_unit is 3"),
         (LossThatRemembers, "loss", "changes the task itself: last"),
-        (LossWithNumPysNoise, "loss", "compiled twice"),
+        (NumPysNoise, "loss", "compiled twice"),
         (LossThatOverflows, "loss", "is inf"),
         (LossThatBranches, "loss", "raises TracerBoolConversionError"),
         (RootOfZero, "gradients", "not finite for bias"),
@@ -368,20 +348,6 @@ class DividesByZeroInHalf(Sound):
         loss, aux = super().loss(params, batch, rng)
         almost = jnp.full((), 0.999, params["weight"].dtype)
         return loss + 1.0 / (1.0 - almost).astype(jnp.float32), aux
-
-
-class CancelsInHalf(Sound):
-    """Subtracts numbers that bfloat16 cannot tell apart."""
-
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, aux = super().loss(params, batch, rng)
-        return (loss.astype(params["weight"].dtype) + 4096.0) - 4096.0, aux
-
-
-class SumOfSamples(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, aux = super().loss(params, batch, rng)
-        return loss * len(batch[0]), aux
 
 
 HALF = {"parameters": "float32", "compute": "bfloat16"}

@@ -212,17 +212,23 @@ def test_a_version_comes_from_the_named_learner_once_that_has_it(syncer: FakeSyn
     assert (given.version, given.snapshot, failed) == (6, 2, [""]), "with the newest snapshot that either knew"
 
 
-@pytest.mark.parametrize("holds", [ray.exceptions.RayActorError(), ray.exceptions.GetTimeoutError("frozen"), None])
-def test_where_the_named_learner_has_nothing_to_give_the_syncer_is_asked_again(syncer: FakeSyncer, holds: Any) -> None:
-    given, failed = fetched(syncer, relay("b", lambda: holds), version(5))
-    assert (given.version, failed) == (5, ["", "b"])
-
-
 @pytest.mark.parametrize(
-    "gives", [version(5)._replace(digest="flipped"), version(4), None, ray.exceptions.RayActorError()]
+    ("holds", "gives"),
+    [
+        (ray.exceptions.RayActorError(), version(5)),
+        (ray.exceptions.GetTimeoutError("frozen"), version(5)),
+        (None, version(5)),
+        (True, version(5)._replace(digest="flipped")),
+        (True, version(4)),
+        (True, None),
+        (True, ray.exceptions.RayActorError()),
+    ],
+    ids=["dead", "frozen", "has nothing", "damaged", "older", "gives nothing", "dies"],
 )
-def test_where_the_named_learner_gives_something_else_the_syncer_is_asked_again(syncer: FakeSyncer, gives: Any) -> None:
-    given, failed = fetched(syncer, relay("b", lambda: True, gives), version(5))
+def test_where_the_named_learner_does_not_give_the_version_the_syncer_is_asked_again(
+    syncer: FakeSyncer, holds: Any, gives: Any
+) -> None:
+    given, failed = fetched(syncer, relay("b", lambda: holds, gives), version(5))
     assert (given.version, failed) == (5, ["", "b"])
 
 

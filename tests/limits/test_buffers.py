@@ -17,8 +17,6 @@ import ray
 from learners import actor
 from learners.actor import REPORTS_MAX, RayLink
 from learners.fault_effects import FaultEffects
-from learners.fetcher import Fetcher
-from learners.protocol.events_effects import Fetch
 from learners.protocol.fact_buffer import ANSWER_MAX, FactBuffer
 from learners.shell import LearnerShell
 from orchestrator.eventlog.compactor import Compactor
@@ -96,16 +94,6 @@ def test_a_buffer_that_nobody_empties_keeps_the_newest_facts_and_says_from_which
         buffer.add(number)
     assert (buffer.oldest, buffer.dropped) == (99 * LIMIT, 99 * LIMIT)
     assert len(buffer.pending(10**9)) == LIMIT
-
-
-def test_downloads_that_wait_are_as_many_as_there_are_fragments() -> None:
-    fetcher = Fetcher(SimpleNamespace(), lambda event: None, 60.0, None, None)  # type: ignore[arg-type]
-    submitted: list[Any] = []
-    fetcher._threads = SimpleNamespace(submit=lambda *work: submitted.append(work))  # type: ignore[assignment]
-    for version in range(1, 100_001):
-        fetcher.fetch(Fetch(version % 24, version, ""))
-    assert len(submitted) == len(fetcher._wanted) == len(fetcher._busy) == 24
-    assert {wanted.version for wanted in fetcher._wanted.values()} == set(range(99_977, 100_001))
 
 
 @pytest.mark.parametrize("answers", [True, False])

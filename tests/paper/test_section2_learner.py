@@ -12,7 +12,7 @@ import pytest
 
 from learners.config import InnerConfig
 from learners.fragment_io import FragmentIO
-from learners.protocol.events_effects import Apply, Boundary, Hold, RunStep, Staged, StepDone
+from learners.protocol.events_effects import Apply, Hold, RunStep
 from learners.protocol.facts import Adopted, StepFinished
 from learners.training.trainer import Trainer
 from learners.training.tree import deal, initial_parameters
@@ -166,15 +166,3 @@ def test_rebasing_keeps_what_was_done_since_the_read() -> None:
         done = {s.fact.step for s in one.said if s.writer == name and isinstance(s.fact, StepFinished)}
         for value in unit.values:
             assert {step for (who, _, step), count in value.items() if who == name and count == 1} == done
-
-
-def test_reads_are_answered_from_one_completed_step_while_the_next_one_runs() -> None:
-    """Section 2: a learner's loop is never stopped for a read."""
-    loop = joined()
-    loop.steps(2)
-    [run] = only(RunStep, [loop.log[-1]])
-    assert run.step == 3, "step 3 is under way"
-    [contribution] = loop.read(2, 1)
-    assert (contribution.step, contribution.payload) == (2, "copy of 1 at 2")
-    assert contribution.counters == FragmentCounters(0, 0, 2, 2 * TOKENS)
-    assert only(RunStep, loop.do(StepDone(2.0, TOKENS), Boundary(TOKENS), Staged({}))), "and it steps on"

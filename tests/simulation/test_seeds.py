@@ -128,12 +128,6 @@ def test_in_lock_step_everybody_is_in_every_commit_whatever_is_slow() -> None:
     assert "LearnerLost" not in tally.facts
 
 
-def test_a_run_that_is_stopped_while_a_commit_is_written_ends_with_it() -> None:
-    stopped = play(replace(stricken("stop_committing", 1), budget_tokens=None))
-    assert_kept(stopped)
-    assert stopped.fault_counts == {"stop_committing": 1} and 0 < stopped.commits < 60
-
-
 def test_a_token_budget_ends_a_run() -> None:
     options = draw(2, "calm", syncer_steps=60, P=2, H=4)
     whole, half = play(options), play(replace(options, budget_tokens=300))
