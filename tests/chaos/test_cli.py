@@ -77,8 +77,10 @@ def test_each_kind_asks_for_its_fault(
     assert world["calls"] == [(kind, "learner-p-1", seconds, delay_s)] * 2
 
 
-def test_a_learner_that_joined_later_can_be_struck_too(invoke: Invoke, world: dict[str, Any]) -> None:
-    assert invoke("kill", "learner-p-7").exit_code == 0
+def test_the_syncer_and_a_learner_that_joined_later_can_be_struck_too(invoke: Invoke, world: dict[str, Any]) -> None:
+    for kind, target in (("kill", "learner-p-7"), ("kill", "syncer"), ("freeze", "syncer")):
+        assert invoke(kind, target).exit_code == 0
+        assert world["calls"][-1][:2] == (kind, target)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,7 @@ def test_a_learner_that_joined_later_can_be_struck_too(invoke: Invoke, world: di
         (["kill", "learner-p-1", "--seconds", "3"], "leave it out: kill has none"),
         (["freeze", "learner-p-1", "--delay", "1"], "belongs to slow, straggle"),
         (["slow", "syncer"], "cannot be struck by slow"),
+        (["kill", "learner-p-1/1"], 'did you mean "learner-p-1"?'),
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_asked(
@@ -107,15 +110,6 @@ def test_a_fault_that_found_no_target_is_exit_code_2(invoke: Invoke, world: dict
     world["told"] = "skipped kill of learner-p-1: it is not running"
     done = invoke("kill", "learner-p-1")
     assert (done.exit_code, done.stdout.strip()) == (2, world["told"])
-
-
-def test_the_syncer_can_be_killed_and_frozen(invoke: Invoke, world: dict[str, Any]) -> None:
-    assert [invoke(kind, "syncer").exit_code for kind in ("kill", "freeze")] == [0, 0]
-
-
-def test_a_rank_that_is_not_there_is_refused(invoke: Invoke, world: dict[str, Any]) -> None:
-    done = invoke("kill", "learner-p-1/1")
-    assert done.exit_code == 2 and 'did you mean "learner-p-1"?' in done.stderr and world["calls"] == []
 
 
 def test_every_kind_of_fault_of_a_recipe_can_be_injected() -> None:
