@@ -38,7 +38,6 @@ TESTED = {
     "pydantic": "2.14",
     "numpy": "2.4",
     "numba": "0.68",
-    "scipy": "1.17",
     "xxhash": "4.1",
     "ml_dtypes": "0.6",
     "typer": "0.29",

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scipy.special import stdtrit  # type: ignore[import-untyped]
-
 from orchestrator.compare.modes import Mode
 from orchestrator.compare.outcome import RunOutcome
 
@@ -187,4 +185,22 @@ def spread(losses: Sequence[float]) -> tuple[float | None, float | None]:
 
 def half_width(samples: Sequence[float]) -> float:
     """Half of Student's 95 % interval for the mean of two or more independent samples."""
-    return float(stdtrit(len(samples) - 1, 0.975)) * statistics.stdev(samples) / math.sqrt(len(samples))
+    return quantile(len(samples) - 1) * statistics.stdev(samples) / math.sqrt(len(samples))
+
+
+def quantile(freedom: int) -> float:
+    """The 0.975 quantile of Student's distribution, by bisection of the angle atan(t / sqrt(freedom)).
+
+    The probability of |T| < t is the finite sum of Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        term = math.sin(angle) if freedom % 2 == 0 else math.sin(angle) * math.cos(angle)
+        within = 0.0 if freedom % 2 == 0 else angle
+        for power in range(freedom % 2, freedom - 1, 2):
+            within += term
+            term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
+        within *= 1.0 if freedom % 2 == 0 else 2 / math.pi
+        low, high = (angle, high) if within < 0.95 else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.harness.seed_run import SeedRun
 from orchestrator.cli.app import build
 from orchestrator.compare import page
-from orchestrator.compare.comparison import Case, Comparison, as_json, compared
+from orchestrator.compare.comparison import Case, Comparison, as_json, compared, quantile
 from orchestrator.compare.modes import MODES
 from orchestrator.compare.outcome import RunOutcome, all_reduced, loaded, save
 from orchestrator.compare.runs import ComparedRun, Real
@@ -84,6 +84,11 @@ def test_losses_that_are_not_finite_are_left_out_of_what_is_written(tmp_path: Pa
     save(store, ended(0, [6.0, float("nan"), float("inf")]))
     told = loaded(json.loads((tmp_path / "outcome.json").read_text()))
     assert told.curve == ((0, 0.0, 6.0),) and told.eval_loss is None
+
+
+def test_students_quantile_is_the_printed_tables() -> None:
+    printed = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 30: 2.0423, 120: 1.9799}
+    assert {freedom: round(quantile(freedom), 4) for freedom in printed} == printed
 
 
 def test_differences_are_paired_over_seeds_with_an_interval(result: Comparison) -> None:
