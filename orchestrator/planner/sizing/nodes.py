@@ -9,12 +9,13 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.recipe import resources as shape
 from orchestrator.recipe.problems import InputError, Problem, nearest
@@ -25,18 +26,38 @@ GIB = 2**30
 LABEL = "labels."  # begins the key of a label in a node's text
 NODES_MAX = 10_000  # by one `count`
 EXAMPLE = "CPU=8,GPU=4,region=us-east,accelerator=H100,memory=64"
-# What is said of a node beside its resources: key -> what its value must be.
-_SAID = {
-    "name": "text",
-    "region": "text",
-    "accelerator": "text",
-    "topology": "text",
-    "labels": "a table",
-    "memory": "GiB",
-    "accelerator_memory": "GiB of each accelerator",
-    "bandwidth": "Gbit/s to other nodes",
-    "count": "a whole number of such nodes",
-}
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class NodeTable(BaseModel):
+    """The nodes that one table or `--node` declares. Any other key is a resource."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Amount]
+
+    name: str | None = None
+    region: str | None = None
+    accelerator: str | None = None
+    topology: str | None = None
+    labels: dict[str, str] = {}
+    memory: Amount | None = None  # GiB
+    accelerator_memory: Amount | None = None  # GiB of each accelerator
+    bandwidth: Amount | None = None  # Gbit/s to other nodes
+    count: int = Field(1, ge=1, le=NODES_MAX)
+
+    def node(self, name: str) -> Node:
+        """One of these nodes, called `name` unless the table gives a name."""
+        labels = {REGION: self.region, ACCELERATOR: self.accelerator}
+        if self.topology is not None:
+            labels[POD_TYPE] = GENERATIONS[str(self.accelerator)].pod_type(self.topology)
+        return Node(
+            labels={key: value for key, value in labels.items() if value is not None} | self.labels,
+            resources=self.__pydantic_extra__,
+            name=self.name or name,
+            memory_bytes=None if self.memory is None else int(self.memory * GIB),
+            accelerator_bytes=None if self.accelerator_memory is None else int(self.accelerator_memory * GIB),
+            bandwidth_bits=None if self.bandwidth is None else self.bandwidth * 1e9,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +87,7 @@ def from_text(texts: Iterable[str]) -> list[Node]:
             if key.startswith(LABEL):
                 labels[key.removeprefix(LABEL)] = value
             else:
-                table[key] = _number(value)
+                table[key] = value
         tables.append(table | ({"labels": labels} if labels else {}))
     return _nodes(tables, "--node", problems)
 
@@ -128,14 +149,27 @@ def this_machine(wanted: Mapping[str, float], proc: Path = Path("/proc")) -> Nod
 def _nodes(tables: Sequence[Mapping[str, Any]], field: str, problems: list[Problem]) -> list[Node]:
     nodes: list[Node] = []
     for table in tables:
-        found = list(_problems(table, field))
+        try:
+            given = NodeTable.model_validate(table)
+        except ValidationError as error:
+            problems += [_problem(field, str(each["loc"][0]), each["input"], each["msg"]) for each in error.errors()]
+            continue
+        found = list(_problems(given, field))
         problems += found
         if not found:
-            for _ in range(int(table.get("count", 1))):
-                nodes.append(_node(table, f"node-{len(nodes)}"))
+            first = len(nodes)
+            nodes += [given.node(f"node-{first + index}") for index in range(given.count)]
     if problems:
         raise InputError(problems)
     return distinct(nodes)
+
+
+def _problem(field: str, key: str, value: Any, message: str) -> Problem:
+    near = nearest(key, [*NodeTable.model_fields, "CPU", "GPU", "TPU"])
+    fix = f"did you mean {near}?" if near and near != key else f"write for example {EXAMPLE}"
+    if key == "labels":
+        fix = f'write {{role = "control"}}, or in a --node {LABEL}role=control'
+    return Problem(f"{field} {key}", value, message[:1].lower() + message[1:], fix)
 
 
 def distinct(nodes: Sequence[Node]) -> list[Node]:
@@ -152,64 +186,22 @@ def distinct(nodes: Sequence[Node]) -> list[Node]:
     return named
 
 
-def _problems(table: Mapping[str, Any], field: str) -> Iterable[Problem]:
-    known = [*_SAID, "CPU", "GPU", "TPU"]
-    for key, value in table.items():
-        place = f"{field} {key}"
-        if key == "labels":
-            if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-                fix = f'write {{role = "control"}}, or in a --node {LABEL}role=control'
-                yield Problem(place, value, "must be a table of text", fix)
-        elif key in ("name", "region", "accelerator", "topology"):
-            if not isinstance(value, str):
-                yield Problem(place, value, "must be text", f"write for example {EXAMPLE}")
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            near = nearest(key, known)
-            meant = f"did you mean {near}?" if near and near != key else f"write for example {EXAMPLE}"
-            yield Problem(place, value, f"must be a number from 0: {_SAID.get(key, 'a resource')}", meant)
-        elif key == "count" and not (value == int(value) and 1 <= value <= NODES_MAX):
-            yield Problem(place, value, f"must be a whole number from 1 to {NODES_MAX}", "leave it out for one node")
-    if not any(isinstance(value, int | float) and key not in _SAID for key, value in table.items()):
-        yield Problem(field, dict(table), "names no resource: nothing could run there", f"write for example {EXAMPLE}")
-    yield from _slice(table, field)
-
-
-def _slice(table: Mapping[str, Any], field: str) -> Iterable[Problem]:
-    """A node is one host of a slice, with that host's chips."""
-    topology, tpus, place = table.get("topology"), table.get("TPU", 0), f"{field} topology"
-    if not isinstance(topology, str):
+def _problems(table: NodeTable, field: str) -> Iterator[Problem]:
+    """A node without resources, and a TPU host that does not fit its slice: a node is one host, with its own chips."""
+    resources, topology, place = table.__pydantic_extra__, table.topology, f"{field} topology"
+    if not resources:
+        named = table.model_dump(exclude_unset=True)
+        yield Problem(field, named, "names no resource: nothing could run there", f"write for example {EXAMPLE}")
+    if topology is None:
         return
-    generation = GENERATIONS.get(str(table.get("accelerator")))
+    generation, tpus = GENERATIONS.get(str(table.accelerator)), resources.get("TPU", 0)
     if generation is None:
         yield Problem(place, topology, "is the form of a TPU slice, and no TPU is named", "write accelerator=TPU-V6E")
     elif not is_topology(topology):
         yield Problem(place, topology, "is no topology", "write for example topology=2x4")
-    elif isinstance(tpus, int | float) and tpus != (chips := generation.host_chips(topology)):
+    elif tpus != (chips := generation.host_chips(topology)):
         message = f"a host of such a {generation.name} slice has {chips} TPU, not {tpus:g}"
         yield Problem(place, topology, message, f"write TPU={chips}, and count=N for several hosts")
-
-
-def _node(table: Mapping[str, Any], name: str) -> Node:
-    resources = {kind: float(amount) for kind, amount in table.items() if kind not in _SAID}
-    labels = {label: table[key] for key, label in (("region", REGION), ("accelerator", ACCELERATOR)) if key in table}
-    if "topology" in table:
-        labels[POD_TYPE] = GENERATIONS[table["accelerator"]].pod_type(table["topology"])
-    memory, inner, speed = (table.get(key) for key in ("memory", "accelerator_memory", "bandwidth"))
-    return Node(
-        labels=labels | table.get("labels", {}),
-        resources=resources,
-        name=table.get("name", name),
-        memory_bytes=None if memory is None else int(memory * GIB),
-        accelerator_bytes=None if inner is None else int(inner * GIB),
-        bandwidth_bits=None if speed is None else speed * 1e9,
-    )
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _is_private(kind: str) -> bool:
