@@ -6,9 +6,10 @@ The deadline ends a test that hangs. It is far beyond what a busy machine needs,
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 DEADLINE_S = 600.0  # also the time limit of processes that tests start
@@ -30,3 +31,13 @@ async def until_async(condition: Callable[[], T], claim: str, pause_s: float = 0
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {claim}"
         await asyncio.sleep(pause_s)
     return value
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*given: Any, **fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*given, **fixtures), DEADLINE_S))
+
+    return run

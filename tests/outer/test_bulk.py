@@ -26,6 +26,7 @@ from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
 from outer.protocol.syncer import Budget
 from outer.shard import Answer, Fetched, FragmentShard, Token
 from outer.spec import SyncerSpec
+from tests.waiting import in_a_loop
 
 SIZE = 3
 
@@ -66,68 +67,62 @@ def learner(value: float, name: str = "a", digest: str = "") -> Any:
     return SimpleNamespace(read=SimpleNamespace(remote=read))
 
 
-def test_a_payload_stays_behind_its_token_until_its_read_is_closed() -> None:
-    async def story() -> None:
-        held = bulk()
-        for step, attempt in ((1, 1), (1, 2), (2, 1)):
-            answer = await held.read("a", learner(step), request(step, attempt))
-            assert isinstance(answer, Answer) and answer.contribution.payload == Token((step, attempt), "a")
-        held.keep({(1, 2), (2, 1)})
-        assert set(shard(held)._payloads) == {Token((1, 2), "a"), Token((2, 1), "a")}
-        merging = held.merge(Merge(2, 0, (Token((2, 1), "a"),), (1.0,)))
-        held.keep(())  # the run ends; a merge under way has what it needs
-        proposal = await merging
-        assert shard(held)._payloads == {}
-        expected = shard(held).parameters.propose(0, [np.full(SIZE, 2.0, np.float32)], [1.0], 2)
-        assert proposal.digest == expected.digest and held.fetch(0, 1, -1) is None
-        held.install(0, 2)
-        fetched = held.fetch(0, 1, -1)
-        assert isinstance(fetched, Fetched) and (fetched.version, fetched.digest) == (2, expected.digest)
-        np.testing.assert_array_equal(fetched.value, expected.theta)
-
-    asyncio.run(story())
+@in_a_loop
+async def test_a_payload_stays_behind_its_token_until_its_read_is_closed() -> None:
+    held = bulk()
+    for step, attempt in ((1, 1), (1, 2), (2, 1)):
+        answer = await held.read("a", learner(step), request(step, attempt))
+        assert isinstance(answer, Answer) and answer.contribution.payload == Token((step, attempt), "a")
+    held.keep({(1, 2), (2, 1)})
+    assert set(shard(held)._payloads) == {Token((1, 2), "a"), Token((2, 1), "a")}
+    merging = held.merge(Merge(2, 0, (Token((2, 1), "a"),), (1.0,)))
+    held.keep(())  # the run ends; a merge under way has what it needs
+    proposal = await merging
+    assert shard(held)._payloads == {}
+    expected = shard(held).parameters.propose(0, [np.full(SIZE, 2.0, np.float32)], [1.0], 2)
+    assert proposal.digest == expected.digest and held.fetch(0, 1, -1) is None
+    held.install(0, 2)
+    fetched = held.fetch(0, 1, -1)
+    assert isinstance(fetched, Fetched) and (fetched.version, fetched.digest) == (2, expected.digest)
+    np.testing.assert_array_equal(fetched.value, expected.theta)
 
 
-def test_an_answer_in_another_format_than_asked_for_is_refused_and_one_in_its_own_merges_with_others() -> None:
-    async def story() -> None:
-        held = bulk()
-        asked = replace(request(1), codec="bf16")
-        moved = codecs.encode("bf16", np.full(SIZE, 3.0, np.float32), np.zeros(SIZE, np.float32))
+@in_a_loop
+async def test_an_answer_in_another_format_than_asked_for_is_refused_and_one_in_its_own_merges_with_others() -> None:
+    held = bulk()
+    asked = replace(request(1), codec="bf16")
+    moved = codecs.encode("bf16", np.full(SIZE, 3.0, np.float32), np.zeros(SIZE, np.float32))
 
-        async def read(asked: ReadRequest) -> tuple[Contribution, list[Any], int]:
-            counters = FragmentCounters(0, 0, 1, 8)
-            digest = codecs.digest(moved)
-            return Contribution("b", 1, 1, 1, 0, 1, 1, 8, counters, moved, digest, asked.codec), [], 0
+    async def read(asked: ReadRequest) -> tuple[Contribution, list[Any], int]:
+        counters = FragmentCounters(0, 0, 1, 8)
+        digest = codecs.digest(moved)
+        return Contribution("b", 1, 1, 1, 0, 1, 1, 8, counters, moved, digest, asked.codec), [], 0
 
-        answer = await held.read("b", SimpleNamespace(read=SimpleNamespace(remote=read)), asked)
-        other = await held.read("a", learner(1.0), request(1))
-        assert isinstance(answer, Answer) and isinstance(other, Answer)
-        tokens = other.contribution.payload, answer.contribution.payload
-        proposal = await held.merge(Merge(1, 0, tokens, (0.5, 0.5), ("", "bf16")))
-        plain = [np.full(SIZE, value, np.float32) for value in (1.0, 3.0)]
-        same = shard(held).parameters.propose(0, plain, [0.5, 0.5], 1)
-        assert proposal.digest == same.digest, "these numbers are exact"
-        wrong = await held.read("a", learner(1.0), replace(request(1), codec="bf16"))
-        assert isinstance(wrong, Answer) and wrong.contribution.defect == "wrong_shape"
-
-    asyncio.run(story())
+    answer = await held.read("b", SimpleNamespace(read=SimpleNamespace(remote=read)), asked)
+    other = await held.read("a", learner(1.0), request(1))
+    assert isinstance(answer, Answer) and isinstance(other, Answer)
+    tokens = other.contribution.payload, answer.contribution.payload
+    proposal = await held.merge(Merge(1, 0, tokens, (0.5, 0.5), ("", "bf16")))
+    plain = [np.full(SIZE, value, np.float32) for value in (1.0, 3.0)]
+    same = shard(held).parameters.propose(0, plain, [0.5, 0.5], 1)
+    assert proposal.digest == same.digest, "these numbers are exact"
+    wrong = await held.read("a", learner(1.0), replace(request(1), codec="bf16"))
+    assert isinstance(wrong, Answer) and wrong.contribution.defect == "wrong_shape"
 
 
-def test_a_defective_or_missing_answer_leaves_nothing_behind() -> None:
-    async def story() -> None:
-        held = bulk()
-        for handle, defect in (
-            (learner(1.0, name="b"), "wrong_sender"),
-            (learner(1.0, digest="0" * 32), "bad_digest"),
-            (learner(float("inf")), "non_finite"),
-        ):
-            answer = await held.read("a", handle, request(1))
-            assert isinstance(answer, Answer)
-            assert (answer.contribution.defect, answer.contribution.payload) == (defect, None)
-        assert await held.read("a", learner(-1.0), request(1)) == "GetTimeoutError"
-        assert shard(held)._payloads == {}
-
-    asyncio.run(story())
+@in_a_loop
+async def test_a_defective_or_missing_answer_leaves_nothing_behind() -> None:
+    held = bulk()
+    for handle, defect in (
+        (learner(1.0, name="b"), "wrong_sender"),
+        (learner(1.0, digest="0" * 32), "bad_digest"),
+        (learner(float("inf")), "non_finite"),
+    ):
+        answer = await held.read("a", handle, request(1))
+        assert isinstance(answer, Answer)
+        assert (answer.contribution.defect, answer.contribution.payload) == (defect, None)
+    assert await held.read("a", learner(-1.0), request(1)) == "GetTimeoutError"
+    assert shard(held)._payloads == {}
 
 
 def test_it_is_ready_once_the_merge_is_compiled_and_says_so_if_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

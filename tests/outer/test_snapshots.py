@@ -15,7 +15,7 @@ from outer.journal.groups import JournalCut, Value
 from outer.journal.object_store import Folder
 from outer.protocol.fragments import Fragment, Tensor
 from outer.snapshots import CUTS_MAX, Snapshots
-from tests.waiting import until_async
+from tests.waiting import in_a_loop, until_async
 
 FRAGMENTS = (Fragment(0, (Tensor("t", (4,), "float32"),)),)
 
@@ -68,36 +68,32 @@ def made(folder: Path) -> tuple[Snapshots, Journal, Any]:
     )  # type: ignore[arg-type]
 
 
-def test_of_cuts_that_are_never_written_the_newest_are_kept_and_the_others_are_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        snapshots, journal, bulk = made(tmp_path)
-        for snapshot in range(1, 101):
-            snapshots.cut(snapshot, bulk)
-        assert journal.alive == CUTS_MAX
-        with pytest.raises(OSError, match="dropped for newer ones: 100 is taken"):
-            await snapshots.write(1, 60.0)
-        for snapshot in range(101 - CUTS_MAX, 101):
-            assert (await snapshots.write(snapshot, 60.0))["syncer_step"] == snapshot
-        await until_async(lambda: journal.alive == 0, "the writing thread lets go of them")
-
-    asyncio.run(story())
+@in_a_loop
+async def test_of_cuts_that_are_never_written_the_newest_are_kept_and_the_others_are_refused(tmp_path: Path) -> None:
+    snapshots, journal, bulk = made(tmp_path)
+    for snapshot in range(1, 101):
+        snapshots.cut(snapshot, bulk)
+    assert journal.alive == CUTS_MAX
+    with pytest.raises(OSError, match="dropped for newer ones: 100 is taken"):
+        await snapshots.write(1, 60.0)
+    for snapshot in range(101 - CUTS_MAX, 101):
+        assert (await snapshots.write(snapshot, 60.0))["syncer_step"] == snapshot
+    await until_async(lambda: journal.alive == 0, "the writing thread lets go of them")
 
 
-def test_a_cut_that_does_not_come_in_time_is_not_kept(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_cut_that_does_not_come_in_time_is_not_kept(tmp_path: Path) -> None:
     """The journal's store is full or away."""
 
-    async def story() -> None:
-        snapshots, journal, bulk = made(tmp_path)
-        value = np.zeros(4, np.float32)
-        bulk.values = [value]
-        journal.cut = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
-        snapshots.cut(1, bulk)
-        with pytest.raises(TimeoutError):
-            await snapshots.write(1, 0.0)
-        kept = weakref.ref(value)
-        bulk.values = []
-        del value
-        gc.collect()
-        assert kept() is None
-
-    asyncio.run(story())
+    snapshots, journal, bulk = made(tmp_path)
+    value = np.zeros(4, np.float32)
+    bulk.values = [value]
+    journal.cut = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
+    snapshots.cut(1, bulk)
+    with pytest.raises(TimeoutError):
+        await snapshots.write(1, 0.0)
+    kept = weakref.ref(value)
+    bulk.values = []
+    del value
+    gc.collect()
+    assert kept() is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from outer.journal.object_store import Folder
 from outer.protocol.facts import Committed, Participant, SpanGranted, StepOpened
 from outer.protocol.recorder import Run
 from outer.protocol.recovery import Entry
-from tests.waiting import DEADLINE_S, until_async
+from tests.waiting import DEADLINE_S, in_a_loop, until_async
 
 
 class Moody(Folder):
@@ -94,169 +94,147 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_writers, "BACKOFF_S_MAX", 0.01)
 
 
-def go(script: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(script, DEADLINE_S))
+@in_a_loop
+async def test_what_is_kept_is_told_durable_in_order_and_the_next_epoch_has_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for fragment in (None, 0, 1, 0):
+        world.append(fragment)
+    await until(lambda: world.durable and world.durable[-1] == 3)
+    assert world.durable == sorted(world.durable)
+    second = World(tmp_path, 2).writer._journal.cut()
+    assert {fragment: value.version for fragment, value in second.values.items()} == {0: 4, 1: 3}
 
 
-def test_what_is_kept_is_told_durable_in_order_and_the_next_epoch_has_it(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        for fragment in (None, 0, 1, 0):
-            world.append(fragment)
-        await until(lambda: world.durable and world.durable[-1] == 3)
-        assert world.durable == sorted(world.durable)
-        second = World(tmp_path, 2).writer._journal.cut()
-        assert {fragment: value.version for fragment, value in second.values.items()} == {0: 4, 1: 3}
-
-    go(script())
-
-
-def test_what_waits_while_a_group_is_written_goes_in_one_group(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        before = world.groups
-        world.store.lets.clear()
+@in_a_loop
+async def test_what_waits_while_a_group_is_written_goes_in_one_group(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    before = world.groups
+    world.store.lets.clear()
+    world.append()
+    await until(lambda: world.store.attempts == 1)
+    for _ in range(20):
         world.append()
-        await until(lambda: world.store.attempts == 1)
-        for _ in range(20):
-            world.append()
-        world.store.lets.set()
-        await until(lambda: world.durable and world.durable[-1] == 20)
-        assert world.durable == [0, 20]
-        assert world.groups - before == 2
-
-    go(script())
+    world.store.lets.set()
+    await until(lambda: world.durable and world.durable[-1] == 20)
+    assert world.durable == [0, 20]
+    assert world.groups - before == 2
 
 
-def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all_is(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        assert world.writer.view()["waiting_s"] == 0.0 and not world.writer.view()["trouble"]
-        world.store.full = True
-        world.append(0)
-        await until(lambda: world.store.attempts >= 5)
-        waited = world.writer.view()["waiting_s"]
-        world.append(1)
-        view = world.writer.view()
-        assert world.durable == [] and "No space left" in view["trouble"]
-        assert view["waiting_s"] >= waited > 0.0, "the oldest that waits tells the wait"
-        await until(lambda: world.writer.view()["waiting_s"] > view["waiting_s"])
-        world.store.full = False
-        await until(lambda: world.durable == [0, 1])
-        assert world.writer.view()["trouble"] == "" and world.writer.view()["waiting_s"] == 0.0
-
-    go(script())
+@in_a_loop
+async def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all_is(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.writer.view()["waiting_s"] == 0.0 and not world.writer.view()["trouble"]
+    world.store.full = True
+    world.append(0)
+    await until(lambda: world.store.attempts >= 5)
+    waited = world.writer.view()["waiting_s"]
+    world.append(1)
+    view = world.writer.view()
+    assert world.durable == [] and "No space left" in view["trouble"]
+    assert view["waiting_s"] >= waited > 0.0, "the oldest that waits tells the wait"
+    await until(lambda: world.writer.view()["waiting_s"] > view["waiting_s"])
+    world.store.full = False
+    await until(lambda: world.durable == [0, 1])
+    assert world.writer.view()["trouble"] == "" and world.writer.view()["waiting_s"] == 0.0
 
 
-def test_while_the_store_stalls_the_loop_goes_on_and_the_wait_is_shown(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        world.store.lets.clear()
-        world.append(0)
-        await until(lambda: world.store.attempts == 1)
-        shown = [world.writer.view()["waiting_s"]]
-        await until(lambda: world.writer.view()["waiting_s"] > shown[0] + 0.02)
-        assert world.durable == [] and world.reached == ["journaling"]
-        world.store.lets.set()
-        await until(lambda: world.durable == [0])
-        assert world.reached == ["journaling", "journaled"]
-        assert world.writer.view()["write_s"] >= 0.02
-
-    go(script())
+@in_a_loop
+async def test_while_the_store_stalls_the_loop_goes_on_and_the_wait_is_shown(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store.lets.clear()
+    world.append(0)
+    await until(lambda: world.store.attempts == 1)
+    shown = [world.writer.view()["waiting_s"]]
+    await until(lambda: world.writer.view()["waiting_s"] > shown[0] + 0.02)
+    assert world.durable == [] and world.reached == ["journaling"]
+    world.store.lets.set()
+    await until(lambda: world.durable == [0])
+    assert world.reached == ["journaling", "journaled"]
+    assert world.writer.view()["write_s"] >= 0.02
 
 
-def test_a_store_that_has_done_what_it_says_it_has_not_counts_it_once(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        world.store.forgets = True
-        world.append(0)
-        await until(lambda: world.store.attempts >= 2 and world.durable)
-        world.store.forgets = False
-        world.append(1)
-        await until(lambda: world.durable == [0, 1])
-        found = World(tmp_path, 2).writer._journal.cut()
-        assert {fragment: value.version for fragment, value in found.values.items()} == {0: 1, 1: 2}
-        assert found.state["due"] == 2
-
-    go(script())
+@in_a_loop
+async def test_a_store_that_has_done_what_it_says_it_has_not_counts_it_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store.forgets = True
+    world.append(0)
+    await until(lambda: world.store.attempts >= 2 and world.durable)
+    world.store.forgets = False
+    world.append(1)
+    await until(lambda: world.durable == [0, 1])
+    found = World(tmp_path, 2).writer._journal.cut()
+    assert {fragment: value.version for fragment, value in found.values.items()} == {0: 1, 1: 2}
+    assert found.state["due"] == 2
 
 
-def test_a_newer_epoch_deposes_and_nothing_more_is_told(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        world.append(0)
-        await until(lambda: world.durable == [0])
-        successor = World(tmp_path, 2)
-        noted(world, 0)
-        world.append(1)
-        await until(lambda: world.deposed)
-        assert world.recorded == [Run("syncer", 1, 0)]
-        assert len(world.deposed) == 1 and "epoch 1" in world.deposed[0]
-        assert world.durable == [0] and world.reached[-1] == "journaling"
-        successor.append(1)
-        await until(lambda: successor.durable == [0])
-
-    go(script())
+@in_a_loop
+async def test_a_newer_epoch_deposes_and_nothing_more_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.append(0)
+    await until(lambda: world.durable == [0])
+    successor = World(tmp_path, 2)
+    noted(world, 0)
+    world.append(1)
+    await until(lambda: world.deposed)
+    assert world.recorded == [Run("syncer", 1, 0)]
+    assert len(world.deposed) == 1 and "epoch 1" in world.deposed[0]
+    assert world.durable == [0] and world.reached[-1] == "journaling"
+    successor.append(1)
+    await until(lambda: successor.durable == [0])
 
 
-def test_a_snapshot_is_tried_until_it_is_taken_and_what_came_meanwhile_is_kept(
+@in_a_loop
+async def test_a_snapshot_is_tried_until_it_is_taken_and_what_came_meanwhile_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 3)
 
-    async def script() -> None:
-        world = World(tmp_path)
-        for sequence in range(2):
-            world.append(0)
-            await until(lambda sequence=sequence: world.durable[-1:] == [sequence])
-
-        def fill(point: str) -> None:
-            if point == "journaled":
-                world.store.full = True  # the group is there: what fails next is the snapshot
-
-        monkeypatch.setattr(world.writer, "_reach", fill)
-        attempts = world.store.attempts
+    world = World(tmp_path)
+    for sequence in range(2):
         world.append(0)
-        await until(lambda: world.store.attempts >= attempts + 3)
-        world.append(1)
-        assert world.durable == [0, 1, 2] and "No space left" in world.writer.view()["trouble"]
-        monkeypatch.setattr(world.writer, "_reach", lambda _: None)
-        world.store.full = False
-        await until(lambda: world.durable == [0, 1, 2, 3])
-        found = World(tmp_path, 2).writer._journal.cut()
-        assert {fragment: value.version for fragment, value in found.values.items()} == {0: 3, 1: 4}
+        await until(lambda sequence=sequence: world.durable[-1:] == [sequence])
 
-    go(script())
+    def fill(point: str) -> None:
+        if point == "journaled":
+            world.store.full = True  # the group is there: what fails next is the snapshot
 
-
-def test_a_cut_has_what_was_told_durable_and_nothing_that_comes_after_it(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        world.append(0)
-        await until(lambda: world.durable == [0])
-        future = world.writer.cut()
-        world.append(1)
-        cut = await future
-        assert {fragment: value.version for fragment, value in cut.values.items()} == {0: 1}
-        assert cut.state["versions"] == [1, 0]
-        await until(lambda: world.durable == [0, 1])
-        assert set(cut.values) == {0}, "what was cut stays as it is"
-
-    go(script())
+    monkeypatch.setattr(world.writer, "_reach", fill)
+    attempts = world.store.attempts
+    world.append(0)
+    await until(lambda: world.store.attempts >= attempts + 3)
+    world.append(1)
+    assert world.durable == [0, 1, 2] and "No space left" in world.writer.view()["trouble"]
+    monkeypatch.setattr(world.writer, "_reach", lambda _: None)
+    world.store.full = False
+    await until(lambda: world.durable == [0, 1, 2, 3])
+    found = World(tmp_path, 2).writer._journal.cut()
+    assert {fragment: value.version for fragment, value in found.values.items()} == {0: 3, 1: 4}
 
 
-def test_damage_that_was_found_is_shown(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        for fragment in (0, 1):
-            sequence = world.append(fragment)
-            await until(lambda sequence=sequence: world.durable[-1:] == [sequence])
-        newest = max((tmp_path / FOLDER).glob("0*"))
-        newest.write_bytes(newest.read_bytes()[:-1])
-        [said] = World(tmp_path, 2).writer.view()["damage"]
-        assert "group 2: its checksum" in said
+@in_a_loop
+async def test_a_cut_has_what_was_told_durable_and_nothing_that_comes_after_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.append(0)
+    await until(lambda: world.durable == [0])
+    future = world.writer.cut()
+    world.append(1)
+    cut = await future
+    assert {fragment: value.version for fragment, value in cut.values.items()} == {0: 1}
+    assert cut.state["versions"] == [1, 0]
+    await until(lambda: world.durable == [0, 1])
+    assert set(cut.values) == {0}, "what was cut stays as it is"
 
-    go(script())
+
+@in_a_loop
+async def test_damage_that_was_found_is_shown(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for fragment in (0, 1):
+        sequence = world.append(fragment)
+        await until(lambda sequence=sequence: world.durable[-1:] == [sequence])
+    newest = max((tmp_path / FOLDER).glob("0*"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    [said] = World(tmp_path, 2).writer.view()["damage"]
+    assert "group 2: its checksum" in said
 
 
 # ------------------------------------------------------------------ facts
@@ -266,67 +244,59 @@ def noted(world: World, first: int, count: int = 1, writer: str = "a") -> None:
     world.writer.note(writer, 1, [(number, 1.0, StepOpened(number, None)) for number in range(first, first + count)])
 
 
-def test_facts_are_told_durable_once_they_are_and_those_that_come_together_share_a_group(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        before = world.groups
-        for first in range(0, 10, 2):
-            noted(world, first, 2)
-        assert world.recorded == [] and world.writer.view()["facts_waiting"] == 10
-        await until(lambda: world.recorded)
-        assert world.recorded == [Run("a", 1, last) for last in (1, 3, 5, 7, 9)] and world.durable == []
-        assert world.groups == before + 1 and world.writer.view()["facts_waiting"] == 0
-        assert World(tmp_path, 2).writer.writers == [["a", 1, 9]]
-
-    go(script())
+@in_a_loop
+async def test_facts_are_told_durable_once_they_are_and_those_that_come_together_share_a_group(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    before = world.groups
+    for first in range(0, 10, 2):
+        noted(world, first, 2)
+    assert world.recorded == [] and world.writer.view()["facts_waiting"] == 10
+    await until(lambda: world.recorded)
+    assert world.recorded == [Run("a", 1, last) for last in (1, 3, 5, 7, 9)] and world.durable == []
+    assert world.groups == before + 1 and world.writer.view()["facts_waiting"] == 0
+    assert World(tmp_path, 2).writer.writers == [["a", 1, 9]]
 
 
-def test_a_record_takes_the_waiting_facts_along_at_once_and_they_are_told_first(
+@in_a_loop
+async def test_a_record_takes_the_waiting_facts_along_at_once_and_they_are_told_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_writers, "FLUSH_S", DEADLINE_S)
 
-    async def script() -> None:
-        world = World(tmp_path)
-        before = world.groups
-        noted(world, 0)
-        world.append(0)
-        noted(world, 1)
-        await until(lambda: world.durable == [0])
-        assert world.recorded[:2] == [Run("a", 1, 0), Run("syncer", 1, 0)] and world.groups == before + 1
-
-    go(script())
+    world = World(tmp_path)
+    before = world.groups
+    noted(world, 0)
+    world.append(0)
+    noted(world, 1)
+    await until(lambda: world.durable == [0])
+    assert world.recorded[:2] == [Run("a", 1, 0), Run("syncer", 1, 0)] and world.groups == before + 1
 
 
-def test_while_the_store_refuses_facts_wait_within_a_bound_and_it_is_said(
+@in_a_loop
+async def test_while_the_store_refuses_facts_wait_within_a_bound_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_writers, "WAITING_FACTS_MAX", 100)
 
-    async def script() -> None:
-        world = World(tmp_path)
-        world.store.full = True
-        noted(world, 0, 99)
-        assert not world.writer.full
-        noted(world, 99)
-        assert world.writer.full and world.writer.view()["full"]
-        noted(world, 0, 100, "syncer")
-        with pytest.raises(OverflowError, match="wait for the store"):
-            noted(world, 100, 1, "syncer")
-        world.store.full = False
-        await until(lambda: not world.writer.full)
-
-    go(script())
+    world = World(tmp_path)
+    world.store.full = True
+    noted(world, 0, 99)
+    assert not world.writer.full
+    noted(world, 99)
+    assert world.writer.full and world.writer.view()["full"]
+    noted(world, 0, 100, "syncer")
+    with pytest.raises(OverflowError, match="wait for the store"):
+        noted(world, 100, 1, "syncer")
+    world.store.full = False
+    await until(lambda: not world.writer.full)
 
 
-def test_at_the_end_everything_is_written(tmp_path: Path) -> None:
-    async def script() -> None:
-        world = World(tmp_path)
-        noted(world, 0)
-        world.append(0)
-        noted(world, 1, 3)
-        await world.writer.finish()
-        assert world.recorded[-1] == Run("a", 1, 3) and world.durable == [0]
-        assert world.writer.view()["facts"] == 5
-
-    go(script())
+@in_a_loop
+async def test_at_the_end_everything_is_written(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    noted(world, 0)
+    world.append(0)
+    noted(world, 1, 3)
+    await world.writer.finish()
+    assert world.recorded[-1] == Run("a", 1, 3) and world.durable == [0]
+    assert world.writer.view()["facts"] == 5
