@@ -31,7 +31,7 @@ from outer.protocol.recorder import INCARNATIONS_KEPT, Recorder, runs_of
 from outer.protocol.recovery import Entry
 from tests.golden.bench import MANIFEST, Bench
 from tests.limits.sizes import deep_size
-from tests.waiting import DEADLINE_S, until
+from tests.waiting import DEADLINE_S, in_a_loop, until
 
 LIMIT = 1000
 
@@ -97,48 +97,43 @@ def test_a_buffer_that_nobody_empties_keeps_the_newest_facts_and_says_from_which
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_what_is_on_its_way_to_incarnations_that_are_gone_is_not_counted_for_ever(answers: bool) -> None:
+@in_a_loop
+async def test_what_is_on_its_way_to_incarnations_that_are_gone_is_not_counted_for_ever(answers: bool) -> None:
     async def inbox(*messages: Any) -> None:
         if not answers:
             raise ray.exceptions.GetTimeoutError("it is dead")
 
     handle = SimpleNamespace(inbox=SimpleNamespace(remote=lambda *messages: asyncio.ensure_future(inbox(*messages))))
 
-    async def story() -> None:
-        tasks: list[asyncio.Task[None]] = []
-        outbox = Outbox(lambda work: tasks.append(asyncio.ensure_future(work)), 60.0)
-        for incarnation in range(1, 1001):
-            for _ in range(3):
-                outbox.put("a", incarnation, handle, Stop(1, "over"))
-        await asyncio.gather(*tasks)
-        assert len(tasks) == 1000 and outbox._waiting == {}
-
-    asyncio.run(story())
+    tasks: list[asyncio.Task[None]] = []
+    outbox = Outbox(lambda work: tasks.append(asyncio.ensure_future(work)), 60.0)
+    for incarnation in range(1, 1001):
+        for _ in range(3):
+            outbox.put("a", incarnation, handle, Stop(1, "over"))
+    await asyncio.gather(*tasks)
+    assert len(tasks) == 1000 and outbox._waiting == {}
 
 
-def test_messages_that_wait_go_in_one_call_and_are_bounded_and_stop_is_among_them() -> None:
+@in_a_loop
+async def test_messages_that_wait_go_in_one_call_and_are_bounded_and_stop_is_among_them() -> None:
     calls: list[tuple[Any, ...]] = []
+    heard, tasks = asyncio.Event(), []
 
-    async def story() -> None:
-        heard, tasks = asyncio.Event(), []
+    async def inbox(*messages: Any) -> None:
+        calls.append(messages)
+        await heard.wait()
 
-        async def inbox(*messages: Any) -> None:
-            calls.append(messages)
-            await heard.wait()
-
-        handle = SimpleNamespace(inbox=SimpleNamespace(remote=lambda *sent: asyncio.ensure_future(inbox(*sent))))
-        outbox = Outbox(lambda work: tasks.append(asyncio.ensure_future(work)), DEADLINE_S)
-        for number in range(2):
-            outbox.put("a", 1, handle, number)  # type: ignore[arg-type]
-        while not calls:
-            await asyncio.sleep(0)
-        for number in range(2, 1000):
-            outbox.put("a", 1, handle, number)  # type: ignore[arg-type]
-        outbox.put("a", 1, handle, Stop(1, "over"))
-        heard.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(story())
+    handle = SimpleNamespace(inbox=SimpleNamespace(remote=lambda *sent: asyncio.ensure_future(inbox(*sent))))
+    outbox = Outbox(lambda work: tasks.append(asyncio.ensure_future(work)), DEADLINE_S)
+    for number in range(2):
+        outbox.put("a", 1, handle, number)  # type: ignore[arg-type]
+    while not calls:
+        await asyncio.sleep(0)
+    for number in range(2, 1000):
+        outbox.put("a", 1, handle, number)  # type: ignore[arg-type]
+    outbox.put("a", 1, handle, Stop(1, "over"))
+    heard.set()
+    await asyncio.gather(*tasks)
     assert calls == [(0, 1), (*range(2, 1 + UNDELIVERED_MAX), Stop(1, "over"))]
 
 

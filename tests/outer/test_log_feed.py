@@ -12,7 +12,7 @@ from outer.log_feed import LogFeed
 from outer.protocol.facts import FactsLost, Finished
 from outer.protocol.recorder import Numbered, Run
 from outer.protocol.recovery import Entry
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, in_a_loop
 
 
 class Journal:
@@ -80,16 +80,14 @@ def test_nothing_is_taken_while_the_store_refuses_or_once_the_epoch_is_over(why:
     assert log.durable("a", 1) == (4 if why == "full" else -1)
 
 
-def test_last_facts_are_answered_when_they_are_durable_or_at_the_deadline() -> None:
-    async def scene() -> tuple[int, int]:
-        log = feed(Journal())
-        log.take("a", 1, facts(0, 1), 0)
-        waiting = asyncio.ensure_future(log.made_durable("a", 1, 1, DEADLINE_S))
-        await asyncio.sleep(0)
-        log.recorded([Run("a", 1, 0)])
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        log.recorded([Run("a", 1, 1)])
-        return await waiting, await log.made_durable("a", 1, 7, 0.01)
-
-    assert asyncio.run(scene()) == (1, 1)
+@in_a_loop
+async def test_last_facts_are_answered_when_they_are_durable_or_at_the_deadline() -> None:
+    log = feed(Journal())
+    log.take("a", 1, facts(0, 1), 0)
+    waiting = asyncio.ensure_future(log.made_durable("a", 1, 1, DEADLINE_S))
+    await asyncio.sleep(0)
+    log.recorded([Run("a", 1, 0)])
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    log.recorded([Run("a", 1, 1)])
+    assert await waiting == await log.made_durable("a", 1, 7, 0.01) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,7 @@ from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
 from outer.protocol.syncer import Budget
 from outer.shard import Answer, ShardActor, Token
 from outer.spec import SyncerSpec
+from tests.waiting import in_a_loop
 
 SIZE = 3
 FRAGMENTS = tuple(Fragment(n, (Tensor(f"w{n}", (SIZE,), "float32"),)) for n in range(4))
@@ -33,28 +33,25 @@ MINE = (1, 3)  # of shard 1 of 2
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def store(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def shard(store: Folder, monkeypatch: pytest.MonkeyPatch) -> ShardActor:
     monkeypatch.setattr(module, "INSTALLED_S", 60.0)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
-    store = Folder(tmp_path)
     journal = StoredJournal(store, "journal", 1, len(FRAGMENTS))
     journal.open()
-
-    def run(story: Callable[[ShardActor, Folder], Coroutine[Any, Any, None]]) -> None:
-        async def whole() -> None:
-            spec = SyncerSpec(
-                1, SyncConfig(P=4, H=4, tau=1), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {"seed": 0},
-                code_digest(), store, shards=2,
-            )  # fmt: skip
-            shard = ShardActor(spec, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)] * 4, {"w*": "avg"}, {}), 1)
-            assert shard.load({}, journal.run) == {}
-            shard.begin([0] * 4, lacking=False)
-            shard.restore({}, [])
-            await story(shard, store)
-
-        asyncio.run(whole())
-
-    return run
+    spec = SyncerSpec(
+        1, SyncConfig(P=4, H=4, tau=1), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {"seed": 0},
+        code_digest(), store, shards=2,
+    )  # fmt: skip
+    made = ShardActor(spec, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)] * 4, {"w*": "avg"}, {}), 1)
+    assert made.load({}, journal.run) == {}
+    made.begin([0] * 4, lacking=False)
+    made.restore({}, [])
+    return made
 
 
 async def read(shard: ShardActor, step: int, fragment: int, value: float) -> Token:
@@ -74,101 +71,91 @@ async def merged(shard: ShardActor, step: int, fragment: int, value: float, base
     return await shard.merge(Merge(step, fragment, (token,), (1.0,)), base)
 
 
-def test_a_version_is_given_once_it_is_in_force_and_its_value_is_stored_before(play: Callable[..., None]) -> None:
-    async def story(shard: ShardActor, store: Folder) -> None:
-        proposed = await merged(shard, 2, 1, 5.0)
-        assert proposed.stored is not None and proposed.finite and proposed.arrays == ()
-        coming = asyncio.ensure_future(shard.fetch(1, 2, 0, "a"))
-        await asyncio.sleep(0)
-        assert not coming.done(), "it is merged, and no commit yet"
-        shard.install(1, 2)
-        version, digest, value, _ = await coming
-        assert (version, digest, digest) == (2, proposed.digest, codecs.digest(value))
-        assert np.array_equal(values.read(store, proposed.stored)[0], value)
-        assert (await shard.pulse())["sent"] == {"a": value.nbytes}
-
-    play(story)
-
-
-def test_a_merge_waits_for_the_version_that_it_starts_from(play: Callable[..., None]) -> None:
-    async def story(shard: ShardActor, store: Folder) -> None:
-        await merged(shard, 2, 1, 5.0)
-        token = await read(shard, 6, 1, 7.0)
-        next_one = asyncio.ensure_future(shard.merge(Merge(6, 1, (token,), (1.0,)), 2))
-        await asyncio.sleep(0)
-        assert not next_one.done()
-        shard.install(1, 2)
-        await next_one
-        shard.install(1, 6)
-        assert [fragment for fragment, _ in await shard.current({1: 6, 0: 99})] == list(MINE), "0 is not here"
-
-    play(story)
-
-
-def test_what_never_comes_into_force_is_waited_for_no_longer_than_said(
-    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+@in_a_loop
+async def test_a_version_is_given_once_it_is_in_force_and_its_value_is_stored_before(
+    shard: ShardActor, store: Folder
 ) -> None:
-    async def story(shard: ShardActor, store: Folder) -> None:
-        monkeypatch.setattr(module, "INSTALLED_S", 0.01)
-        with pytest.raises(TimeoutError):
-            await shard.fetch(1, 2, 0, "a")
-
-    play(story)
-
-
-def test_a_cut_has_what_was_in_force_or_merged_when_it_was_taken(play: Callable[..., None]) -> None:
-    async def story(shard: ShardActor, store: Folder) -> None:
-        await merged(shard, 2, 1, 5.0)
-        shard.mark(1)  # its record becomes durable before the cut is written
-        shard.install(1, 2)
-        await merged(shard, 6, 1, 9.0, base=2)
-        shard.install(1, 6)
-        part = await shard.save(1, [0, 2, 0, 0])
-        header, arrays, _ = checkpoint_parts.read(store, 1, part["part"], part["seal"])
-        assert header["values"] == [[1, 2, 2]] and header["initial"] == [3]
-        assert arrays[0].tolist() != (await shard.current({}))[0][1].tolist() and arrays[2].tolist() == [0.0] * SIZE
-        with pytest.raises(OSError, match="does not keep snapshot 1 any more"):
-            await shard.save(1, [0, 2, 0, 0])
-        shard.mark(2)
-        with pytest.raises(OSError, match=r"does not hold, by fragment and version, \[\(1, 2\)\]"):
-            await shard.save(2, [0, 2, 0, 0])
-
-    play(story)
+    proposed = await merged(shard, 2, 1, 5.0)
+    assert proposed.stored is not None and proposed.finite and proposed.arrays == ()
+    coming = asyncio.ensure_future(shard.fetch(1, 2, 0, "a"))
+    await asyncio.sleep(0)
+    assert not coming.done(), "it is merged, and no commit yet"
+    shard.install(1, 2)
+    version, digest, value, _ = await coming
+    assert (version, digest, digest) == (2, proposed.digest, codecs.digest(value))
+    assert np.array_equal(values.read(store, proposed.stored)[0], value)
+    assert (await shard.pulse())["sent"] == {"a": value.nbytes}
 
 
-def test_payloads_that_nobody_merges_are_forgotten(play: Callable[..., None]) -> None:
-    async def story(shard: ShardActor, store: Folder) -> None:
-        shard.forget([await read(shard, 2, 1, 5.0)])
-        await read(shard, 3, 3, 5.0)  # control gave it up before it heard of this
-        assert len(shard._payloads) == 1
-        await merged(shard, 6, 1, 7.0)
-        shard.install(1, 6)
-        assert shard._payloads == {}
+@in_a_loop
+async def test_a_merge_waits_for_the_version_that_it_starts_from(shard: ShardActor) -> None:
+    await merged(shard, 2, 1, 5.0)
+    token = await read(shard, 6, 1, 7.0)
+    next_one = asyncio.ensure_future(shard.merge(Merge(6, 1, (token,), (1.0,)), 2))
+    await asyncio.sleep(0)
+    assert not next_one.done()
+    shard.install(1, 2)
+    await next_one
+    shard.install(1, 6)
+    assert [fragment for fragment, _ in await shard.current({1: 6, 0: 99})] == list(MINE), "0 is not here"
 
-    play(story)
 
-
-def test_of_the_stored_values_the_two_newest_stay_and_a_later_shard_reads_the_one_that_is_named(
-    play: Callable[..., None],
+@in_a_loop
+async def test_what_never_comes_into_force_is_waited_for_no_longer_than_said(
+    shard: ShardActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(shard: ShardActor, store: Folder) -> None:
-        last = None
-        for step, base in ((2, 0), (6, 2), (10, 6)):
-            last = await merged(shard, step, 1, float(step), base)
-            shard.install(1, step)
-        assert last is not None and last.stored is not None
-        while len(store.names("values/0001")) > 2:
-            await asyncio.sleep(0.01)
-        assert store.names("values/0001")[-1] == last.stored.key
-        run = StoredJournal(store, "journal", 2, 4)
-        run.open()
-        named = Value(10, [], last.stored)
-        assert shard.load({1: named}, run.run) == {1: (last.digest, "")}
-        shard.restore({1: named}, [])
-        assert shard.kept([1]) == {1: named}
-        values.remove(store, last.stored)
-        assert "is missing" in (shard.load({1: named}, run.run))[1][1]
-        with pytest.raises(RuntimeError, match="does not see the run's store"):
-            shard.load({}, "another run's")
+    monkeypatch.setattr(module, "INSTALLED_S", 0.01)
+    with pytest.raises(TimeoutError):
+        await shard.fetch(1, 2, 0, "a")
 
-    play(story)
+
+@in_a_loop
+async def test_a_cut_has_what_was_in_force_or_merged_when_it_was_taken(shard: ShardActor, store: Folder) -> None:
+    await merged(shard, 2, 1, 5.0)
+    shard.mark(1)  # its record becomes durable before the cut is written
+    shard.install(1, 2)
+    await merged(shard, 6, 1, 9.0, base=2)
+    shard.install(1, 6)
+    part = await shard.save(1, [0, 2, 0, 0])
+    header, arrays, _ = checkpoint_parts.read(store, 1, part["part"], part["seal"])
+    assert header["values"] == [[1, 2, 2]] and header["initial"] == [3]
+    assert arrays[0].tolist() != (await shard.current({}))[0][1].tolist() and arrays[2].tolist() == [0.0] * SIZE
+    with pytest.raises(OSError, match="does not keep snapshot 1 any more"):
+        await shard.save(1, [0, 2, 0, 0])
+    shard.mark(2)
+    with pytest.raises(OSError, match=r"does not hold, by fragment and version, \[\(1, 2\)\]"):
+        await shard.save(2, [0, 2, 0, 0])
+
+
+@in_a_loop
+async def test_payloads_that_nobody_merges_are_forgotten(shard: ShardActor) -> None:
+    shard.forget([await read(shard, 2, 1, 5.0)])
+    await read(shard, 3, 3, 5.0)  # control gave it up before it heard of this
+    assert len(shard._payloads) == 1
+    await merged(shard, 6, 1, 7.0)
+    shard.install(1, 6)
+    assert shard._payloads == {}
+
+
+@in_a_loop
+async def test_of_the_stored_values_the_two_newest_stay_and_a_later_shard_reads_the_one_that_is_named(
+    shard: ShardActor, store: Folder
+) -> None:
+    last = None
+    for step, base in ((2, 0), (6, 2), (10, 6)):
+        last = await merged(shard, step, 1, float(step), base)
+        shard.install(1, step)
+    assert last is not None and last.stored is not None
+    while len(store.names("values/0001")) > 2:
+        await asyncio.sleep(0.01)
+    assert store.names("values/0001")[-1] == last.stored.key
+    run = StoredJournal(store, "journal", 2, 4)
+    run.open()
+    named = Value(10, [], last.stored)
+    assert shard.load({1: named}, run.run) == {1: (last.digest, "")}
+    shard.restore({1: named}, [])
+    assert shard.kept([1]) == {1: named}
+    values.remove(store, last.stored)
+    assert "is missing" in (shard.load({1: named}, run.run))[1][1]
+    with pytest.raises(RuntimeError, match="does not see the run's store"):
+        shard.load({}, "another run's")
