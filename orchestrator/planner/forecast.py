@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.planner.fleet.recipes import fleet, spot_hours
+from orchestrator.planner.fleet.recipes import fleet
 from orchestrator.planner.fleet.world import simulate
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.units import unit_step_s
@@ -46,8 +46,7 @@ def forecast(recipe: Recipe, shapes: Shapes, step_s: float | None, syncer_region
         return None
     takes_s = [unit_step_s(recipe, pool, pace) for pool in learners]
     until_s = steps * median(takes_s)
-    hours = spot_hours(recipe, recipe.seed, until_s)
-    made = fleet(recipe, shapes, pace, recipe.seed, faults=hours, failing=True, syncer_region=syncer_region)
+    made = fleet(recipe, shapes, pace, recipe.seed, until_s, syncer_region)
     outcome, world = simulate(made, until_s)
     able = sum(shapes.step_tokens[pool.name] / seconds for pool, seconds in zip(learners, takes_s, strict=True))
     return Forecast(

@@ -6,7 +6,6 @@ tokens of a step are arguments.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from random import Random
 
@@ -37,14 +36,12 @@ def fleet(
     shapes: Shapes,
     step_s: float,
     seed: int,
-    *,
-    faults: tuple[FleetFault, ...] = (),
-    failing: bool = False,
+    until_s: float,
     syncer_region: str | None = None,
-    recorded: bool = False,
 ) -> Fleet:
-    """`step_s`: of a learner with slowdown 1. `failing`: units die at random, as [fleet] has it, and
-    wait for hardware for an exponential time.
+    """`step_s`: of a learner with slowdown 1. `until_s`: seconds for which spot hours are drawn.
+
+    Units die at random, as [fleet] has it, and wait for hardware for an exponential time.
     """
     told, hub = recipe.fleet, syncer_region or home(recipe) or ""
     mtbf_s = {pool.name: HOUR_S * unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
@@ -71,13 +68,12 @@ def fleet(
         links=_links(told),
         syncer_region=hub,
         state_bytes=shapes.parameter_bytes + shapes.inner_state_bytes,
-        faults=faults,
+        faults=_spot_hours(recipe, seed, until_s),
         span_steps=recipe.data.span_steps,
         ahead_s=recipe.data.ahead_s,
         warm=True,
         look_s=max(1.0, 0.1 * step_s),
-        death=(lambda mean_s: dies.expovariate(1.0 / mean_s)) if failing else lambda mean_s: math.inf,
-        recorded=recorded,
+        death=lambda mean_s: dies.expovariate(1.0 / mean_s),
     )
 
 
@@ -111,30 +107,16 @@ def _links(told: FleetConfig) -> Mapping[tuple[str, str], FleetLink]:
 
 # ------------------------------------------------------------------ spot capacity: away at the same hours every day
 
-Interval = tuple[float, float]  # begin, end
 
-
-def spot_hours(recipe: Recipe, seed: int, until_s: float) -> tuple[FleetFault, ...]:
+def _spot_hours(recipe: Recipe, seed: int, until_s: float) -> tuple[FleetFault, ...]:
     """The faults by which spot pools come and go, each as a whole, from an hour of the day that the seed draws."""
-    share = {pool.name: pool.spot for pool in recipe.fleet.pools}
-    night = {name: Random(f"{seed} {name}").random() * DAY_S for name in share}
-    learners = {name: pool.name for name, pool in recipe.learners.items() if pool.name in share}
-    return comings({name: absences(share[pool], night[pool], until_s) for name, pool in learners.items()})
-
-
-def absences(share: float, night_s: float, until_s: float) -> list[Interval]:
-    """Seconds of a run in which capacity that is there for this share of the day is not, from `night_s` of a day on."""
-    length = (1.0 - share) * DAY_S
-    days = range(-1, int(until_s / DAY_S) + 1)
-    found = [(max(0.0, night_s + day * DAY_S), min(until_s, night_s + day * DAY_S + length)) for day in days]
-    return [(begin, end) for begin, end in found if end > begin and length]
-
-
-def comings(away: Mapping[str, list[Interval]]) -> tuple[FleetFault, ...]:
-    """The same as faults: learners, by name, leave and join again."""
-    spans = [(name, begin, end) for name, intervals in away.items() for begin, end in intervals]
-    return tuple(
-        fault
-        for name, begin, end in spans
-        for fault in (FleetFault("leave", name, begin), FleetFault("join", name, end))
-    )
+    faults, share = [], {pool.name: pool.spot for pool in recipe.fleet.pools}
+    for name, pool in recipe.learners.items():
+        length_s = (1.0 - share.get(pool.name, 1.0)) * DAY_S
+        night_s = Random(f"{seed} {pool.name}").random() * DAY_S
+        for day in range(-1, int(until_s / DAY_S) + 1) if length_s else ():
+            begin_s = night_s + day * DAY_S
+            leave_s, join_s = max(0.0, begin_s), min(until_s, begin_s + length_s)
+            if join_s > leave_s:
+                faults += [FleetFault("leave", name, leave_s), FleetFault("join", name, join_s)]
+    return tuple(faults)

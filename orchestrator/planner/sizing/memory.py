@@ -56,8 +56,8 @@ class Memory:
         return sum(part.bytes for part in self.parts if part.where == "store")
 
 
-def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, saving: bool = True, standbys: int = 0) -> Memory:
-    """One learner at the peak of a step, while `saving` beside a snapshot for a checkpoint or a joiner; its standbys.
+def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, standbys: int = 0) -> Memory:
+    """One learner at the peak of a step, beside a snapshot for a checkpoint or a joiner; its standbys.
 
     See learners/training/trainer.py and learners/fragment_io.py.
     """
@@ -75,14 +75,14 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, saving: bool = 
         Part("gradients summed over microbatches", shapes.summed_bytes, device),
         Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), device),
         Part("a version that came, placed for a step's end", placed, device),
-        Part("a snapshot, for a checkpoint or a joiner", state if saving else 0, device),
+        Part("a snapshot, for a checkpoint or a joiner", state, device),
         Part("versions last received", model, "store" if sync.downlink == EXACT else "host"),
         Part("contributions on their way up", open_steps * named(sync.codec).bytes(largest), "store"),
         Part("versions that came and wait for a step's end", open_steps * largest * DOWN_BYTES, "store"),
     ]
     if accelerated:  # a CPU's copies are read where they are
         parts.append(Part("staged fragments that were asked for", open_steps * largest * DOWN_BYTES, "host"))
-        parts.append(Part("a snapshot, packed", state if saving else 0, "host"))
+        parts.append(Part("a snapshot, packed", state, "host"))
     if sync.adopt == "rebase":
         parts.append(Part("values as read, for rebasing", model, "host"))
     if sync.decay:
@@ -106,24 +106,24 @@ def staged_bytes(sync: SyncConfig, shapes: Shapes) -> int:
     return DOWN_BYTES * max(sum(shapes.fragments[index].size for index in due) for due in sets)
 
 
-def syncer(recipe: Recipe, shapes: Shapes, saving: bool = True) -> Memory:
-    """The syncer while it merges everyone's largest fragment, and while `saving` a checkpoint is written.
+def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
+    """The syncer while it merges everyone's largest fragment, and while a checkpoint is written.
 
     With shards it holds no values. See outer/numeric/parameters.py, outer/numeric/merge.py and outer/snapshots.py.
     """
-    merging = _merging(recipe, shapes, range(len(shapes.fragments)), saving) if recipe.run.shards == 1 else ()
+    merging = _merging(recipe, shapes, range(len(shapes.fragments))) if recipe.run.shards == 1 else ()
     return Memory("syncer", (_process("syncer"), *merging))
 
 
-def shard(recipe: Recipe, shapes: Shapes, saving: bool = True) -> Memory:
+def shard(recipe: Recipe, shapes: Shapes) -> Memory:
     """The shard that needs the most, as `syncer`: every S-th fragment is its own (outer/bulk.py)."""
     shards = recipe.run.shards
     each = [range(first, len(shapes.fragments), shards) for first in range(shards)]
-    found = [Memory("shard", (_process("shard"), *_merging(recipe, shapes, held, saving))) for held in each]
+    found = [Memory("shard", (_process("shard"), *_merging(recipe, shapes, held))) for held in each]
     return max(found, key=lambda one: one.host_bytes + one.store_bytes)
 
 
-def _merging(recipe: Recipe, shapes: Shapes, held: range, saving: bool) -> Iterator[Part]:
+def _merging(recipe: Recipe, shapes: Shapes, held: range) -> Iterator[Part]:
     """Memory of a process that holds and merges these fragments."""
     learners, open_steps = len(recipe.learners), min(max(1, recipe.sync.overlap_steps), len(held))
     sizes = [shapes.fragments[index].size for index in held]
@@ -141,9 +141,7 @@ def _merging(recipe: Recipe, shapes: Shapes, held: range, saving: bool) -> Itera
     yield Part("payloads of several formats, float32", (learners + 1) * largest * DOWN_BYTES if mixed else 0, "host")
     yield Part("one outer step, float64", 0 if recipe.outer.plain_sgd else step, "host")
     yield Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host")
-    yield Part(
-        "older values, until a checkpoint is written", elements * DOWN_BYTES + sum(states) if saving else 0, "host"
-    )
+    yield Part("older values, until a checkpoint is written", elements * DOWN_BYTES + sum(states), "host")
 
 
 def evaluator(shapes: Shapes) -> Memory:
@@ -166,19 +164,13 @@ def orchestrator(shapes: Shapes) -> Memory:
     return Memory("orchestrator", parts)
 
 
-def of_run(recipe: Recipe, shapes: Shapes, pools: Iterable[str], saving: bool = True) -> dict[str, Memory]:
-    """Every kind of process: `learner-POOL` for each of these pools, and the services by name.
-
-    `saving`: with what checkpoints and joiners need.
-    """
+def of_run(recipe: Recipe, shapes: Shapes, pools: Iterable[str]) -> dict[str, Memory]:
+    """Every kind of process: `learner-POOL` for each of these pools, and the services by name."""
     of = {pool.name: pool for pool in recipe.pools}
-    found = {
-        f"learner-{name}": learner(recipe.sync, shapes, of[name].accelerated, saving, of[name].standby)
-        for name in pools
-    }
-    shards = {"shard": shard(recipe, shapes, saving)} if recipe.run.shards > 1 else {}
+    found = {f"learner-{name}": learner(recipe.sync, shapes, of[name].accelerated, of[name].standby) for name in pools}
+    shards = {"shard": shard(recipe, shapes)} if recipe.run.shards > 1 else {}
     return found | {
-        "syncer": syncer(recipe, shapes, saving),
+        "syncer": syncer(recipe, shapes),
         **shards,
         "evaluator": evaluator(shapes),
         "orchestrator": orchestrator(shapes),

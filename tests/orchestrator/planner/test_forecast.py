@@ -61,13 +61,6 @@ def test_a_run_that_is_short_enough_is_simulated_to_its_end():
     assert min(told.goodput, told.participation, told.committed) > 0.97
 
 
-def test_the_quorum_of_all_costs_commits_and_not_steps():
-    everyone, two = (told_of(recipe(mtbf_hours=0.05, sync={"quorum": quorum}, steps=100_000)) for quorum in ("all", 2))
-    assert everyone.committed < two.committed - 0.05
-    assert everyone.goodput == pytest.approx(two.goodput, abs=0.03)
-    assert everyone.participation > 0.99, "of commits, and there are none without everybody"
-
-
 def test_a_pool_that_is_there_for_some_hours_alone_is_away_for_the_others():
     """Over one day exactly."""
     told = told_of(recipe(pools=[{"name": "b", "spot": 0.5}], steps=100_000), 86_400 / 2_500 / 1.15)
