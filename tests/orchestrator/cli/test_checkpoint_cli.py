@@ -193,10 +193,6 @@ def test_list_shows_all_that_are_there_and_what_is_damaged(taken: RunStore) -> N
     assert [(each["snapshot"], bool(each["damage"])) for each in told] == [(1, True), (2, False)]
 
 
-def test_list_of_a_run_without_any_is_empty(store: RunStore) -> None:
-    assert json.loads(invoke("checkpoint", "list", "--json").stdout) == {"checkpoints": []}
-
-
 def test_verify_passes_what_is_whole(taken: RunStore) -> None:
     shown = invoke("checkpoint", "verify")
     assert (shown.exit_code, shown.stdout.count("whole")) == (0, 3)
@@ -221,16 +217,13 @@ def test_verify_names_what_is_damaged_with_the_code_of_a_failed_check(taken: Run
     assert json.loads(invoke("checkpoint", "verify", "--json").stdout)["ok"] is False
 
 
-def test_verify_of_one_reads_no_other(taken: RunStore) -> None:
+def test_verify_of_one_reads_no_other_and_names_those_there_are(taken: RunStore) -> None:
     flip(taken.path("checkpoints/000001/syncer"))
     flip(taken.path("journal/000000000001"))
     assert invoke("checkpoint", "verify", "demo", "2").exit_code == 0
     assert invoke("checkpoint", "verify", "demo", "1").exit_code == 5
-
-
-def test_verify_of_one_that_is_not_there_names_those_that_are(taken: RunStore) -> None:
-    result = invoke("checkpoint", "verify", "demo", "7")
-    assert result.exit_code == 2 and "there are 1, 2" in result.stderr
+    absent = invoke("checkpoint", "verify", "demo", "7")
+    assert absent.exit_code == 2 and "there are 1, 2" in absent.stderr
 
 
 def test_a_store_that_is_away_is_an_error_in_words(store: RunStore) -> None:
@@ -270,5 +263,6 @@ def test_export_of_a_damaged_checkpoint_is_refused_with_the_others(taken: RunSto
     assert "checkpoint 2 is damaged" in result.stderr and "give another: 1" in result.stderr
 
 
-def test_export_of_a_checkpoint_without_any_says_how_to_take_one(store: RunStore) -> None:
+def test_without_any_checkpoint_the_list_is_empty_and_export_says_how_to_take_one(store: RunStore) -> None:
+    assert json.loads(invoke("checkpoint", "list", "--json").stdout) == {"checkpoints": []}
     assert "diloco checkpoint now" in invoke("export", "demo", "--checkpoint", "newest").stderr

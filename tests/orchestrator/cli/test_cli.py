@@ -255,7 +255,9 @@ def test_a_foreign_package_of_our_names_is_refused_by_run_and_doctor(invoke: Inv
 # ------------------------------------------------------------------ run
 
 
-def test_run_hands_over_recipe_store_starter_and_prints_the_summary(invoke: Invoke, trained: dict[str, Any]) -> None:
+def test_run_hands_over_recipe_store_starter_and_prints_the_summary_or_it_alone_as_json(
+    invoke: Invoke, trained: dict[str, Any]
+) -> None:
     result = invoke("run", LOCAL, "--set", "name=mine", "--set", "pools.0.learners=2")
     recipe, store, given, _ = trained["call"]
     assert result.exit_code == 0
@@ -265,6 +267,9 @@ def test_run_hands_over_recipe_store_starter_and_prints_the_summary(invoke: Invo
     assert "local: running" in result.stdout  # progress
     assert "held-out loss   1.500" in result.stdout
     assert str(store.root) in result.stdout
+    alone = invoke("run", LOCAL, "--json")
+    assert json.loads(alone.stdout) == trained["summary"]
+    assert "local: running" in alone.stderr
 
 
 @pytest.mark.parametrize("by_environment", [True, False])
@@ -275,12 +280,6 @@ def test_an_address_goes_to_a_cluster(
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert invoke("run", LOCAL, *([] if by_environment else ["--address", "10.0.0.1:6379"])).exit_code == 0
     assert trained["call"][2:4] == ("10.0.0.1:6379", starter)
-
-
-def test_json_prints_the_summary_alone_on_stdout(invoke: Invoke, trained: dict[str, Any]) -> None:
-    result = invoke("run", LOCAL, "--json")
-    assert json.loads(result.stdout) == trained["summary"]
-    assert "local: running" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -356,17 +355,13 @@ def test_an_unknown_run_is_refused_with_the_known_ones(invoke: Invoke) -> None:
     assert 'did you mean "demo"?' in invoke("stop", "dmeo").stderr
 
 
-def test_stop_leaves_a_request_in_the_store(invoke: Invoke) -> None:
+def test_stop_leaves_a_request_in_the_store_of_a_run_that_has_not_ended(invoke: Invoke) -> None:
     store = RunStore.named("demo")
+    store.write_json("status.json", {"run": {"state": "finished"}})
+    assert "has finished" in invoke("stop", "demo").stdout
+    assert not store.path("stop").exists()
     store.write_json("status.json", {"run": {"state": "running"}})
     assert invoke("stop", "demo", "--reason", "enough").exit_code == 0
     request = store.read_json("stop")
     assert request["reason"] == "enough"
     assert abs(request["at"] - time.time()) < DEADLINE_S
-
-
-def test_a_run_that_has_ended_is_not_asked_to_stop(invoke: Invoke) -> None:
-    store = RunStore.named("demo")
-    store.write_json("status.json", {"run": {"state": "finished"}})
-    assert "has finished" in invoke("stop", "demo").stdout
-    assert not store.path("stop").exists()

@@ -38,11 +38,6 @@ POOLS = {"east": 2, "west": 2}
 # ------------------------------------------------------------------ what may be asked for
 
 
-@pytest.mark.parametrize("learners", [1, 2, 4])
-def test_a_pool_may_be_scaled_between_its_min_and_max(learners: int) -> None:
-    assert list(problems(recipe(), POOLS, "east", learners, local=True)) == []
-
-
 @pytest.mark.parametrize(
     ("pool", "learners", "pools", "told"),
     [
@@ -58,7 +53,9 @@ def test_what_cannot_be_is_refused_with_what_can(pool: str, learners: int, pools
     assert told in problem.fix
 
 
-def test_a_local_ray_has_room_for_no_more_than_it_was_made_for() -> None:
+def test_a_pool_scales_between_its_min_and_max_and_locally_to_what_its_ray_was_made_for() -> None:
+    for learners in (1, 2, 4):
+        assert list(problems(recipe(), POOLS, "east", learners, local=True)) == [], "between its min and max"
     assert list(problems(recipe(), POOLS, "west", 5, local=False)) == []
     [problem] = problems(recipe(), POOLS, "west", 5, local=True)
     assert ("its local Ray" in problem.message, problem.fix) == (True, "give 0 to 4")
@@ -106,13 +103,15 @@ def running(*names: str) -> Controller:
     return made
 
 
-def test_one_that_is_not_wanted_any_more_drains_and_stays_away() -> None:
+def test_one_that_is_not_wanted_drains_or_is_not_started_and_stays_away() -> None:
     made = running("a", "b")
     assert made.unwant("b", "scaled") == [AskToLeave("b", 1, "scaled")]
     assert made.unwant("b", "scaled") == [], "asked once"
     made.left("b", 1)
     assert made.advance(1e9) == []
     assert made.wanted == ["a"]
+    early = Controller(["a"], backoff_s=1.0, hang_s=20.0)
+    assert early.unwant("a", "scaled") == early.advance(0.0) == [], "one never started is just not started"
 
 
 def test_one_that_is_wanted_again_comes_back_once_it_has_left() -> None:
@@ -129,12 +128,6 @@ def test_one_whose_node_goes_leaves_and_another_incarnation_follows_at_once() ->
     assert made.drain("a", "its node goes") == [AskToLeave("a", 1, "its node goes")]
     made.left("a", 1)
     assert made.advance(0.0) == [Start("a")]
-
-
-def test_one_that_was_never_started_is_just_not_started() -> None:
-    made = Controller(["a"], backoff_s=1.0, hang_s=20.0)
-    assert made.unwant("a", "scaled") == []
-    assert made.advance(0.0) == []
 
 
 def test_one_that_dies_or_hangs_while_it_drains_is_not_restarted_when_unwanted() -> None:
