@@ -10,19 +10,6 @@ from outer.protocol.messages import FragmentCounters, Grant, ReadRequest, Stop, 
 from tests.golden.loop import TOKENS, Loop, answers, joined, notice, only
 
 
-def test_overwriting_puts_the_counters_to_zero_at_the_boundary() -> None:
-    loop = joined()
-    loop.steps(2)
-    loop.deliver(2, 1)
-    assert loop.facts(Adopted)[2:] == [], "never in the middle of a step"
-    effects = loop.step()
-    assert only(Apply, effects) == [Apply(1, 2, "v2", "overwrite")]
-    assert loop.facts(Adopted)[-1] == Adopted(fragment=1, version=2, after_step=3, mode="overwrite")
-    loop.step()
-    assert loop.counters(1) == FragmentCounters(2, 3, 1, TOKENS)
-    assert loop.counters(0) == FragmentCounters(0, 0, 4, 4 * TOKENS)
-
-
 def test_rebasing_keeps_what_accrued_since_the_read_for_one_that_took_part() -> None:
     loop = joined(adopt="rebase")
     loop.steps(2)
@@ -128,15 +115,6 @@ def test_of_several_versions_the_newest_is_adopted_and_older_ones_are_refused() 
     assert loop.counters(1).base_version == 6
 
 
-def test_what_is_delivered_twice_is_adopted_once() -> None:
-    loop = joined()
-    loop.deliver(2, 1)
-    loop.steps(1)
-    loop.do(Fetched(1, 2, "v2"))
-    assert only(Apply, loop.step()) == [] and loop.facts(AdoptionRefused) == []
-    assert loop.counters(1) == FragmentCounters(2, 1, 1, TOKENS)
-
-
 def test_a_fragment_whose_time_has_not_come_holds_no_other_back() -> None:
     loop = joined(adopt="rebase")
     loop.do(Fetched(0, 4, "v4"))  # its notice is still on its way
@@ -153,15 +131,6 @@ def test_a_notice_of_what_is_held_or_on_its_way_fetches_nothing() -> None:
     assert only(Fetch, loop.do(notice(2, 1))) == []
     loop.do(Fetched(1, 2, "v2"))
     assert only(Fetch, loop.do(notice(2, 1))) == []
-
-
-def test_a_fetch_may_bring_a_newer_version_than_was_asked_for() -> None:
-    loop = joined()
-    loop.steps(1)
-    loop.do(notice(2, 1), Fetched(1, 6, "v6"))
-    assert loop.do(notice(6, 1)) == [], "it is on its way"
-    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
-    assert loop.do(notice(6, 1)) == [], "it is here"
 
 
 def test_a_fetch_that_failed_is_made_again_at_the_next_notice() -> None:

@@ -40,69 +40,6 @@ def test_facts_are_numbered_from_zero_dated_when_they_are_said_and_sent_once() -
     assert facts.pending() == []
 
 
-def test_beyond_the_limit_the_oldest_are_sent_first_and_the_rest_follow() -> None:
-    facts = buffer(5)
-    assert [numbers(facts.pending(2)) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
-
-
-def test_acknowledged_facts_go_and_an_old_acknowledgement_takes_nothing_back() -> None:
-    facts = buffer(5)
-    facts.pending()
-    facts.acknowledge(2)
-    facts.acknowledge(0)
-    facts.acknowledge(-1)
-    assert (facts.oldest, facts.recorded, numbers(facts.everything())) == (3, None, [3, 4])
-    facts.acknowledge(99)
-    assert (facts.oldest, facts.recorded, facts.everything()) == (5, 5, [])
-    facts.add("next")
-    assert numbers(facts.pending()) == [5]
-
-
-def test_facts_are_sent_again_only_when_no_acknowledgement_has_come_for_a_while() -> None:
-    clock = Clock()
-    facts = buffer(4, monotonic=clock)
-    facts.pending()
-    clock.now = RESEND_S - 0.1
-    facts.acknowledge(0)  # progress: the time counts from here
-    clock.now = RESEND_S + 0.1
-    assert facts.pending() == []
-    clock.now = 2 * RESEND_S
-    assert numbers(facts.pending()) == [1, 2, 3]
-    assert facts.pending() == []
-
-
-def test_the_time_without_an_acknowledgement_counts_from_the_first_fact_sent() -> None:
-    clock = Clock()
-    facts = buffer(1, monotonic=clock)
-    clock.now = 100.0
-    assert numbers(facts.pending()) == [0]
-    clock.now += RESEND_S / 2
-    assert facts.pending() == []
-
-
-def test_after_a_rewind_all_that_is_not_acknowledged_is_sent_again() -> None:
-    facts = buffer(4)
-    facts.pending(3)
-    facts.acknowledge(0)
-    facts.rewind()
-    assert numbers(facts.pending()) == [1, 2, 3]
-
-
-def test_an_acknowledgement_of_what_was_sent_before_a_rewind_holds_after_it() -> None:
-    facts = buffer(3)
-    facts.pending()
-    facts.rewind()
-    facts.acknowledge(1)
-    assert numbers(facts.pending()) == [2]
-
-
-def test_an_answer_carries_all_facts_that_are_not_durable_and_counts_as_sending_them() -> None:
-    facts = buffer(3)
-    facts.pending(2)
-    assert numbers(facts.everything()) == [0, 1, 2]
-    assert facts.pending() == []
-
-
 def test_too_many_facts_for_one_answer_have_to_be_uploaded_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fact_buffer, "ANSWER_MAX", 3)
     facts = buffer(4)

@@ -191,17 +191,6 @@ def test_a_read_from_another_epoch_or_for_another_incarnation_is_ignored(change:
     assert answers(loop.step()) == []
 
 
-def test_a_copy_from_before_an_adoption_is_never_answered_after_it() -> None:
-    loop = joined(tau=3)  # every fragment is copied at every boundary
-    loop.steps(2)
-    assert len(loop.read(2, 1)) == 1
-    loop.deliver(2, 1)
-    loop.step()  # copied, then adopted at this boundary
-    assert loop.read(6, 1) == []
-    [answer] = answers(loop.step())
-    assert answer.counters == FragmentCounters(base_version=2, base_step=3, steps=1, tokens=TOKENS)
-
-
 def test_a_copy_of_an_older_step_is_never_answered() -> None:
     loop = joined()
     loop.steps(2)  # fragment 1 is due next, and copied
@@ -227,15 +216,6 @@ def test_the_next_span_is_asked_for_at_half_of_the_last_and_samples_are_used_in_
     facts = loop.facts(StepFinished)
     assert [(fact.span, fact.position) for fact in facts] == [(0, 0), (0, 2), (0, 4), (0, 6), (5, 40)]
     assert loop.reports[-1].newest_span == 5
-
-
-def test_a_doubled_grant_lends_nothing_twice() -> None:
-    loop = Loop(span_steps=4)
-    loop.join(samples=8)
-    loop.do(Grant(1, 3, 0, 0, 8), Grant(1, 3, 1, 8, 16), Grant(1, 3, 1, 8, 16), Grant(1, 3, 0, 0, 8))
-    loop.steps(7)
-    loop.step()
-    assert [fact.position for fact in loop.facts(StepFinished)] == [0, 2, 4, 6, 8, 10, 12, 14]
 
 
 def test_without_samples_it_holds_and_the_wait_is_booked_apart_from_the_step() -> None:
@@ -294,13 +274,6 @@ def test_a_stop_that_overtakes_the_welcome_is_not_lost() -> None:
     loop = Loop()
     loop.compile()
     loop.do(Stop(1, "enough"), Welcome(1, 8, 1.0, (8, 6)), Fetched(0, 8, "v8"), Fetched(1, 6, "v6"))
-    assert only(Exit, loop.do(Resume())) == [Exit("enough")]
-
-
-def test_a_stop_ends_a_joiner_and_one_that_waits() -> None:
-    loop = Loop()
-    loop.compile()
-    loop.do(Welcome(1, 0, 0.0, (0, 0)), Resume(), Stop(1, "enough"))
     assert only(Exit, loop.do(Resume())) == [Exit("enough")]
 
 

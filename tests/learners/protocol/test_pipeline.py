@@ -22,9 +22,9 @@ from learners.protocol.events_effects import (
     Staged,
     StepDone,
 )
-from learners.protocol.facts import Adopted, AdoptionRefused, PhaseEntered, StepFinished
+from learners.protocol.facts import Adopted, AdoptionRefused, StepFinished
 from learners.protocol.learner import AHEAD, COMPLETION
-from outer.protocol.messages import DRAINING, Drain, FragmentCounters, Grant, Notice, Stop, Welcome
+from outer.protocol.messages import FragmentCounters, Grant, Notice, Stop, Welcome
 from tests.golden.loop import TOKENS, Loop, answers, joined, notice, only
 from tests.learners.protocol.test_state_transfer import request
 
@@ -107,17 +107,6 @@ def test_a_report_between_the_adoption_and_the_end_of_its_step_counts_from_the_b
     assert loop.counters(1) == FragmentCounters(0, 0, 1, TOKENS)
 
 
-def test_a_copy_answers_once_its_step_is_done_and_until_then_the_one_before_does() -> None:
-    loop = ahead()
-    loop.done()
-    loop.reach()
-    [answer] = loop.read(2, 1)
-    assert (answer.step, answer.counters) == (1, FragmentCounters(0, 0, 1, TOKENS)), "step 2 is in flight"
-    loop.done()
-    [answer] = loop.read(2, 1, attempt=2)
-    assert (answer.step, answer.counters) == (2, FragmentCounters(0, 0, 2, 2 * TOKENS))
-
-
 def test_a_read_that_a_copy_of_the_step_in_flight_answers_is_answered_once_that_is_done() -> None:
     loop = ahead()
     assert loop.read(2, 1) == [], "step 1 is in flight"
@@ -185,16 +174,6 @@ def test_a_stop_completes_what_is_in_flight_and_starts_no_more() -> None:
     loop.done()
     assert only(Exit, loop.do(Resume())) == [Exit("enough")]
     assert loop.machine.step == 2 and loop.reports[-1].step == 2
-
-
-def test_one_that_leaves_completes_what_is_in_flight_first() -> None:
-    loop = ahead()
-    loop.do(Drain(1, 3, "scaled", 10.0))
-    loop.done()
-    assert waits_for_completion(loop.reach())
-    loop.done()
-    loop.do(Resume())
-    assert loop.facts(PhaseEntered)[-1].phase == DRAINING and loop.reports[-1].step == 2
 
 
 def test_a_state_is_given_and_saved_only_where_no_step_is_in_flight() -> None:

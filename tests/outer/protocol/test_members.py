@@ -150,13 +150,6 @@ def test_the_part_of_a_loan_after_the_last_committed_step_returns(members: Membe
     assert SpanReturned("a", 1, 0, 6, 8) in members.drain_facts()
 
 
-def test_the_same_steps_of_two_incarnations_are_different_steps(members: Members) -> None:
-    assert members.cover(contribution((0, 3))) == 30
-    assert members.cover(contribution((1, 4))) == 10
-    members.expect(1.0, Expect("a", 2, 60.0, 2))
-    assert members.cover(contribution((0, 3), incarnation=2)) == 30
-
-
 def test_tokens_processed_go_on_counting_over_incarnations(members: Members) -> None:
     stepping(members, tokens=40)
     members.expect(1.0, Expect("a", 2, 60.0, 2))

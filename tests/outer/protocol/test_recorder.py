@@ -20,19 +20,6 @@ def lost(first: int, last: int, incarnation: int = 1) -> FactsLost:
     return FactsLost("a", incarnation, first, last, NO_LONGER_HELD)
 
 
-def test_facts_are_taken_once() -> None:
-    recorder = Recorder()
-    assert recorder.take("a", 1, 0, facts(0, 2)) == (facts(0, 2), None)
-    assert recorder.take("a", 1, 0, facts(0, 4)) == (facts(3, 4), None)
-    assert recorder.take("a", 1, 0, facts(1, 3)) == ([], None)
-
-
-def test_facts_behind_a_lost_message_wait_until_their_sender_sends_those_again() -> None:
-    recorder = Recorder()
-    assert recorder.take("a", 1, 0, facts(3, 4)) == ([], None)
-    assert recorder.take("a", 1, 0, facts(0, 4)) == (facts(0, 4), None)
-
-
 def test_what_the_sender_no_longer_holds_is_named_as_lost_once_and_it_goes_on() -> None:
     recorder = Recorder()
     recorder.take("a", 1, 0, facts(0, 1))
@@ -47,15 +34,6 @@ def test_facts_in_the_message_itself_are_not_lost() -> None:
     assert Recorder().take("a", 1, 3, facts(0, 4)) == (facts(0, 4), None)
 
 
-def test_only_durable_facts_are_acknowledged() -> None:
-    recorder = Recorder()
-    recorder.take("a", 1, 0, facts(0, 4))
-    assert recorder.durable("a", 1) == -1
-    recorder.mark_durable([Run("a", 1, 2)])
-    assert recorder.durable("a", 1) == 2
-    assert recorder.take("a", 1, 0, facts(0, 5)) == (facts(5, 5), None), "what was taken is not taken back"
-
-
 def test_the_two_newest_incarnations_of_a_writer_are_known_and_older_ones_refused() -> None:
     recorder = Recorder()
     for incarnation in (1, 2, 3):
@@ -66,14 +44,6 @@ def test_the_two_newest_incarnations_of_a_writer_are_known_and_older_ones_refuse
     recorder.mark_durable([Run("a", 1, 3)])
     assert recorder.take("a", 2, 0, facts(2, 3)) == (facts(2, 3), None), "the last facts of the one before"
     assert recorder.state() == [["a", 2, 1], ["a", 3, 1]]
-
-
-def test_the_state_does_not_grow_with_incarnations() -> None:
-    recorder = Recorder()
-    for incarnation in range(1000):
-        recorder.take("a", incarnation, 0, facts(0, 0))
-        recorder.mark_durable([Run("a", incarnation, 0)])
-    assert len(recorder.state()) == 2
 
 
 def test_a_successor_knows_what_is_durable_and_nothing_else() -> None:

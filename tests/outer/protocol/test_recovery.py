@@ -7,27 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from outer.protocol.events_effects import Append, DrainRequested, Durable, Emit, Fence, StopRequested, Tick
+from outer.protocol.events_effects import DrainRequested, Emit, StopRequested, Tick
 from outer.protocol.facts import (
     Committed,
     Finished,
     LearnerAttached,
     LearnerFenced,
     LeaseExpired,
-    Record,
     Refused,
-    SpanGranted,
     SpanReturned,
-    SyncerStarted,
 )
-from outer.protocol.messages import STARTING, Attach, Contribution, Drain, Grant, Notice, ReadRequest, Stop
+from outer.protocol.messages import STARTING, Attach, Drain, Notice, Stop
 from outer.protocol.recovery import Entry, recover
 from outer.protocol.syncer import RESEND_S, Budget
 from tests.golden.bench import ALL, MANIFEST, Bench, bench, reading
-from tests.property_settings import examples
 
 
 def lending(*names: str, **change: Any) -> Bench:
@@ -41,85 +35,6 @@ def lending(*names: str, **change: Any) -> Bench:
 
 def said_at_start(effects: list[Any]) -> list[Any]:
     return [effect.fact for effect in effects if isinstance(effect, Emit)]
-
-
-def test_it_goes_on_from_the_newest_version_and_the_count_of_tokens() -> None:
-    made = bench("a", "b")
-    for _ in range(3):
-        made.commit("a", "b")
-    before = made.facts(Committed)[-1]
-    [started, *_] = said_at_start(made.crash())
-    assert isinstance(started, SyncerStarted)
-    assert (started.epoch, started.versions, started.tokens_committed) == (2, (3,), before.tokens_committed)
-    made.commit("a", "b")
-    after = made.facts(Committed)[-1]
-    assert (after.epoch, after.syncer_step, after.base_version) == (2, 4, 3)
-    assert after.tokens_committed == before.tokens_committed + sum(one.tokens for one in after.participants)
-
-
-def test_a_commit_that_was_not_durable_is_made_again_and_its_steps_count_once() -> None:
-    made = reading("a", "b", journals_itself=False)
-    made.answer("a", "b")
-    assert [e.record.syncer_step for e in made.log if isinstance(e, Append) and isinstance(e.record, Committed)] == [1]
-    made.journals_itself = True
-    made.crash()
-    made.now += 1.0
-    made.step("a", "b")
-    made.answer("a", "b")
-    [commit] = made.facts(Committed)
-    assert (commit.epoch, commit.syncer_step, commit.base_version) == (2, 1, 0)
-    assert commit.tokens_committed == 40, "two steps of each, the first ones too"
-
-
-def test_what_is_durable_counts_though_its_epoch_never_knew_and_no_epoch_repeats_it() -> None:
-    made = reading("a", "b", journals_itself=False)
-    made.answer("a", "b")
-    [append] = [e for e in made.log if isinstance(e, Append)]
-    made.journal.append(Entry(1, append.sequence, append.record))
-    first = made.crash()
-    assert [type(e.fact) for e in first if isinstance(e, Emit)] == [SyncerStarted]
-    assert made.syncer.versions == [1]
-
-
-def test_a_notice_lost_with_the_epoch_is_sent_by_the_next() -> None:
-    made = reading("a", "b")
-    made.answer("a", "b")
-    told = len(made.sent(Notice, "a"))
-    made.crash()
-    assert [notice.version for notice in made.sent(Notice, "a")[told:]] == [1]
-    assert made.sent(Notice, "a")[-1].merged_step == 1, "rebasing still knows what is in it"
-
-
-def test_messages_of_the_epoch_before_change_nothing() -> None:
-    made = reading("a", "b")
-    late = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
-    made.crash()
-    made.do(replace(late, epoch=1))
-    assert [(refused.message, refused.reason) for refused in made.facts(Refused)] == [("contribution", "stale_epoch")]
-    assert isinstance(late, Contribution)
-
-
-def test_who_is_not_among_the_living_is_fenced_and_what_it_had_returns() -> None:
-    made = bench("a", "b")
-    made.step("a", wants_span=True)
-    made.commit("a", "b")
-    del made.peers["a"]
-    made.crash(attach=False)
-    assert [(fact.learner, fact.incarnation) for fact in made.facts(LearnerFenced)] == [("a", 1)]
-    assert [(fact.start, fact.stop) for fact in made.facts(SpanReturned)] == [(4, 8)], "two steps of it are committed"
-    made.do(Attach("a", 1, MANIFEST))
-    assert made.facts(Refused)[-1].reason == "stale_incarnation"
-
-
-def test_a_newer_incarnation_among_the_living_fences_the_one_that_the_records_know() -> None:
-    made = bench("a", "b")
-    made.commit("a", "b")
-    made.peers["a"].incarnation = 2
-    made.crash(attach=False)
-    made.do(Attach("a", 1, MANIFEST))
-    assert made.facts(Refused)[-1].reason == "stale_incarnation"
-    made.do(Attach("a", 2, MANIFEST))
-    assert [fact.incarnation for fact in made.facts(LearnerAttached)][-1] == 2
 
 
 def test_an_epoch_that_goes_on_takes_nothing_before_it_knows_who_lives() -> None:
@@ -187,16 +102,6 @@ def test_of_one_that_died_with_the_epoch_exactly_the_uncommitted_part_returns() 
     assert made.facts(SpanReturned) == [SpanReturned("a", 1, 2, 18, 24)], "5 steps of 2 samples are committed"
 
 
-def test_a_step_that_the_epoch_before_has_counted_in_one_fragment_counts_no_more_in_another() -> None:
-    made = bench("a", "b", sync={"P": 2, "H": 2, "tau": 1})
-    made.commit("a", "b")
-    made.crash()
-    made.commit("a", "b")
-    [first, second] = made.facts(Committed)[-2:]
-    assert [one.tokens for one in second.participants] == [20, 20] and first.fragment != second.fragment
-    assert (first.tokens_committed, second.tokens_committed) == (20, 40)
-
-
 def test_the_newest_incarnation_is_known_though_an_older_ones_steps_commit_after_its_first_grant() -> None:
     made = reading("a", "b", sync=ALL)
     made.answer("a")
@@ -235,23 +140,6 @@ def test_a_run_whose_budget_was_reached_is_finished_at_once() -> None:
     assert len(set(made.facts(Finished))) == 1
 
 
-def test_nothing_is_granted_before_the_grant_is_durable() -> None:
-    made = bench("a", "b", journals_itself=False)
-    made.step("a", wants_span=True)
-    [append] = [e for e in made.log if isinstance(e, Append)]
-    assert isinstance(append.record, SpanGranted)
-    made.now += 5.0
-    made.step("a", wants_span=True)
-    assert made.sent(Grant, "a") == [] and made.facts(SpanGranted) == []
-    made.do(Durable(append.sequence))
-    assert [grant.span for grant in made.sent(Grant, "a")] == [0] and made.facts(SpanGranted) == [append.record]
-    made.step("a", wants_span=True)
-    assert len(made.sent(Grant, "a")) == 1, "it is on its way"
-    made.now += 1.0
-    made.step("a", wants_span=True)
-    assert len(made.sent(Grant, "a")) == 2, "it seems to be lost"
-
-
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -266,52 +154,6 @@ def test_a_journal_with_a_gap_is_refused(broken: Callable[[list[Entry]], list[En
         made.commit("a", "b")
     with pytest.raises(ValueError, match=message):
         recover(broken(made.journal), 1)
-
-
-MOVES = st.lists(st.sampled_from(["commit", "span a", "span b", "kill a", "kill b"]), min_size=1, max_size=14)
-
-
-@examples(60)
-@given(moves=MOVES, cut=st.floats(0.0, 1.0), later=MOVES)
-def test_wherever_the_journal_ends_no_sample_is_lent_to_two(moves: list[str], cut: float, later: list[str]) -> None:
-    """What was never said may be lent again; what was said stays as it was said."""
-    made = bench("a", "b", quorum=1)
-    play(made, moves)
-    kept = round(cut * len(made.journal))
-    seen = [entry.record for entry in made.journal[:kept]]
-    made.crash(kept, attach=False)
-    made.join("a", "b", lease_s=1e9)
-    assert made.syncer.versions == [max([0, *(record.syncer_step for record in seen if isinstance(record, Committed))])]
-    play(made, later)
-    assert_lent_once([entry.record for entry in made.journal])
-
-
-def play(made: Bench, moves: list[str]) -> None:
-    for move in moves:
-        what, _, name = move.partition(" ")
-        if what == "commit":
-            made.commit("a", "b")
-        elif what == "span":
-            made.peers[name].wants_span = True
-            made.do(made.peers[name].report())
-            made.peers[name].newest_span = max([-1, *(grant.span for grant in made.sent(Grant, name))])
-            made.peers[name].wants_span = False
-        else:
-            made.do(Fence(name, made.peers[name].incarnation, "killed"))
-            made.join(name, lease_s=1e9)
-    made.do(Tick())
-
-
-def assert_lent_once(records: list[Record]) -> None:
-    lent: dict[int, tuple[str, int]] = {}
-    for record in records:
-        if isinstance(record, SpanGranted):
-            for sample in range(record.start, record.stop):
-                assert sample not in lent, f"{sample} is lent to {lent.get(sample)} and {record}"
-                lent[sample] = (record.learner, record.incarnation)
-        elif isinstance(record, SpanReturned):
-            for sample in range(record.start, record.stop):
-                assert lent.pop(sample) == (record.learner, record.incarnation)
 
 
 def test_one_that_is_to_leave_before_it_was_heard_of_is_told_and_loses_nothing() -> None:

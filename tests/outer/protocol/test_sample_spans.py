@@ -35,13 +35,6 @@ def test_exactly_what_was_not_committed_returns_and_is_lent_before_anything_new(
     assert ranges([pool.grant("a", 2, 8, 2) for _ in range(3)]) == [(6, 8), (16, 24), (24, 32)]
 
 
-def test_a_loan_committed_to_its_end_leaves_nothing() -> None:
-    pool = SpanPool()
-    pool.grant("a", 1, 8, 2)
-    pool.grant("a", 1, 8, 2)
-    assert ranges(pool.release("a", 1, committed=16)) == []
-
-
 def test_trimmed_spans_are_not_returned_and_the_newest_is_kept() -> None:
     pool = SpanPool()
     for _ in range(3):

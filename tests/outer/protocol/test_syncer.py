@@ -7,21 +7,12 @@ from dataclasses import replace
 import pytest
 
 from outer.protocol.events_effects import Emit, Fence, ReadMissed, Tick
-from outer.protocol.facts import Committed, LearnerFenced, ReadFailed, Refused, StepOpened, StepReopened
+from outer.protocol.facts import Committed, ReadFailed, Refused, StepOpened, StepReopened
 from outer.protocol.messages import DRAINING, STEPPING, Notice, Stop
 from outer.protocol.syncer import REOPEN_S, RESEND_S, Budget
 from tests.golden.bench import ALL, PATIENT, bench, reading
 
 # ------------------------------------------------------------------ quorum
-
-
-def test_below_k_live_learners_no_step_opens_and_nothing_is_waited_for() -> None:
-    made = bench("a")
-    for _ in range(20):
-        made.now += 1.0
-        made.step("a")
-    assert made.facts(StepOpened) == [] and made.facts(Committed) == []
-    assert made.syncer.wake_at == made.now + 1e9, "only the lease can run out"
 
 
 def test_with_fewer_than_k_current_bases_the_step_reopens_and_commits_once_there_are_k() -> None:
@@ -40,23 +31,6 @@ def test_with_fewer_than_k_current_bases_the_step_reopens_and_commits_once_there
     assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
 
 
-def test_a_read_that_is_not_answered_in_time_reopens_the_step_which_commits_later() -> None:
-    made = reading("a", "b")
-    made.answer("a")
-    assert made.syncer.wake_at == 3.0
-    made.now = 3.0
-    made.do(Tick())
-    assert made.facts(ReadFailed) == [ReadFailed("b", 1, 1, 0, "timeout")]
-    assert made.facts(StepReopened) == [StepReopened(1, 0, 1, "1 valid contributions, the quorum is 2")]
-    made.answer("b")
-    assert [fact.reason for fact in made.facts(Refused)] == ["late"]
-    assert made.facts(Committed) == []
-    made.now = 4.0
-    made.step("a", "b")
-    made.answer("a", "b")
-    assert [(fact.syncer_step, len(fact.participants)) for fact in made.facts(Committed)] == [(1, 2)]
-
-
 def test_a_read_that_the_shell_could_not_make_is_waited_for_no_longer() -> None:
     made = reading("a", "b", "c", sync=ALL)
     made.do(ReadMissed("a", 9, 1, "ActorDiedError"))
@@ -66,23 +40,6 @@ def test_a_read_that_the_shell_could_not_make_is_waited_for_no_longer() -> None:
     assert made.facts(ReadFailed) == [ReadFailed("a", 1, 1, 0, "ActorDiedError")]
     made.answer("b", "c")
     assert [one.learner for fact in made.facts(Committed) for one in fact.participants] == ["b", "c"]
-
-
-def test_participants_eligible_takes_every_current_learner_and_reported_only_those_that_reported() -> None:
-    for participants, asked in (("eligible", ["a", "b", "c"]), ("reported", ["a", "b"])):
-        made = bench("a", "b", "c", sync={"participants": participants, "grace": 0.5})
-        made.now = 0.4
-        made.step("a", "b", "c")
-        made.answer("a", "b", "c")
-        made.adopt("a", "b", "c")
-        made.step("c")  # before step 2 opens
-        made.now = 1.0
-        made.do(Tick())
-        made.step("a", "b")
-        assert made.asked(2) == [], "grace is open"
-        made.now = 1.5
-        made.do(Tick())
-        assert made.asked(2) == asked
 
 
 # ------------------------------------------------------------------ grace
@@ -105,47 +62,6 @@ def test_grace_opens_with_the_kth_report_and_ends_on_time() -> None:
     made.answer("a", "b")
     [fact] = made.facts(Committed)
     assert (fact.quorum_s, fact.grace_s, fact.live) == (2.0, 5.0, 3)
-
-
-def test_grace_closes_early_when_everyone_has_reported_or_the_missing_one_is_gone() -> None:
-    for event in ("report", "death"):
-        made = bench("a", "b", "c", sync={"grace": 5.0})
-        made.now = 1.0
-        made.step("a", "b")
-        assert made.asked(1) == []
-        made.now = 2.0
-        if event == "report":
-            made.step("c")
-        else:
-            made.do(Fence("c", 1, "killed"))
-        assert made.asked(1)[:2] == ["a", "b"]
-
-
-def test_grace_without_end_waits_for_the_last_live_learner() -> None:
-    made = bench("a", "b", "c", sync={"grace": "infinite"})
-    made.now = 1.0
-    made.step("a", "b")
-    made.now = 1e6
-    made.do(Tick())
-    assert made.asked(1) == []
-    made.step("c")
-    assert made.asked(1) == ["a", "b", "c"]
-
-
-def test_grace_falls_back_to_waiting_when_too_few_are_left_alive() -> None:
-    made = bench("a", "b", "c", sync={"grace": 5.0})
-    made.now = 1.0
-    made.step("a", "b")
-    for name in "bc":
-        made.do(Fence(name, 1, "killed"))
-    made.now = 100.0
-    made.do(Tick())
-    assert made.facts(ReadFailed) == [] and made.asked(1) == []
-    made.join("b", **PATIENT)
-    made.now = 101.0
-    made.step("a", "b")
-    made.answer("a", "b")
-    assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
 
 
 def test_a_grace_that_lost_its_quorum_does_not_wake_the_shell_for_nothing() -> None:
@@ -278,17 +194,6 @@ def test_only_one_whose_read_timed_out_is_asked_for_nothing_before_it_reports(re
     made.now = 2.5
     made.do(Tick())
     assert made.asked(2) == asked
-
-
-def test_a_fence_ends_the_wait_for_the_incarnation_that_it_names_and_for_no_other() -> None:
-    made = reading("a", "b", "c", sync=ALL)
-    made.do(Fence("a", 9, "killed"))
-    assert made.facts(LearnerFenced) == [] and made.facts(ReadFailed) == []
-    made.do(Fence("a", 1, "killed"))
-    assert made.facts(LearnerFenced) == [LearnerFenced("a", 1, "killed")]
-    assert made.facts(ReadFailed) == [ReadFailed("a", 1, 1, 0, "fenced")]
-    made.answer("b", "c")
-    assert len(made.facts(Committed)) == 1
 
 
 def test_the_quorum_of_a_step_that_opened_again_counts_in_the_average_from_there() -> None:

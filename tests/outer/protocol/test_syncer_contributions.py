@@ -10,7 +10,7 @@ import pytest
 
 from outer.protocol.events_effects import Append, Durable, Merge, Send, Tick
 from outer.protocol.facts import Committed, Quarantined, ReadFailed, Refused, SpanGranted, StepReopened
-from outer.protocol.messages import STOPPED, FragmentCounters, Grant, ReadRequest, Stop
+from outer.protocol.messages import FragmentCounters, Grant, ReadRequest, Stop
 from outer.protocol.open_step import weigh
 from outer.protocol.syncer import NON_FINITE_MAX, RESEND_S
 from tests.golden.bench import ALL, PATIENT, bench, merged, reading
@@ -62,22 +62,6 @@ def test_a_wrong_contribution_is_refused_with_its_reason_and_changes_nothing(
     assert [one.learner for one in fact.participants] == ["b", "c"], "and the others commit without it"
 
 
-def test_a_contribution_based_on_an_older_version_never_merges() -> None:
-    made = reading("a", "b", "c", sync=ALL)
-    old = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
-    made.answer("a", "b", "c")
-    made.adopt("b", "c")
-    made.now = 2.0
-    made.step("a", "b", "c")
-    assert "a" not in made.asked(2), "who reports an old base is not asked"
-    made.do(replace(old, syncer_step=2))
-    made.answer("b", "c")
-    assert [[one.learner for one in fact.participants] for fact in made.facts(Committed)] == [
-        ["a", "b", "c"],
-        ["b", "c"],
-    ]
-
-
 def test_a_contribution_may_be_of_one_step_and_one_token() -> None:
     made = bench("a", "b", sync=ALL, peers=PATIENT | {"tokens": 1})
     made.now = 1.0
@@ -86,12 +70,6 @@ def test_a_contribution_may_be_of_one_step_and_one_token() -> None:
     [fact] = made.facts(Committed)
     assert [(one.steps, one.tokens) for one in fact.participants] == [(1, 1), (1, 1)]
     assert made.syncer.first_step_at == 1.0
-
-
-def test_one_that_stops_is_waited_for_no_longer() -> None:
-    made = reading("a", "b", "c", sync=ALL)
-    made.do(made.peers["a"].report(phase=STOPPED))
-    assert made.facts(ReadFailed) == [ReadFailed("a", 1, 1, 0, "stopped")]
 
 
 def test_one_whose_answer_may_not_be_heard_is_waited_for_no_longer() -> None:
@@ -171,22 +149,6 @@ def test_a_merge_that_is_not_finite_reopens_the_step_and_leaves_the_version() ->
     made.step("a", "b")
     made.answer("a", "b")
     assert made.published == [(0, 1)]
-
-
-def test_weights_are_tokens_squared_by_steps_normalised_in_the_order_of_names() -> None:
-    made = bench("a", "b", "c", sync=ALL)
-    made.peers["b"].tokens = 20
-    made.step("c", "b")
-    made.step("b")
-    made.now = 1.0
-    made.step("a")
-    effects = made.answer("c", "a", "b")
-    [fact] = made.facts(Committed)
-    raw = {"a": 10**2 / 1, "b": 40**2 / 2, "c": 10**2 / 1}
-    assert {one.learner: one.weight for one in fact.participants} == {k: v / 1000 for k, v in raw.items()}
-    [merge] = [effect for effect in effects if isinstance(effect, Merge)]
-    assert merge.payloads == ("a.1@1", "b.1@2", "c.1@1")
-    assert merge.weights == tuple(one.weight for one in fact.participants)
 
 
 def contributions(*counters: tuple[int, int]) -> Any:
