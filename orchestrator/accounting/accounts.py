@@ -16,8 +16,7 @@ from orchestrator.accounting.ledger import Books
 from orchestrator.accounting.records import Records
 from orchestrator.accounting.roster import Roster
 from orchestrator.accounting.time.accounts import Goodput, TimeAccounts, Wanted
-from orchestrator.accounting.time.fault_rows import Row
-from orchestrator.accounting.time.fault_table import FaultTable
+from orchestrator.accounting.time.fault_table import FaultTable, Row
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event

@@ -15,15 +15,17 @@ from orchestrator.accounting.ledger import (
     FATES,
     Books,
     Covered,
+    LostSteps,
+    Refusals,
+    Retired,
     Settled,
     Sums,
+    TokenFragments,
     Unit,
     nothing,
+    reasons,
 )
-from orchestrator.accounting.lost_steps import LostSteps, Retired
 from orchestrator.accounting.records import Records
-from orchestrator.accounting.refusals import Refusals, reasons
-from orchestrator.accounting.token_fragments import TokenFragments
 from orchestrator.accounting.windows import MOST, PENDING, StepWindows, assign
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
 from orchestrator.eventlog.events import Event

@@ -12,8 +12,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from orchestrator.compare.comparison import Comparison, Row
 from orchestrator.compare.modes import MODES
-from orchestrator.report.canvas import WIDE, bare, light, sheet, to_svg
-from orchestrator.report.figures.marks import time_axis
+from orchestrator.report.canvas import WIDE, bare, light, sheet, time_axis, to_svg
 
 COLOURS = {
     "decoupled": "train",

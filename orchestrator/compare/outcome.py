@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.eventlog.reader import intact
 from orchestrator.recipe.config import Recipe
 from orchestrator.report.data import Data, collect
-from orchestrator.report.learner_traffic import GRADIENT_BYTES
+from orchestrator.report.fold import GRADIENT_BYTES
 from orchestrator.report.render import contents_of, plain
 from orchestrator.runtime.data_parallel.history import History
 from orchestrator.store.readers import RECIPE_FILE, object_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 from learners.protocol.facts import AdoptionRefused, LoopFailed, StateReceived
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.sketch import Sketch
-from orchestrator.eventlog.block import Block, Commits
+from orchestrator.accounting.summary import downloaded
+from orchestrator.eventlog.block import Block, Commits, ContributionRows, Floats, Ints
 from orchestrator.eventlog.events import Event, Unknown, kind_of
 from orchestrator.eventlog.facts import (
     Evaluated,
@@ -23,9 +24,8 @@ from orchestrator.eventlog.facts import (
     PoolScaled,
     RunStarted,
 )
-from orchestrator.report.learner_traffic import TrafficFold
-from orchestrator.report.participation import Ages, RoundsFold
 from orchestrator.report.series import BoundedTally, Ends, Series, Thinned
+from outer.numeric import formats
 from outer.protocol.facts import ReadFailed, Refused, SyncerStarted
 
 LOSS_BINS, LOSS_STEPS = 240, 8  # at most so many bins, of at least about so many steps
@@ -68,9 +68,9 @@ class ReportFold:
     merges: Series = field(default_factory=lambda: Series(MERGE_BINS))
     waits: list[Sketch] = field(default_factory=lambda: [Sketch(WAITS_KEPT) for _ in range(3)])
     verdict_reasons: BoundedTally = field(default_factory=BoundedTally)
-    rounds: RoundsFold = field(default_factory=RoundsFold)
-    ages: Ages = field(default_factory=Ages)
-    traffic: TrafficFold = field(default_factory=TrafficFold)
+    rounds: RoundsFold = field(default_factory=lambda: RoundsFold())
+    ages: Ages = field(default_factory=lambda: Ages())
+    traffic: TrafficFold = field(default_factory=lambda: TrafficFold())
     sources: dict[str, dict[int, str]] = field(default_factory=dict)  # learner -> incarnation -> syncer | peer NAME
     refusals: BoundedTally = field(default_factory=BoundedTally)  # (message, reason)
     injected: Ends = field(default_factory=lambda: Ends(0, FAULTS_KEPT))  # (at, FaultInjected)
@@ -237,3 +237,236 @@ def _summed(bins: Any) -> dict[str, tuple[float, int]]:
 
 def _mean(total: float, count: int) -> float | None:
     return total / count if count else None
+
+
+# ------------------------------------------------------------------ learner traffic
+
+# Bytes between the syncer and each learner, against those of data-parallel training of the same steps.
+# Computed from the log's sizes of fragments, merged contributions, adoptions and received states. Payloads only, each
+# byte once. Headers, refused contributions, and what came after the last adoption are not in the log.
+
+
+GRADIENT_BYTES = 4  # of one float32
+
+
+@dataclass(frozen=True)
+class LinkTraffic:
+    """One learner's traffic over the whole run, all incarnations, in bytes."""
+
+    learner: str
+    up: int | None  # contributions that merged; None: the recipe does not name a known codec
+    down: int  # versions adopted while stepping
+    joins: int  # versions adopted to begin with
+    peers: int  # states received from another learner
+    steps: int
+    data_parallel: float  # a ring all-reduce of every step's float32 gradient among all configured learners
+
+    @property
+    def total(self) -> int | None:
+        return None if self.up is None else self.up + self.down + self.joins + self.peers
+
+
+@dataclass
+class TrafficTotals:
+    """What passed one learner's link, in bytes but for `up`, and the steps that it made."""
+
+    up: int = 0  # elements
+    otherwise: int = 0  # of contributions in a number format other than the run's
+    down: int = 0
+    joins: int = 0
+    peers: int = 0
+    steps: int = 0
+
+
+@dataclass(eq=False)
+class TrafficFold:
+    """A fold of every learner's traffic."""
+
+    sizes: tuple[int, ...] = ()  # elements of each fragment
+    learners: dict[str, TrafficTotals] = field(default_factory=dict)
+
+    def start(self, rules: SyncerStarted) -> None:
+        self.sizes = rules.sizes
+
+    def take(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
+        """`commits` and `contributions`: those of the block that no earlier epoch made."""
+        if self.sizes:
+            sizes = np.array([*self.sizes, 0], np.int64)
+            adopted, joining = block.adoptions, block.adoptions.mode == block.code("bootstrap")
+
+            def known(fragments: Any) -> Any:
+                return np.minimum(fragments, len(self.sizes))  # a strange log may name others: they count nothing
+
+            elements, own = sizes[known(commits.fragment)[contributions.commit]], contributions.codec != ""
+            self._add(block, "up", contributions.learner[~own], elements[~own])
+            if own.any():
+                forms = [formats.known(codec) for codec in contributions.codec[own].tolist()]
+                sent = [form.bytes(n) if form else 0 for form, n in zip(forms, elements[own].tolist(), strict=True)]
+                self._add(block, "otherwise", contributions.learner[own], np.array(sent, np.int64))
+            came = downloaded(adopted, sizes[known(adopted.fragment)])
+            self._add(block, "joins", adopted.source[joining], came[joining])
+            self._add(block, "down", adopted.source[~joining], came[~joining])
+        self._add(block, "steps", block.steps.source, np.ones(len(block.steps.source), np.int64))
+        for _, event in block.others:
+            if isinstance(event.fact, StateReceived) and event.fact.source == "peer":
+                self._of(event.writer).peers += event.fact.bytes
+
+    def _add(self, block: Block, name: str, sources: Any, amounts: Any) -> None:
+        totals = np.zeros(len(block.sources), np.int64)
+        np.add.at(totals, sources, amounts)
+        for source in np.flatnonzero(totals).tolist():
+            sent = self._of(block.sources[source][0])
+            setattr(sent, name, getattr(sent, name) + int(totals[source]))
+
+    def _of(self, learner: str) -> TrafficTotals:
+        return self.learners.setdefault(learner, TrafficTotals())
+
+    def links(self, names: tuple[str, ...], configured: int, recipe: Mapping[str, Any]) -> list[LinkTraffic]:
+        """One link for each of these learners; `configured`: how many a data-parallel run would have."""
+        form = formats.known((recipe.get("sync") or {}).get("codec"))
+        a_step = 2 * (configured - 1) / configured * sum(self.sizes) * GRADIENT_BYTES if configured else 0.0
+        made = []
+        for name in names:
+            sent = self.learners.get(name, TrafficTotals())
+            up = None if form is None else round(sent.up * form.bits / 8) + sent.otherwise
+            made.append(LinkTraffic(name, up, sent.down, sent.joins, sent.peers, sent.steps, sent.steps * a_step))
+        return made
+
+
+# ------------------------------------------------------------------ participation
+
+# Who took part in which rounds, and how old contributions and versions were.
+
+
+COLUMNS = 360  # of rounds; an even number
+AGE_MOST = 1_000  # older ones count as this old
+COMMITS_KEPT = 4_096  # versions of which the age is known exactly
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many of the commits of neighbouring rounds each learner took part in, column by column."""
+
+    count: int  # rounds
+    per: int  # rounds in a column
+    commits: tuple[int, ...]
+    by_learner: dict[str, tuple[int, ...]]
+
+
+@dataclass(eq=False)
+class RoundsFold:
+    """Round n is the syncer steps (n - 1) H + 1 to n H. Of a long run, neighbouring rounds share a column."""
+
+    round_steps: int = 0  # H
+    per: int = 1
+    count: int = 0
+    commits: Ints = field(default_factory=lambda: np.zeros(COLUMNS, np.int64))
+    taken: dict[str, Ints] = field(default_factory=dict)
+
+    def take(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
+        if not self.round_steps or not len(commits.syncer_step):
+            return
+        rounds = (commits.syncer_step - 1) // self.round_steps
+        self.count = max(self.count, int(rounds.max()) + 1)
+        while self.count > COLUMNS * self.per:
+            self.per *= 2
+            self.commits = _paired(self.commits)
+            self.taken = {name: _paired(row) for name, row in self.taken.items()}
+        columns = rounds // self.per
+        np.add.at(self.commits, columns, 1)
+        weighed = contributions.weight > 0
+        where, who = columns[contributions.commit[weighed]], contributions.learner[weighed]
+        for source in np.unique(who).tolist():
+            row = self.taken.setdefault(block.sources[source][0], np.zeros(COLUMNS, np.int64))
+            np.add.at(row, where[who == source], 1)
+
+    def rounds(self, learners: tuple[str, ...]) -> Rounds | None:
+        """Of these learners and all others that took part; None without a commit."""
+        if not self.count:
+            return None
+        columns, nobody = -(-self.count // self.per), np.zeros(COLUMNS, np.int64)
+        names = dict.fromkeys([*learners, *self.taken])
+        return Rounds(
+            self.count,
+            self.per,
+            tuple(self.commits[:columns].tolist()),
+            {name: tuple(self.taken.get(name, nobody)[:columns].tolist()) for name in names},
+        )
+
+
+def _paired(row: Ints) -> Ints:
+    sums = np.zeros_like(row)
+    sums[: len(row) // 2] = row[::2] + row[1::2]
+    return sums
+
+
+@dataclass(eq=False)
+class Ages:
+    """How many steps later contributions merged, and how many commits later versions were adopted."""
+
+    contribution: dict[int, int] = field(default_factory=dict)
+    version: dict[int, int] = field(default_factory=dict)
+    stepped: dict[str, dict[int, int]] = field(default_factory=dict)  # newest step of the two newest incarnations
+    commits: int = 0
+    versions: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # the newest commits' syncer steps
+    at: Floats = field(default_factory=lambda: np.zeros(0))  # when each was made
+    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # and where the log has it
+
+    def take(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
+        self._merge(block, commits, contributions)
+        self._adopt(block, commits)
+
+    def _merge(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
+        """The steps that the log has of the learner before the commit, after the one that was read."""
+        steps = block.steps
+        width = block.rows + 2
+        order = np.argsort(steps.source, kind="stable")
+        places = steps.source[order] * width + (steps.position[order] - block.start)
+        before = np.array([NEVER, *(self._newest(*key) for key in block.sources)])[1:]
+        if len(contributions.commit):
+            wanted = contributions.learner * width + (commits.position[contributions.commit] - block.start)
+            found = np.searchsorted(places, wanted) - 1
+            said = np.concatenate([steps.step[order], [NEVER]])[found]
+            mine = (found >= 0) & (np.concatenate([steps.source[order], [NEVER]])[found] == contributions.learner)
+            newest = np.where(mine, said, before[contributions.learner])
+            _count(self.contribution, (newest - contributions.step)[newest > NEVER])
+        if len(order):
+            last = np.flatnonzero(np.diff(steps.source[order], append=-1))
+            for row in order[last].tolist():
+                self._stepped(*block.sources[int(steps.source[row])], int(steps.step[row]))
+
+    def _newest(self, learner: str, incarnation: int) -> int:
+        return self.stepped.get(learner, {}).get(incarnation, NEVER)
+
+    def _stepped(self, learner: str, incarnation: int, step: int) -> None:
+        known = self.stepped.setdefault(learner, {})
+        known[incarnation] = step
+        while len(known) > 2:
+            del known[min(known)]
+
+    def _adopt(self, block: Block, commits: Commits) -> None:
+        self.versions = np.concatenate([self.versions, commits.syncer_step])
+        self.at = np.maximum.accumulate(np.concatenate([self.at, commits.at]))
+        self.places = np.concatenate([self.places, commits.position])
+        self.commits += len(commits.at)
+        adopted = block.adoptions
+        later = adopted.mode != block.code("bootstrap")
+        if later.any() and len(self.versions):
+            version = adopted.version[later]
+            own = np.searchsorted(self.versions, version)
+            known = self.versions[np.minimum(own, len(self.versions) - 1)] == version
+            old = (version > 0) & (version < self.versions[0]) & (self.commits > len(self.versions))
+            by_then = np.searchsorted(self.at, adopted.at[later], "right")
+            by_then = np.minimum(by_then, np.searchsorted(self.places, adopted.position[later]))
+            _count(self.version, (by_then - own - 1)[known | old])
+        self.versions, self.at = self.versions[-COMMITS_KEPT:].copy(), self.at[-COMMITS_KEPT:].copy()
+        self.places = self.places[-COMMITS_KEPT:].copy()
+
+
+NEVER = -1
+
+
+def _count(ages: dict[int, int], found: Ints) -> None:
+    counts = np.bincount(np.clip(found, 0, AGE_MOST))
+    for age in np.flatnonzero(counts).tolist():
+        ages[age] = ages.get(age, 0) + int(counts[age])

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.report import tables
+from orchestrator.report import figures, tables
 from orchestrator.report.data import Data
-from orchestrator.report.figures import lanes, loss, merges, recoveries, rounds, time, wire
 from orchestrator.report.tables import Table
 from orchestrator.store.status_text import number, part, percent, seconds
 
@@ -82,7 +81,7 @@ def _loss(data: Data) -> ReportSection:
         "loss",
         "Loss",
         lead,
-        (Picture(loss.draw, words, caption),),
+        (Picture(figures.draw_loss, words, caption),),
         _kept(tables.auxiliaries(data), tables.held_out(data)),
     )
 
@@ -95,7 +94,7 @@ def _learners(data: Data) -> ReportSection:
     words = f"{learners} learners in {len(data.lanes)} incarnations over {seconds(data.end_s)}; {restarts} restarts."
     caption = (
         "Each learner's incarnations follow each other in one lane."
-        if lanes.packed(data.lanes)
+        if figures.packed(data.lanes)
         else "Each incarnation has a lane. A restarted learner continues in a new lane below; #2 is its second "
         "incarnation."
     )
@@ -103,11 +102,11 @@ def _learners(data: Data) -> ReportSection:
         caption += " Triangles are faults, numbered as in the table of faults."
     if any(lane.frozen for lane in data.lanes):
         caption += " The thin line under a frozen process starts where it lost its lease."
-    if learners > lanes.LEARNERS_MOST:
-        caption += f" The first {lanes.LEARNERS_MOST} of {learners} learners are drawn."
+    if learners > figures.LEARNERS_MOST:
+        caption += f" The first {figures.LEARNERS_MOST} of {learners} learners are drawn."
     left = data.lanes_left_out
     lead = (f"{left:,} earlier incarnations are left out of the figure and the table.",) if left else ()
-    pictures = (Picture(lanes.draw, words, caption),)
+    pictures = (Picture(figures.draw_lanes, words, caption),)
     return ReportSection("learners", "Learners", lead, pictures, _kept(tables.incarnations(data)))
 
 
@@ -125,7 +124,11 @@ def _participation(data: Data) -> ReportSection:
         "learner."
     )
     return ReportSection(
-        "participation", "Participation", (), (Picture(rounds.draw, words, caption),), _kept(tables.participation(data))
+        "participation",
+        "Participation",
+        (),
+        (Picture(figures.draw_rounds, words, caption),),
+        _kept(tables.participation(data)),
     )
 
 
@@ -139,7 +142,7 @@ def _time(data: Data) -> ReportSection:
         "category. The second figure leaves productive time out."
     )
     return ReportSection(
-        "time", "Where the time went", (), (Picture(time.draw, words, caption),), _kept(tables.time(data))
+        "time", "Where the time went", (), (Picture(figures.draw_time, words, caption),), _kept(tables.time(data))
     )
 
 
@@ -156,8 +159,8 @@ def _merges(data: Data) -> ReportSection:
         "commits between a version's own and its adoption. In shares of all contributions and adoptions."
     )
     pictures = (
-        Picture(merges.draw_waits, "Seconds until the quorum, of grace, and until durable, over time.", waits),
-        Picture(merges.draw_ages, _ages(data), ages),
+        Picture(figures.draw_waits, "Seconds until the quorum, of grace, and until durable, over time.", waits),
+        Picture(figures.draw_ages, _ages(data), ages),
     )
     lead = (
         "The log records the grace that was used, not what was granted. A step that ended because its grace was over "
@@ -190,7 +193,7 @@ def _faults(data: Data) -> ReportSection:
         "From the fault to the first merged contribution after it. A frozen learner that is not declared dead goes on "
         "once it thaws: its time is detection, the rest of the freeze, and the wait for its next contribution."
     )
-    pictures = (Picture(recoveries.draw, words, caption),) if recovered else ()
+    pictures = (Picture(figures.draw_recoveries, words, caption),) if recovered else ()
     return ReportSection(
         "faults", "Faults and recoveries", (), pictures, _kept(listed, tables.recoveries(data), missed)
     )
@@ -216,7 +219,9 @@ def _wire(data: Data) -> ReportSection:
         f"{tables.megabytes(total)} MB in all, against {tables.megabytes(conventional)} MB of data-parallel training."
     )
     known = all(link.total is not None for link in data.links)
-    pictures = (Picture(wire.draw, words, "Between the syncer and each learner, all incarnations."),) if known else ()
+    pictures = (
+        (Picture(figures.draw_wire, words, "Between the syncer and each learner, all incarnations."),) if known else ()
+    )
     return ReportSection("wire", "Bytes on the links", lead, pictures, _kept(tables.wire(data)))
 
 

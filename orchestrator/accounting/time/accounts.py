@@ -8,7 +8,7 @@ the loss of all its processes, and its resumption counts for nobody.
 
 Each learner's time is painted up to a watermark that nothing can change any more: the newest commit, the end of its
 last step with a final fate, or the start of what is still going on. A fact that comes later and tells of earlier times
-is too late. Sums are exact (orchestrator/accounting/time/painting.py), whatever the blocks.
+is too late. Sums are exact (orchestrator/accounting/time/explanations.py), whatever the blocks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ from orchestrator.accounting.roster import Incarnation, Roster
 from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.time.explanations import (
     RANKS,
+    Interval,
+    Spans,
+    clip,
     expired,
+    length,
+    minus,
     of_incarnation,
     of_steps,
+    paint,
     suspended,
 )
-from orchestrator.accounting.time.painting import Interval, Spans, clip, length, minus, paint
 from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.facts import LearnerRequested, PoolScaled, RunResumed
 from outer.protocol.facts import SyncerStarted

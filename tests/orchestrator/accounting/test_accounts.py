@@ -20,8 +20,8 @@ from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.roster import REMAINS
 from orchestrator.accounting.summary import summarise
+from orchestrator.accounting.time.explanations import Spans, paint
 from orchestrator.accounting.time.fault_table import ROWS
-from orchestrator.accounting.time.painting import Spans, paint
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import Suite
 from orchestrator.eventlog.block import block_of

@@ -30,8 +30,7 @@ from orchestrator.eventlog.facts import LearnerLost, RunFinished, RunStarted
 from orchestrator.report import headline
 from orchestrator.report import write as writing
 from orchestrator.report.canvas import label
-from orchestrator.report.markdown import escape
-from orchestrator.report.render import ReportPage, contents_of, report
+from orchestrator.report.render import ReportPage, contents_of, escape, report
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed
 from tests.orchestrator.eventlog.logs import write_log

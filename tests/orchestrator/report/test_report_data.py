@@ -19,14 +19,10 @@ from orchestrator.checkers.suite import check
 from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerRequested
-from orchestrator.report import tables
-from orchestrator.report.canvas import WIDE
+from orchestrator.report import figures, tables
+from orchestrator.report.canvas import WIDE, labels
 from orchestrator.report.data import Data, FaultMark, collect
-from orchestrator.report.figures import lanes
-from orchestrator.report.figures.marks import labels
-from orchestrator.report.figures.merges import broken
-from orchestrator.report.figures.rounds import share_class
-from orchestrator.report.figures.time import GROUPS, grouped
+from orchestrator.report.figures import GROUPS, broken, grouped, share_class
 from orchestrator.report.fold import TIMELINE_FIRST, TIMELINE_LAST, ReportFold
 from orchestrator.report.series import Series, chunks, merged
 from orchestrator.report.tables import timeline
@@ -224,10 +220,10 @@ def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_ou
 
 
 def test_many_incarnations_share_their_learners_lane() -> None:
-    few = lanes.draw(data(), WIDE, "lanes")
+    few = figures.draw_lanes(data(), WIDE, "lanes")
     assert few is not None and "#2<" in few
     again = [LearnerRequested("b", number, "pool", None) for number in range(2, 42)]
-    many = lanes.draw(data(inserted(history(), is_a(LearnerRequested), *again)), WIDE, "lanes")
+    many = figures.draw_lanes(data(inserted(history(), is_a(LearnerRequested), *again)), WIDE, "lanes")
     assert many is not None and "#2<" not in many
     assert len(many) < 3 * len(few)
 

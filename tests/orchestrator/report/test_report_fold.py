@@ -16,8 +16,7 @@ from orchestrator.accounting.fold import drive
 from orchestrator.eventlog.block import Block, PlacedEvent, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, FaultSkipped
-from orchestrator.report.fold import AUX_BINS, Auxiliary, ReportFold
-from orchestrator.report.participation import COLUMNS
+from orchestrator.report.fold import AUX_BINS, COLUMNS, Auxiliary, ReportFold
 from orchestrator.report.series import KEPT, BoundedTally, Ends, Series, Thinned
 from outer.protocol.facts import LearnerFenced, Refused
 from tests.orchestrator.histories import BASE, history, restarted
