@@ -161,5 +161,5 @@ class Fleet:
     ahead_s: float = 3600.0
     warm: bool = False  # all who are wanted at the start are compiled by then, and hold the first versions
     death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
-    look_s: float = 1.0  # between two looks of the supervisor, and of `progress`
+    look_s: float = 1.0  # between two looks of the supervisor
     recorded: bool = False  # keep the facts: the run's log

@@ -7,8 +7,7 @@ size of the model.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,8 +30,7 @@ class CountedCommit(NamedTuple):
     """One commit, as far as it is counted."""
 
     at: float  # virtual seconds
-    participants: tuple[str, ...]  # with a weight above 0
-    live: int
+    participants: int  # with a weight above 0
     tokens_committed: int  # with it
 
 
@@ -127,8 +125,8 @@ class CommitCounter(Observer):
 
     def emitted(self, syncer: SyncerProcess, fact: Any) -> None:
         if type(fact) is Committed and fact.epoch == syncer.epoch:
-            weighty = tuple(one.learner for one in fact.participants if one.weight > 0.0)
-            self._commits.append(CountedCommit(self._time.now, weighty, fact.live, fact.tokens_committed))
+            weighty = sum(one.weight > 0.0 for one in fact.participants)
+            self._commits.append(CountedCommit(self._time.now, weighty, fact.tokens_committed))
 
 
 class Number(NamedTuple):
@@ -203,33 +201,23 @@ class ForecastOutcome:
     goodput: float  # full steps' time stepped; one with slices missing counts in proportion
     uptime: float  # share of the time in which at least one learner stepped
     participation: float  # contributions of weight > 0 / (commits x learners); NaN without a commit
-    participation_alive: float  # the same over live learners
     commits: int
     merges_per_step: float  # commits for each step of a learner, on average
     steps: dict[str, int]  # by learner
     useful_s: dict[str, float]  # of stepping, by learner
-    tokens: int  # processed
     tokens_committed: int
-    contributions: dict[str, int]  # of weight > 0, by learner
     moved: dict[tuple[str, str], int]  # bytes over each link, from the very beginning
     finished_at: float | None  # when the budget was reached
 
 
-def simulate(
-    fleet: Fleet, until_s: float, warm_up_s: float = 0.0, progress: Callable[[float], None] = lambda share: None
-) -> tuple[ForecastOutcome, World]:
-    """Simulate for so long, or until the budget is reached. What came before the warm-up is over is not counted.
-
-    `progress` is told the share of the budget that is committed, 0 to 1, at every look.
-    """
+def simulate(fleet: Fleet, until_s: float, warm_up_s: float = 0.0) -> tuple[ForecastOutcome, World]:
+    """Simulate for so long, or until the budget is reached. Figures leave out the warm-up."""
     world = World(fleet)
     time, supervisor = world.time, world.supervisor
     supervisor.start()
     finished_at = None
     while time.now < until_s and not supervisor.over:
         time.run(min(until_s, time.now + fleet.look_s))
-        if supervisor.syncer is not None:
-            progress(supervisor.syncer.machine.progress)
         if finished_at is None and supervisor.syncer is not None and supervisor.syncer.machine.finished:
             finished_at = supervisor.syncer.machine.moved_at
     stop = time.now if finished_at is None else finished_at
@@ -245,20 +233,18 @@ def _outcome(world: World, start: float, stop: float, finished_at: float | None)
     counted = {name: len(each) for name, each in done.items()}
     merges = [commit for commit in world.commits if start <= commit.at <= stop]
     before = max((merge.tokens_committed for merge in world.commits if merge.at < start), default=0)
+    possible = len(merges) * len(world.fleet.members)
     mean_steps = sum(counted.values()) / max(1, len(world.fleet.members))
     return ForecastOutcome(
         seconds=seconds,
         goodput=sum(useful_s.values()) / wanted_s if wanted_s else math.nan,
         uptime=covered_s([span for each in steps.values() for span in _spans(each)]) / seconds if seconds else math.nan,
-        participation=_share(merges, [len(world.fleet.members)] * len(merges)),
-        participation_alive=_share(merges, [merge.live for merge in merges]),
+        participation=sum(merge.participants for merge in merges) / possible if possible else math.nan,
         commits=len(merges),
         merges_per_step=len(merges) / mean_steps if mean_steps else math.nan,
         steps=counted,
         useful_s=useful_s,
-        tokens=sum(step.tokens for each in done.values() for step in each),
         tokens_committed=merges[-1].tokens_committed - before if merges else 0,
-        contributions=dict(Counter(name for merge in merges for name in merge.participants)),
         moved=dict(world.network.regions.moved),
         finished_at=finished_at,
     )
@@ -270,12 +256,8 @@ def _cut(step: Stepped, start: float, stop: float) -> Stepped:
     return step._replace(began=began, ended=max(began, ended))
 
 
-def _share(merges: Sequence[CountedCommit], of: Sequence[int]) -> float:
-    return sum(len(merge.participants) for merge in merges) / sum(of) if merges and sum(of) else math.nan
-
-
 def _spans(steps: Sequence[Stepped]) -> list[tuple[float, float]]:
-    """When a learner was stepping: steps that follow each other without a pause are one."""
+    """The intervals in which a learner was stepping: steps that follow each other without a pause are one."""
     spans: list[tuple[float, float]] = []
     for step in steps:
         if spans and step.began <= spans[-1][1]:
