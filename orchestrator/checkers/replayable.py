@@ -21,7 +21,6 @@ from orchestrator.checkers.claims import Failures, judge, unknown
 from orchestrator.checkers.state import CheckState, MergedRows, previous
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import RunStarted
 
 GIFTS_KEPT = 4096  # newest states that a donor gave, and that incarnations received
 SAVED_KEPT = 4  # newest states that a learner saved
@@ -41,7 +40,6 @@ class Replayable:
     contributing: int = 0  # incarnations
     digests: tuple[int, int] = (0, 0)  # of commits, of contributions
     without: tuple[Failures, Failures] = field(default_factory=lambda: (Failures(), Failures()))
-    synthetic: str = ""  # how a log was made that has no digests
     _received: dict[Key, StateReceived] = field(default_factory=dict)
     # (donor, incarnation, joiner, incarnation) -> what was given, and whether the log has the donor's step
     _given: dict[tuple[str, int, str, int], tuple[Donated, bool]] = field(default_factory=dict)
@@ -71,8 +69,6 @@ class Replayable:
                 here[event.incarnation, event.fact.step] = self._has(event, event.fact.step)
                 if len(here) > SAVED_KEPT:
                     del here[next(iter(here))]
-            elif isinstance(event.fact, RunStarted):
-                self.synthetic = self.synthetic or event.fact.versions.get("synthetic", "")
         merged = self.state.merged
         assert merged is not None
         if len(merged.slots):
@@ -167,7 +163,7 @@ class Replayable:
     # -------------------------------------------------------------- digests
 
     def _digests(self) -> None:
-        """A synthetic log has no digests: a replay has nothing to compare with."""
+        """A simulated log has no digests: a replay has nothing to compare with."""
         commits, parts = self.state.records.commits, self.state.records.contributions
         blank = [np.array(column == "", bool) for column in (commits.digest, parts.digest)]
         counts = [len(each) - int(each.sum()) for each in blank]
@@ -194,8 +190,7 @@ class Replayable:
         checked = sum(
             recorded + without.count for recorded, without in zip(self.digests, self.without, strict=True) if recorded
         )
-        idle = f"nothing was computed, the log is synthetic: {self.synthetic}" if self.synthetic else ""
-        return [steps, states, judge("replayable.digests", checked, "digests", failures, idle)]
+        return [steps, states, judge("replayable.digests", checked, "digests", failures)]
 
     def _missing(self) -> str:
         if self._waiting:

@@ -162,12 +162,12 @@ def _replay(
     except TapeError as error:
         fix = f"what else the log tells of this: diloco check {store.root}"
         raise InputError([Problem("RUN", str(store.root), f"cannot be replayed: {error}", fix)]) from error
-    outcome |= {"name": recipe.name, "sealed": log.sealed, "synthetic": tape.synthetic}
+    outcome |= {"name": recipe.name, "sealed": log.sealed}
     if as_json:
         typer.echo(json.dumps(finite(outcome), allow_nan=False))
     else:
         typer.echo("\n".join(_told(outcome)))
-    if not _as_recorded(outcome):
+    if outcome["bit_equal"] is not True:
         raise typer.Exit(CHECK_FAILED)
 
 
@@ -196,12 +196,6 @@ def _check_until(until: int | None, last: int, commits: bool) -> None:
     raise InputError([Problem("--until", until, bounds, "give a syncer step between the first commit and the last")])
 
 
-def _as_recorded(outcome: Mapping[str, Any]) -> bool:
-    """Whether it is bit-equal, or the log is synthetic and has no digests to compare."""
-    nothing = outcome["bit_equal"] is None and not outcome["compared"]
-    return outcome["bit_equal"] is True or (outcome["synthetic"] and nothing)
-
-
 def _told(outcome: Mapping[str, Any]) -> list[str]:
     name, equal = outcome["name"], outcome["bit_equal"]
     lines = [
@@ -216,8 +210,8 @@ def _told(outcome: Mapping[str, Any]) -> list[str]:
     lines += [f"  {'held-out loss':15} {loss:.4f} at syncer step {step:,}" for step, loss in outcome["evaluations"]]
     if outcome["out"]:
         lines.append(f"  {'written':15} {outcome['out']}")
-    unknown = "unknown: " + ("nothing was computed in the run" if _as_recorded(outcome) else "not all was recorded")
-    lines.append(f"  {'bit-equal':15} {unknown if equal is None else 'yes' if equal else 'no'}")
+    verdict = "unknown: not all was recorded" if equal is None else "yes" if equal else "no"
+    lines.append(f"  {'bit-equal':15} {verdict}")
     if equal is False:
         lines.append(f"  first difference: {differs(outcome['difference'])}")
         lines += [f"    perhaps because of {hint}" for hint in outcome["hints"]]

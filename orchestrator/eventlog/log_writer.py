@@ -11,17 +11,11 @@ from operator import attrgetter
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.compactor import Compactor, segment_key
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.eventlog.segment_codec import Segment, encode
 from outer.journal.chain import SEGMENT_ROWS, Segmented
 from outer.journal.groups import SYNCER, FactRun
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Objects
-from outer.journal.saving import saved
-from outer.protocol.facts import Participant
-
-for _kind in (Segmented, Event, Participant, *REGISTRY.values()):
-    saved(_kind)  # a GrowingLog holds them
 
 LOGS = (SYNCER, "orchestrator", "chaos")
 
@@ -69,52 +63,25 @@ class LogWriter:
 
 
 def write_log(store: Objects, events: Iterable[Event]) -> dict[str, Segmented]:
-    """A whole log at once, as segments, of events in the log's order; returns where each part ends. Raises OSError."""
-    log = GrowingLog()
-    log.add(store, events)
-    return log.close(store)
+    """Write a whole log at once, as segments, of events in the log's order; returns where each part ends.
 
-
-@saved
-class GrowingLog:
-    """A log that is written as segments, for a process that simulates a run and can repeat it.
-
-    What is in no segment yet is in memory. It may be saved (outer/journal/saving.py) and written on from there: what it
-    writes a second time has to be the same.
+    Raises OSError, and FileExistsError where another log is.
     """
+    parts: dict[str, list[Event]] = {log: [] for log in LOGS}
+    for event in events:
+        parts[event.writer if event.writer in LOGS else SYNCER].append(event)
+    return {log: _write_part(store, log, part) for log, part in parts.items()}
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, list[Event]] = {log: [] for log in LOGS}
-        self._ends = {log: Segmented(run=uuid.uuid4().hex) for log in LOGS}
 
-    def add(self, store: Objects, events: Iterable[Event]) -> None:
-        """Events in the log's order. Raises OSError, and FileExistsError where another log is."""
-        for event in events:
-            self._waiting[event.writer if event.writer in LOGS else SYNCER].append(event)
-        for log, waiting in self._waiting.items():
-            while len(waiting) >= SEGMENT_ROWS:
-                self._write(store, log)
-
-    def close(self, store: Objects) -> dict[str, Segmented]:
-        """Bring everything into segments; returns where each part ends. Raises as `add`."""
-        for log, waiting in self._waiting.items():
-            while waiting:
-                self._write(store, log)
-        return dict(self._ends)
-
-    def _write(self, store: Objects, log: str) -> None:
-        end, waiting = self._ends[log], self._waiting[log]
-        block = block_of(waiting[:SEGMENT_ROWS], end.rows)
+def _write_part(store: Objects, log: str, events: list[Event]) -> Segmented:
+    end = Segmented(run=uuid.uuid4().hex)
+    for first in range(0, len(events), SEGMENT_ROWS):
+        block = block_of(events[first : first + SEGMENT_ROWS], end.rows)
         place = Segment(log, end.run, end.segments, end.seal, end.segments, end.segments, "", end.rows, block.rows)
         content, segment = encode(place, block)
-        key = segment_key(log, segment.number)
-        try:
-            store.create(key, content)
-        except FileExistsError:
-            if store.read(key) != b"".join(content):
-                raise
-        self._ends[log] = Segmented(segment.number + 1, segment.seal, end.run, segment.last, "", block.stop)
-        del waiting[:SEGMENT_ROWS]
+        store.create(segment_key(log, segment.number), content)
+        end = Segmented(segment.number + 1, segment.seal, end.run, segment.last, "", block.stop)
+    return end
 
 
 def _run(events: list[Event]) -> FactRun:

@@ -33,11 +33,6 @@ class Tape:
     finished: RunFinished | None
 
     @property
-    def synthetic(self) -> bool:
-        """Whether the log is marked as synthetic: nothing was computed."""
-        return self.started is not None and "synthetic" in self.started.versions
-
-    @property
     def devices(self) -> dict[Key, DeviceTaken]:
         """The device of each incarnation, where recorded."""
         return {

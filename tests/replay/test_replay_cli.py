@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from learners.protocol.facts import StepFinished
 from learners.training import weights
 from orchestrator.cli.app import build
-from orchestrator.cli.replay import _as_recorded, _check_until, _last_step, _told
+from orchestrator.cli.replay import _check_until, _last_step, _told
 from orchestrator.eventlog.compactor import segment_key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
@@ -85,7 +85,7 @@ def test_a_difference_is_named_with_a_hint_and_exit_code_5(run: Shaken, tmp_path
 
 OUTCOME: dict[str, Any] = {
     "name": "run", "commits": 1, "syncer_step": 1, "steps": 2, "seconds": 0.1, "digest": "ab",
-    "computed": {"commit": 3, "loss": 3}, "compared": {}, "equal": {}, "bit_equal": None, "synthetic": False,
+    "computed": {"commit": 3, "loss": 3}, "compared": {}, "equal": {}, "bit_equal": None,
     "processes": 1, "evaluations": [(1, 2.5)], "out": None, "difference": None, "hints": [],
 }  # fmt: skip
 SOME = {"compared": {"loss": 2}, "equal": {"loss": 2}}
@@ -96,17 +96,6 @@ def test_what_was_not_all_recorded_is_neither_called_equal_nor_taken_for_it() ->
     assert "  bit-equal       unknown: not all was recorded" in lines
     assert {"  commit          not recorded", "  loss            2 of 2 equal, 1 not recorded"} <= set(lines)
     assert "  state           none" in lines and "  held-out loss   2.5000 at syncer step 1" in lines
-    assert "  bit-equal       unknown: nothing was computed in the run" in _told(OUTCOME | {"synthetic": True})
-    for change, kept in (
-        ({"bit_equal": True}, True),
-        ({"bit_equal": False}, False),
-        ({}, False),
-        (SOME, False),
-        ({"synthetic": True}, True),
-        (SOME | {"synthetic": True}, False),
-        ({"bit_equal": False, "synthetic": True}, False),
-    ):
-        assert _as_recorded(OUTCOME | change) is kept, change
 
 
 def test_a_log_that_was_changed_since_it_was_sealed_is_refused_and_one_without_a_seal_is_told_of(

@@ -25,7 +25,7 @@ MIB = 2**20
 PROCESS_BYTES = {"learner": 400 * MIB, "evaluator": 350 * MIB, "orchestrator": 80 * MIB}
 PROCESS_BYTES |= dict.fromkeys(("syncer", "shard"), 330 * MIB)
 # Of what a learner on CPUs holds: freed blocks that later ones do not fit into (outer/heap.py), after three rounds of
-# benchmarks/large.py.
+# half a billion parameters (tests/orchestrator/planner/test_memory_in_use.py does so with 48 million).
 HEAP_KEPT = 0.6
 
 

@@ -7,23 +7,80 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.large import recipe
 from orchestrator.planner.sizing import memory
 from orchestrator.planner.sizing.model_sizes import shapes_of
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.validation import resolve
 from outer.heap import ONE_HEAP
 
 ROOT = Path(__file__).resolve().parents[3]
 PARAMETERS = 48_000_000  # 48 tensors in 24 fragments
+LAYERS, WIDTH = 48, 1024
 NEAR = 0.2  # of what plan says
 
-BEGIN = f"""
+
+class Large:
+    """48 bfloat16 matrices; the loss pulls the first row of each towards zero, which costs next to nothing."""
+
+    def __init__(self, data: Any, seed: int, parameters: int) -> None:
+        self._rows = parameters // (LAYERS * WIDTH)
+
+    def init(self, rng: Any) -> dict[str, Any]:
+        import jax.numpy as jnp
+
+        return {f"layer{number:02d}": jnp.ones((self._rows, WIDTH), jnp.bfloat16) for number in range(LAYERS)}
+
+    def loss(self, params: Mapping[str, Any], batch: Any, rng: Any) -> tuple[Any, dict[str, Any]]:
+        import jax.numpy as jnp
+
+        rows = [jnp.mean(jnp.square(matrix[0].astype(jnp.float32))) for matrix in params.values()]
+        return sum(rows) * jnp.mean(batch["x"]) / len(rows), {}
+
+    def optimizer(self, inner: Any) -> Any:
+        import optax
+
+        return optax.sgd(inner.lr)
+
+    def batch(self, start: int, count: int) -> dict[str, Any]:
+        import numpy as np
+
+        return {"x": np.ones(count, np.float32)}
+
+    def tokens(self, count: int) -> int:
+        return count
+
+    def held_out(self, start: int, count: int) -> dict[str, Any]:
+        return self.batch(start, count)
+
+
+def recipe() -> Recipe:
+    inner = {"optimizer": "sgd", "lr": 0.1, "clip_norm": 0.0, "schedule": "constant", "warmup": 0.0}
+    return resolve(
+        Recipe.model_validate(
+            {
+                "name": "large",
+                "task": f"{__name__}:Large",
+                "model": {"parameters": PARAMETERS},
+                "inner": inner,
+                "sync": {"P": 24, "H": 24, "tau": 2, "quorum": 1, "codec": "bf16", "downlink": "fp32"},
+                "pools": [{"name": "large", "learners": 2, "batch_size": 1}],
+                "budget": {"syncer_steps": 24},
+                "eval": {"every": 0, "sequences": 1},
+            }
+        )
+    )
+
+
+BEGIN = """
 import json
 from pathlib import Path
-from benchmarks.large import recipe
+from tests.orchestrator.planner.test_memory_in_use import recipe
 from learners.training.devices.device import fit
 from learners.training import task, tree
 from learners.training.initial_state import InitialState
@@ -32,7 +89,7 @@ from outer import heap
 def own():
     return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
 
-made = recipe({PARAMETERS}, 2, 1, "bf16", "fp32", 1.0)
+made = recipe()
 rounds = 3
 """
 
@@ -112,7 +169,7 @@ def test_a_process_holds_what_plan_says(process: str, does: str) -> None:
     found = subprocess.run(
         [sys.executable, "-c", BEGIN + does], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
     )
-    made = recipe(PARAMETERS, 2, 1, "bf16", "fp32", 1.0)
+    made = recipe()
     planned = memory.of_run(made, shapes_of(made), ["large"])[process]
     held = planned.host_bytes - memory.PROCESS_BYTES[process.split("-")[0]]
     assert json.loads(found.stdout) == pytest.approx(held, rel=NEAR)
