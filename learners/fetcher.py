@@ -57,7 +57,7 @@ class ReceivedVersions:
                 self._newest[fragment] = version
 
     def newest(self, fragment: int) -> Version | None:
-        """What is here of a fragment."""
+        """The value of a fragment that is here, and its version."""
         return self._newest.get(fragment)
 
     def clear(self) -> None:

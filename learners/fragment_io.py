@@ -242,12 +242,12 @@ class FragmentIO:
         self._trainer.restore(state.payload)
 
     def bytes_of(self, fragment: int) -> int:
-        """Of a fragment as the syncer sends it."""
+        """Return the bytes of a fragment as the syncer sends it."""
         return 4 * self._trainer.fragments[fragment].size
 
     @property
     def state_bytes(self) -> int:
-        """Of a peer's state."""
+        """Return the bytes of a peer's state."""
         return sum(leaf.nbytes for leaf in self._trainer.state_leaves())
 
     def base(self, fragment: int) -> Flat | None:

@@ -270,7 +270,7 @@ def _tokens(chance: Random, syncer_steps: int) -> int | None:
 
 
 def shares(profile: str) -> dict[str, float]:
-    """Of each kind of fault in a profile, the share of the seeds that plan one: more where there are few topics."""
+    """Return by kind of fault the share of a profile's seeds that plan one: more where there are few topics."""
     topics = PROFILES[profile]
     given = {kind: share for kinds in KINDS.values() for kind, share in kinds.items()}
     kinds = [kind for topic in topics for kind in KINDS.get(topic, (topic,))]

@@ -87,7 +87,7 @@ class Tallies:
         )
 
     def _bytes(self, fragments: Any, codecs: Any) -> list[int]:
-        """Of contributions in formats of their own; 0 where the log does not tell."""
+        """Return the bytes of contributions in formats of their own; 0 where the log does not tell."""
         sizes = self._roster.rules.sizes if self._roster.rules else ()
         told = zip(fragments.tolist(), map(known, codecs.tolist()), strict=True)
         return [form.bytes(sizes[index]) for index, form in told if form is not None and 0 <= index < len(sizes)]

@@ -73,7 +73,7 @@ class Sketch:
 
     @property
     def median(self) -> float:
-        """As statistics.median, within a bin in proportion; NaN where there is no number."""
+        """Return the median, within a bin in proportion; NaN where there is no number."""
         if not self.count:
             return math.nan
         return (self._value((self.count + 1) // 2) + self._value(self.count // 2 + 1)) / 2

@@ -62,7 +62,7 @@ CLAIMS = {
 
 @dataclass
 class Failures:
-    """What a check found: how many, and the first of them in words."""
+    """The findings of a check: how many, and the first of them in words."""
 
     count: int = 0
     first: str = ""

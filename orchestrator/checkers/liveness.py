@@ -259,7 +259,7 @@ def _longest(gaps: list[Gap]) -> list[Gap]:
 
 
 class _Limits:
-    """What a gap is held against."""
+    """The longest gap that is allowed."""
 
     def __init__(self, rules: SyncerStarted, slowest_s: float, grace_s: float) -> None:
         lease = max(rules.lease_s or LEASE_S, LEASE_STEPS * slowest_s)

@@ -140,7 +140,7 @@ class Replayable:
         _bound(self._given)
 
     def _gift(self, key: Key, received: StateReceived) -> tuple[Donated | None, bool] | None:
-        """What was given, None from a checkpoint, and whether the log has the donor's step; None: nobody says so."""
+        """Return the given state (None from a checkpoint), and whether the log has the donor's step (None: unsaid)."""
         gift = self._given.get((received.donor, received.donor_incarnation, *key))
         if gift is not None:
             return gift

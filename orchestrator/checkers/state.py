@@ -1,4 +1,4 @@
-"""What several checks follow of the log: kept once, and computed once for each block."""
+"""The state of the log that several checks follow: kept once, computed once for each block."""
 
 from __future__ import annotations
 

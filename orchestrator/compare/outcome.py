@@ -1,4 +1,4 @@
-"""What one compared run came to: a plain file beside the run's other ones, computed once from its log."""
+"""The result of one compared run: a plain file beside the run's other ones, computed once from its log."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def save(store: RunStore, found: RunOutcome) -> None:
 
 
 def loaded(told: Mapping[str, Any]) -> RunOutcome:
-    """What `save` wrote."""
+    """Return the result that `save` wrote."""
     curve = tuple((int(tokens), float(at), float(loss)) for tokens, at, loss in told["curve"])
     return RunOutcome(**dict(told) | {"curve": curve, "recoveries": tuple(told["recoveries"])})
 

@@ -29,7 +29,7 @@ def html(result: Comparison, recipe: Recipe, plan: ChaosConfig | None) -> str:
 
 
 def sentence(result: Comparison) -> str:
-    """What came out, for the first row that is not the reference, and for the first under faults."""
+    """Say the result for the first row that is not the reference, and for the first under faults."""
     others = [row for row in result.rows if row.case != result.reference]
     if not others:
         return f"Only {result.reference.name} was trained: there is nothing to compare it with."

@@ -109,7 +109,7 @@ def _occupied(run: ComparedRun) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class Real:
-    """What real runs need from outside."""
+    """The callbacks that real runs need."""
 
     starter: Starter | None
     faults: Faults | None

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass
 class Findings:
-    """What is wrong with a log, in words; more than DAMAGE_MAX of a kind are left out."""
+    """The damage of a log, in words; more than DAMAGE_MAX of a kind are left out."""
 
     unreadable: list[str] = field(default_factory=list)  # objects whose bytes are not as they were written
     unlinked: list[str] = field(default_factory=list)  # objects that are missing, inserted or swapped
@@ -217,7 +217,7 @@ class Numbering:
         self._doubled: list[str] = []
 
     def broken(self) -> list[str]:
-        """What is wrong, in words."""
+        """Return the damage in words."""
         gaps = [
             f"{who} {which} goes from fact {first - 1} to fact {last + 1}" for who, which, first, last in self._gaps
         ]

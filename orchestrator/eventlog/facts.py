@@ -1,4 +1,4 @@
-"""What the orchestrator and the chaos actor record in the log, and the registry of all kinds of facts.
+"""The facts that the orchestrator and the chaos actor record, and the registry of all kinds of facts.
 
 The syncer's facts are in outer/protocol/facts.py, the learners' in learners/protocol/facts.py.
 """

@@ -117,7 +117,7 @@ class LogReader:
         return self.syncer.rows + self._shift - sum(each.block.rows for each in self._held)
 
     def poll(self) -> Iterator[Block]:
-        """What is new. Raises OSError; then the next call goes on at the same place."""
+        """Return the new events. Raises OSError; then the next call goes on at the same place."""
         for block in self.syncer.poll(quick=True):
             self._held.append(self._dated(block))  # first: a caller may stop at any block
             yield from self._settled()
@@ -298,7 +298,7 @@ class Ahead:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _segment(self, number: int) -> Decoded | None:
-        """As ChainReader.segment."""
+        """Read a segment, as ChainReader.segment."""
         assert self._pool is not None
         for next_ in range(number, number + self._jobs + 1):
             if next_ not in self._coming:

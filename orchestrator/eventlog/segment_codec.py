@@ -41,7 +41,7 @@ Column = NDArray[Any]
 
 @dataclass(frozen=True)
 class Segment:
-    """What a segment covers: groups of one chain, and rows of its log."""
+    """The range that a segment covers: groups of one chain, and rows of its log."""
 
     log: str  # syncer | orchestrator | chaos
     run: str  # the chain's identity
@@ -114,7 +114,7 @@ def decode(content: bytes) -> tuple[Segment, Block]:
 
 
 def covers(content: bytes) -> Segment:
-    """What a segment covers. Raises Damaged."""
+    """Return the range that a segment covers. Raises Damaged."""
     header, _, seal = unpack(content)
     return _segment(header, seal)
 

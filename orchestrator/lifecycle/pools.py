@@ -43,7 +43,7 @@ class NodeFollower:
         self._hold_s, self._hold_until = 0.0, float("-inf")
 
     def look(self, now: float, free: Iterable[str], homeless: Iterable[str], spare: int) -> Change:
-        """What follows from what Ray says now.
+        """Return the actions that follow from Ray's present answer.
 
         `free`: learners that are not wanted and have a place. `homeless`: wanted ones that have none, the first to be
         let go last. `spare`: how many may be let go, by the pool's min and the quorum.
@@ -106,7 +106,7 @@ class Pools:
         return [name for pool in configs for name in pool.names(pool.most) if name not in wanted]
 
     def follow(self, now: float, free: Collection[str], homeless: Collection[str]) -> Iterator[Change]:
-        """What opportunistic pools take and let go. `free`: those of `claims` that have a place; `homeless`: members
+        """Return places to take and to let go. `free`: those of `claims` that have a place; `homeless`: members
         that have none.
         """
         for pool, follower in self._followers.items():

@@ -27,7 +27,7 @@ class AdoptedValue:
 
 @dataclass(frozen=True)
 class PeerState:
-    """What a donor gave to a joiner that is computed elsewhere."""
+    """A donor's state for a joiner that is computed elsewhere."""
 
     joiner: Key
     arrays: list[NDArray[Any]]
@@ -50,7 +50,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class News:
-    """What was compared since the last."""
+    """The comparisons since the last message."""
 
     tally: ReplayTally
     finished: bool = False

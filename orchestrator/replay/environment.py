@@ -34,7 +34,7 @@ class Environment:
 
 
 def needed(tape: Tape) -> Environment | None:
-    """What one process needs to replay the tape; None if nothing was recorded. Raises TapeError."""
+    """Return what one process needs to replay the tape; None if nothing was recorded. Raises TapeError."""
     kinds = {_kind(device): (key, device) for key, device in sorted(tape.devices.items(), reverse=True)}
     if not kinds:
         return None

@@ -89,7 +89,7 @@ class IncarnationTape:
 
 @dataclass
 class Need:
-    """What commits and joiners need from an incarnation."""
+    """The outputs that commits and joiners need from an incarnation."""
 
     reads: dict[Read, tuple[int, Participant]] = field(default_factory=dict)  # and the syncer step it went into
     gives: dict[Key, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # joiner -> step, versions held

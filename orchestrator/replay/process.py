@@ -41,7 +41,7 @@ News = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What to replay, and how."""
+    """A replay: its log and how it is computed."""
 
     tape: Tape
     recipe: Recipe

@@ -1,4 +1,4 @@
-"""What each writer of a log said, in its own order: steps and adoptions as columns, without an object for each."""
+"""The facts of each writer of a log, in its own order: steps and adoptions as columns, without an object for each."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _adopted(fragment: Any, version: Any, after_step: Any, mode: str, read_at: A
 
 
 def said_in(blocks: Iterable[Block]) -> dict[Key, Said]:
-    """What each writer said in a log."""
+    """Return the facts of each writer of a log."""
     said: dict[Key, Said] = defaultdict(Said)
     for block in blocks:
         modes = np.array(block.names, object)

@@ -1,4 +1,4 @@
-"""What a replay has compared with the record, and the first difference."""
+"""The comparisons of a replay with the record, and the first difference."""
 
 from __future__ import annotations
 

@@ -41,13 +41,13 @@ class Tape:
 
 
 def merged_read(rules: SyncerStarted, commit: Committed, one: Participant) -> Read:
-    """What went into a commit from one participant: grown from the version merged onto, or as many rounds older."""
+    """One participant's part of a commit: grown from the version merged onto, or as many rounds older."""
     base = max(0, commit.base_version - one.age * rules.round_steps) if one.age else commit.base_version
     return Read(commit.fragment, one.step, base)
 
 
 def merged_reads(tape: Tape) -> dict[tuple[Key, Read], str]:
-    """What goes into commits, and in which number format; "" is the run's."""
+    """The contributions that go into commits, and their number format; "" is the run's."""
     return {
         ((one.learner, one.incarnation), merged_read(tape.rules, commit, one)): one.codec
         for commit in tape.commits

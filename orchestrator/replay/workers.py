@@ -31,7 +31,7 @@ LEAST_STEPS = 400  # for each process: what is less takes no longer than startin
 
 @dataclass(frozen=True)
 class Share:
-    """What one process has to repeat, and on which cores."""
+    """The part that one process repeats, and its cores."""
 
     incarnations: Mapping[Key, IncarnationTape]
     merged: dict[tuple[Key, Read], str]

@@ -1,4 +1,4 @@
-"""What the report shows of a run's log, as a fold: series, counts and rare events, in memory that does not grow."""
+"""The report's view of a run's log, as a fold: series, counts and rare events, in memory that does not grow."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ReportFold:
             self._rare(event)
 
     def _prepare(self, event: Event) -> None:
-        """What the block's columns are read by."""
+        """Take the facts by which the block's columns are read."""
         if isinstance(event.fact, SyncerStarted):
             self.traffic.start(event.fact)
             self.rounds.round_steps = self.rounds.round_steps or event.fact.round_steps

@@ -36,7 +36,7 @@ class ReportPage:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a report is made of: a fold of the whole log, and what others made of the same log."""
+    """The sources of a report: a fold of the whole log, and what others made of the same log."""
 
     fold: ReportFold
     summary: Mapping[str, Any]

@@ -94,7 +94,7 @@ def auxiliaries(data: Data) -> Table:
 
 
 def held_out(data: Data) -> Table:
-    """What the last evaluation measured beside the loss; no rows where that is nothing."""
+    """A table of the last evaluation's values beside the loss; no rows where there are none."""
     metrics = data.summary.get("eval_metrics") or {}
     rows = [(name, DASH if value is None else brief(value)) for name, value in metrics.items()]
     return table("Last held-out metrics", "name|value", rows, (1,))

@@ -197,7 +197,7 @@ class OrchestratorActor:
         return True
 
     async def _resume(self, epochs: int) -> dict[str, SavedPart]:
-        """What learners start from, in a run that is resumed."""
+        """Return the state that learners start from in a resumed run."""
         run = await asyncio.to_thread(identity, self._objects, JOURNAL)
         found = await asyncio.to_thread(checkpoints.resumption, self._objects, run)
         damaged = tuple(f"checkpoint {snapshot}: {wrong}" for snapshot, wrong in found.damage)

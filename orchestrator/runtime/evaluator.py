@@ -104,7 +104,7 @@ class Evaluations:
 
     @property
     def name(self) -> str:
-        """Of the newest evaluator's actor, which may be an earlier orchestrator's."""
+        """The name of the newest evaluator's actor, which may be an earlier orchestrator's."""
         return f"evaluator.{self._store.granted('incarnation', 'evaluator')}"
 
     def reattach(self, syncer: Any) -> None:

@@ -306,7 +306,7 @@ class LearnerHandle:
 
     @property
     def actors(self) -> list[Any]:
-        """Of all ranks that have one."""
+        """The actors of all ranks that have one."""
         return [each for each in (self.actor, *self.others) if each is not None]
 
     def kill(self) -> None:

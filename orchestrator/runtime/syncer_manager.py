@@ -144,7 +144,7 @@ class SyncerManager:
 
     @property
     def handle(self) -> Any:
-        """Of the newest epoch, which may be starting or dead; None before the first."""
+        """The handle of the newest epoch, which may be starting or dead; None before the first."""
         return self._handle
 
     @property
@@ -206,7 +206,7 @@ class SyncerManager:
         return None
 
     def _recovery_sources(self) -> RecoverySources:
-        """What there is besides the journal: the log, the newest complete checkpoint, and the learners.
+        """Return the sources besides the journal: the log, the newest complete checkpoint, and the learners.
 
         Reads the whole log, in bounded memory.
         """

@@ -297,7 +297,7 @@ assert len(CATALOG) == len(_ALL), "two metrics of one name"
 
 @dataclass
 class Buckets:
-    """What a histogram has observed."""
+    """The observations of a histogram."""
 
     counts: list[int]  # by bucket, not cumulative; the last is beyond all limits
     sum: float = 0.0

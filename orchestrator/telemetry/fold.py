@@ -222,7 +222,7 @@ class MetricsFold:
         self._by_learner("diloco_version_bytes_total", block, adopted.source, amounts)
 
     def _elements(self, fragments: Any) -> Any:
-        """Of each of these fragments; 0 for one that no SyncerStarted has."""
+        """Return the elements of each of these fragments; 0 for one that no SyncerStarted has."""
         sizes = np.zeros(max(len(self._sizes), 1 + int(fragments.max(initial=0))), np.int64)
         sizes[: len(self._sizes)] = self._sizes
         return sizes[fragments]

@@ -82,7 +82,7 @@ def package_version() -> str:
 
 
 def all_samples(fold: MetricsFold, log: LogReader) -> list[Sample]:
-    """What the fold has now, and how much it was given of the log."""
+    """Return the fold's samples, and how much of the log it was given."""
     return [
         *fold.samples(),
         Sample("diloco_log_bytes_total", log.bytes_read),
@@ -100,7 +100,7 @@ def publish(store: RunStore, fold: MetricsFold, log: LogReader) -> None:
 
 
 class Published:
-    """What was published last. Raises ValueError for a file that is something else."""
+    """Return the samples that were published last. Raises ValueError for a file that is something else."""
 
     def __init__(self, text: str) -> None:
         try:

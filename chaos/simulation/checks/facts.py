@@ -13,7 +13,7 @@ TAIL_LOST = "tail_lost"  # the only fault that takes acknowledged facts away
 
 
 def kept(context: SimContext, supervisor: Supervisor) -> Iterator[Violation]:
-    """What is wrong with the log at the end of a run."""
+    """Return the faults of the log at the end of a run."""
     covered: dict[Key, int] = {}
     for key, first, stop in (stretch for group in context.log for stretch in group.stretches):
         said = context.facts[key][first:stop] if key[0] == SYNCER else ()

@@ -46,7 +46,7 @@ SOONER = frozenset({"late", "doubled", "stale_incarnation", "stale_epoch", "stal
 
 
 class Heard(NamedTuple):
-    """What reports have said of one incarnation."""
+    """The reports of one incarnation, as seen so far."""
 
     step: int
     sequence: int  # of the newest that arrived
@@ -58,7 +58,7 @@ SILENT = Heard(0, 0, math.inf)
 
 @dataclass
 class _Seen:
-    """What was seen of one epoch."""
+    """The observations of one epoch."""
 
     opened: dict[int, dict[Key, int]] = field(default_factory=dict)  # by syncer step: what each had reported by then
     heard: dict[Key, Heard] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class Invariants(Observer):
             self.refuses(syncer, contribution, effects, SOONER | {garbled[1]})
 
     def refuses(self, syncer: SyncerProcess, event: Event, effects: list[Effect], reasons: frozenset[str]) -> None:
-        """What cannot be right is refused, for one of these reasons: a report once. With none it is passed over."""
+        """An impossible message is refused for one of these reasons, a report once; without one, passed over."""
         if not syncer.running or syncer.deposed:
             return
         facts = [effect.fact for effect in effects if isinstance(effect, Emit)]
@@ -214,7 +214,7 @@ class Invariants(Observer):
                 self._broken("invariants.leases", f"{silent} after its lease")
 
     def shows(self, syncer: SyncerProcess) -> None:
-        """What status pages show is within its range, and within an epoch no count of it falls."""
+        """Check that the values of status pages are within their ranges, and that within an epoch no count falls."""
         machine, name, shown = syncer.machine, f"epoch {syncer.epoch}", self._seen[syncer.epoch].shown
         counts = {"progress": machine.progress, "tokens_processed": machine.tokens_processed}
         counts["tokens_committed"] = machine.tokens_committed
@@ -253,7 +253,7 @@ def waits(options: Options, oracle: Oracle, facts: Mapping[Key, Sequence[Fact]])
 
 
 def _waits(sync: SyncConfig, oracle: Oracle, epoch: int, facts: Sequence[Fact], fastest: float, longest: float) -> None:
-    """Of one epoch. What it repeats of an earlier one is not judged."""
+    """Judge the commits of one epoch but for those that it repeats of an earlier one."""
     broken = oracle.broken
     opened_at, known = float("-inf"), False  # before the first commit nobody's step time may be known
     for at, fact in facts:

@@ -25,7 +25,7 @@ class Violation(NamedTuple):
 
 
 class MergedProposal(NamedTuple):
-    """What the shell merged: the fragment's next version, from these payloads with these weights."""
+    """A merge as the shell made it: the fragment's next version, from these payloads with these weights."""
 
     version: ValueVersion
     payloads: tuple[Content, ...]
@@ -156,7 +156,7 @@ class Oracle:
                 self.broken("oracle.returned", reason)
 
     def returned(self, back: SpanReturned) -> None:
-        """What returns is not committed."""
+        """Check that no returned sample is committed."""
         key = (back.learner, back.incarnation)
         self._lent[key] -= back.stop - back.start
         used = self._committed.get(key, 0) * self._batch[back.learner]
@@ -198,7 +198,7 @@ class Oracle:
             )
 
     def contributed(self, content: Content, contribution: Any) -> None:
-        """What a learner says of the payload that it hands out."""
+        """Check the claims of a learner about the payload that it hands out."""
         told = contribution.step, contribution.counters.base_step, contribution.processed
         held = content.step, content.since, content.step * self._tokens[content.unit[0]]
         if told != held:

@@ -1,4 +1,4 @@
-"""What the learners' and the syncer's fragments hold, by provenance: where each grew from, and which steps since.
+"""The contents of the learners' and the syncer's fragments, by provenance: where each grew from, and which steps since.
 
 The counterpart of the trainer, of a real learner's host copies, and of the merge.
 """

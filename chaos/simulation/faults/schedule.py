@@ -110,7 +110,7 @@ class FaultSchedule:
         self._share(fault, "slow_s", 0.05 + 3.0 * fault.strength * fault.strength)
 
     def _slow_download(self, fault: Fault) -> None:
-        """What the learner receives is late, and what it sends is not."""
+        """Messages to the learner are late, those that it sends are not."""
         names = self._learners if fault.target == EVERYBODY else (fault.target,)
         for link in (each for each in self._links(fault) if each.target in names):
             link.slow_kind, link.slow_s = "slow_download", 0.05 + 3.0 * fault.strength * fault.strength

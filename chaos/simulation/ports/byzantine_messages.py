@@ -73,7 +73,7 @@ def shortened(report: Report, rng: Random) -> Report:
 
 
 def to_syncer(learner: str, incarnation: int, epoch: int) -> list[tuple[Event, frozenset[str]]]:
-    """What an epoch may hear when this incarnation is the newest, and for which of what reasons it is to refuse it.
+    """Messages to an epoch while this incarnation is the newest, and the reasons of which one must refuse each.
 
     Where there is none it passes it over.
     """
@@ -97,7 +97,7 @@ def to_syncer(learner: str, incarnation: int, epoch: int) -> list[tuple[Event, f
 
 
 def to_learner(learner: str, incarnation: int, epoch: int, fragments: int) -> list[Any]:
-    """What an incarnation may hear that has attached to this epoch: of an older one, or meant for the one before."""
+    """Messages to an incarnation that has attached to this epoch: of an older one, or meant for the one before."""
     events: list[Any] = [
         Stop(epoch - 1, "long ago"),
         Notice(epoch - 1, 0, 0, 0, "", 0.0),

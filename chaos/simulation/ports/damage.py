@@ -1,4 +1,4 @@
-"""What the faults under way do to the processes: to payloads, to the syncer between two effects, to who comes when.
+"""The effects of the faults under way: on payloads, on the syncer between two effects, on who comes when.
 
 The fault schedule sets what is to be harmed; the processes ask at the places where a fault can strike.
 """

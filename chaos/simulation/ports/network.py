@@ -26,7 +26,7 @@ CODECS = ("", "bf16", "int8")  # about half the size of the one before
 
 
 def uplinks(sync: SyncConfig, fragments: Sequence[Fragment]) -> Uplinks:
-    """What contributions weigh here, for the syncer."""
+    """The bytes of contributions, for the syncer."""
     sizes = tuple(tuple(named(codec or sync.codec).bytes(each.size) for each in fragments) for codec in CODECS)
     return Uplinks(CODECS, sizes)
 

@@ -119,7 +119,7 @@ def of_incarnation(
     strict: bool,
     end: float,
 ) -> Iterator[Explained]:
-    """What explains an incarnation's time besides its steps, up to `end`.
+    """Yield the intervals that explain an incarnation's time besides its steps, up to `end`.
 
     `successor`: its learner's next incarnation. `strict`: whether the learner ever waited for an adoption.
     """

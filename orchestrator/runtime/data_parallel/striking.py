@@ -107,7 +107,7 @@ class Striker:
         self._log.write(**told, injected=True, pid=pid)
 
     def _pid(self, learner: str) -> int | None:
-        """Of its rank's process, if that still runs and no other one has its number."""
+        """Its rank's process, if that still runs and no other process has its number."""
         told = object_of(self._store, f"{RANKS}/{self._ranks.get(learner)}.json") or {}
         try:
             pid = int(told["pid"])
