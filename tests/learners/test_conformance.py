@@ -77,25 +77,23 @@ def test_a_sound_task_passes_every_check() -> None:
 # ------------------------------------------------------------------ planted faults
 
 
-class WholeNumberInParameters(Sound):
-    def init(self, rng: jax.Array) -> Any:
-        return super().init(rng) | {"count": jnp.zeros((), jnp.int32)}
+def faulty(base: type[Sound] = Sound, **members: Any) -> type[Sound]:
+    """A sound task but for these members."""
+    return type("Faulty", (base,), members)
 
 
-class InitWithInfinity(Sound):
-    def init(self, rng: jax.Array) -> Any:
-        return super().init(rng) | {"bias": 1.0 / jnp.zeros(())}
+def starting(leaves: Callable[[], Mapping[str, Any]]) -> type[Sound]:
+    """A task whose parameters have these leaves, in place of the sound ones or beside them."""
+    return faulty(init=lambda self, rng: Sound.init(self, rng) | leaves())
 
 
-class InitOfNumPy(Sound):
-    def init(self, rng: jax.Array) -> Any:
-        return super().init(rng) | {"bias": jnp.float32(np.random.default_rng().normal())}
+def losing(change: Callable[..., Any], base: type[Sound] = Sound) -> type[Sound]:
+    """A task whose loss returns what `change` makes of (loss, aux, params, batch)."""
 
+    def loss(self: Sound, params: Any, batch: Any, rng: jax.Array) -> Any:
+        return change(*base.loss(self, params, batch, rng), params, batch)
 
-class SampleOnTheSecondAxis(Sound):
-    def batch(self, start: int, count: int, stream: int = 0) -> Any:
-        x, y = super().batch(start, count, stream)
-        return x.T, y
+    return faulty(base, loss=loss)
 
 
 class OneEpoch(Sound):
@@ -139,55 +137,16 @@ class SeededByTheBatch(Sound):
         return x.astype(np.float32), (x @ TRUTH).astype(np.float32)
 
 
-class NoTokens(Sound):
-    def tokens(self, count: int) -> Any:
-        return 0
-
-
-class HalvesOfTokens(Sound):
-    def tokens(self, count: int) -> Any:
-        return count // 2 + 1
+class SampleOnTheSecondAxis(Sound):
+    def batch(self, start: int, count: int, stream: int = 0) -> Any:
+        x, y = super().batch(start, count, stream)
+        return x.T, y
 
 
 class HeldOutOfAnotherShape(Sound):
     def held_out(self, start: int, count: int) -> Any:
         x, y = super().held_out(start, count)
         return x, y[:, None]
-
-
-class UnitOfNoWord(Sound):
-    loss_unit = 3
-
-
-def losing(name: str, change: Callable[..., Any]) -> type[Sound]:
-    """A sound task but for what `change` makes of (parameters, batch, loss, auxiliary values)."""
-
-    def loss(self: Sound, params: Any, batch: Any, rng: jax.Array) -> Any:
-        return change(params, batch, *Sound.loss(self, params, batch, rng))
-
-    return type(name, (Sound,), {"loss": loss})
-
-
-LossOfEachSample = losing("LossOfEachSample", lambda params, batch, *_: ((batch[0] @ params["weight"]) ** 2, {}))
-LossAlone = losing("LossAlone", lambda params, batch, loss, aux: loss)
-AuxiliaryVector = losing("AuxiliaryVector", lambda params, batch, loss, aux: (loss, {"each": batch[1], "fine": loss}))
-UnnamedAuxiliary = losing("UnnamedAuxiliary", lambda params, batch, loss, aux: (loss, {7: loss}))
-ManyAuxiliaries = losing(
-    "ManyAuxiliaries", lambda params, batch, loss, aux: (loss, {f"value{n:02}": loss * n for n in range(18)})
-)
-NumPysNoise = losing(
-    "NumPysNoise", lambda params, batch, loss, aux: (loss * np.random.default_rng().uniform(1.0, 2.0), aux)
-)
-LossThatOverflows = losing(
-    "LossThatOverflows", lambda params, batch, loss, aux: (loss + jnp.exp(jnp.float32(1e3)), aux)
-)
-LossThatBranches = losing("LossThatBranches", lambda params, batch, loss, aux: (loss if loss > 0 else -loss, aux))
-RootOfZero = losing("RootOfZero", lambda params, batch, loss, aux: (loss + jnp.sqrt(params["bias"]), aux))
-SumOfSamples = losing("SumOfSamples", lambda params, batch, loss, aux: (loss * len(batch[0]), aux))
-CancelsInHalf = losing(  # it subtracts numbers that bfloat16 cannot tell apart
-    "CancelsInHalf",
-    lambda params, batch, loss, aux: ((loss.astype(params["weight"].dtype) + 4096.0) - 4096.0, aux),
-)
 
 
 class LossThatRemembers(Sound):
@@ -200,29 +159,6 @@ class LossThatRemembers(Sound):
 class NoGradient(Sound):
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
         return super().loss(jax.lax.stop_gradient(params), batch, rng)
-
-
-class NoOptimizer(Sound):
-    def optimizer(self, inner: InnerConfig) -> Any:
-        return inner.lr
-
-
-class FrozenOptimizer(Sound):
-    def optimizer(self, inner: InnerConfig) -> Any:
-        return optax.set_to_zero()
-
-
-class DivergingOptimizer(Sound):
-    def optimizer(self, inner: InnerConfig) -> Any:
-        return optax.sgd(1e38)
-
-
-class UnknownRule(Sound):
-    merge_rules: Mapping[str, str] = {"weight": "mean"}
-
-
-class RuleForNothing(Sound):
-    merge_rules: Mapping[str, str] = {"weights": "avg"}
 
 
 class Counting(Sound):
@@ -238,105 +174,107 @@ class Counting(Sound):
         return loss, aux | {"state": {"seen": params["seen"] + len(batch[0]), "mean": jnp.mean(batch[0], axis=0)}}
 
 
-class KindForNothing(Counting):
-    kinds: Mapping[str, str] = {"counter": "local"}
-
-
-class NewValueOfAnotherType(Counting):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, aux = super().loss(params, batch, rng)
-        return loss, aux | {"state": aux["state"] | {"seen": jnp.float32(1.0)}}
-
-
-class NoNewValue(Counting):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        return Sound.loss(self, params, batch, rng)
-
-
-class HeldOutLossOfEachSample(Counting):
-    def held_out_loss(self, params: Any, batch: Any) -> Any:
-        return batch[0] @ params["weight"]
-
-
-class OnlyStatisticsMove(Counting):
-    def optimizer(self, inner: InnerConfig) -> Any:
-        return optax.set_to_zero()
-
-
 def test_a_task_with_leaves_of_other_kinds_is_sound() -> None:
     assert {finding.status for finding in examined(Counting).values()} == {"pass"}
 
 
-@pytest.mark.parametrize(
-    ("factory", "check", "says"),
-    [
-        (KindForNothing, "init", "'counter' matches no parameter"),
-        (NewValueOfAnotherType, "loss", r"\['seen'\] is float32"),
-        (HeldOutLossOfEachSample, "held-out", r"held_out_loss returns .*\(4,\)"),
-        (NoNewValue, "loss", "no value for mean, seen"),
-        (OnlyStatisticsMove, "steps", "stay as they were"),
-        (WholeNumberInParameters, "init", "count.*int32"),
-        (InitWithInfinity, "init", "bias elements that are not finite"),
-        (InitOfNumPy, "init-repeats", "differ in bias"),
-        (SampleOnTheSecondAxis, "batch", r"\[4, 4\]|\[4, 1\]"),
-        (OneEpoch, "batch", "raises IndexError: out of samples"),
-        (OneGenerator, "batch-repeats", "asked for again"),
-        (SameBuffer, "batch-repeats", "changes when the next is asked for"),
-        (NewSeedForEachInstance, "batch-repeats", "second instance"),
-        (SeededByTheBatch, "batch-splits", "batch"),
-        (NoTokens, "tokens", "is 0"),
-        (HalvesOfTokens, "tokens", "is not tokens"),
-        (HeldOutOfAnotherShape, "held-out", "float32"),
-        (LossOfEachSample, "loss", "float32"),
-        (LossAlone, "loss", "loss returns"),
-        (AuxiliaryVector, "loss", "no real scalars: each"),
-        (UnnamedAuxiliary, "loss", "no strings: 7"),
-        (UnitOfNoWord, "loss", "loss_unit is 3"),
-        (LossThatRemembers, "loss", "changes the task itself: last"),
-        (NumPysNoise, "loss", "compiled twice"),
-        (LossThatOverflows, "loss", "is inf"),
-        (LossThatBranches, "loss", "raises TracerBoolConversionError"),
-        (RootOfZero, "gradients", "not finite for bias"),
-        (NoGradient, "gradients", "all are zero"),
-        (NoOptimizer, "optimizer", "returns float"),
-        (FrozenOptimizer, "steps", "stay as they were"),
-        (DivergingOptimizer, "steps", "not finite after 3 steps"),
-        (UnknownRule, "merge-rules", "'mean'"),
-        (RuleForNothing, "merge-rules", "'weights' matches no tensor"),
-    ],
-)
-def test_a_planted_fault_is_found_by_the_check_of_its_name(factory: type[Sound], check: str, says: str) -> None:
+def still(self: Sound, inner: InnerConfig) -> Any:
+    return optax.set_to_zero()
+
+
+def noise() -> float:
+    return float(np.random.default_rng().uniform(1.0, 2.0))
+
+
+FAULTS: Mapping[str, tuple[type[Sound], str, str]] = {
+    "kind-for-nothing": (faulty(Counting, kinds={"counter": "local"}), "init", "'counter' matches no parameter"),
+    "new-value-of-another-type": (
+        losing(lambda loss, aux, *_: (loss, aux | {"state": aux["state"] | {"seen": jnp.float32(1.0)}}), Counting),
+        "loss",
+        r"\['seen'\] is float32",
+    ),
+    "held-out-loss-of-each-sample": (
+        faulty(Counting, held_out_loss=lambda self, params, batch: batch[0] @ params["weight"]),
+        "held-out",
+        r"held_out_loss returns .*\(4,\)",
+    ),
+    "no-new-value": (faulty(Counting, loss=Sound.loss), "loss", "no value for mean, seen"),
+    "only-statistics-move": (faulty(Counting, optimizer=still), "steps", "stay as they were"),
+    "whole-number": (starting(lambda: {"count": jnp.zeros((), jnp.int32)}), "init", "count.*int32"),
+    "infinity": (starting(lambda: {"bias": 1.0 / jnp.zeros(())}), "init", "bias elements that are not finite"),
+    "init-of-numpy": (starting(lambda: {"bias": jnp.float32(noise())}), "init-repeats", "differ in bias"),
+    "second-axis": (SampleOnTheSecondAxis, "batch", r"\[4, 4\]|\[4, 1\]"),
+    "one-epoch": (OneEpoch, "batch", "raises IndexError: out of samples"),
+    "one-generator": (OneGenerator, "batch-repeats", "asked for again"),
+    "same-buffer": (SameBuffer, "batch-repeats", "changes when the next is asked for"),
+    "new-seed": (NewSeedForEachInstance, "batch-repeats", "second instance"),
+    "seeded-by-the-batch": (SeededByTheBatch, "batch-splits", "batch"),
+    "no-tokens": (faulty(tokens=lambda self, count: 0), "tokens", "is 0"),
+    "halves-of-tokens": (faulty(tokens=lambda self, count: count // 2 + 1), "tokens", "is not tokens"),
+    "held-out-shape": (HeldOutOfAnotherShape, "held-out", "float32"),
+    "loss-of-each-sample": (losing(lambda loss, aux, params, batch: (loss * batch[1], {})), "loss", "float32"),
+    "loss-alone": (losing(lambda loss, *_: loss), "loss", "loss returns"),
+    "auxiliary-vector": (
+        losing(lambda loss, aux, params, batch: (loss, {"each": batch[1], "fine": jnp.float32(1.0)})),
+        "loss",
+        "no real scalars: each",
+    ),
+    "unnamed-auxiliary": (losing(lambda loss, *_: (loss, {7: jnp.float32(1.0)})), "loss", "no strings: 7"),
+    "unit-of-no-word": (faulty(loss_unit=3), "loss", "loss_unit is 3"),
+    "loss-that-remembers": (LossThatRemembers, "loss", "changes the task itself: last"),
+    "noise-of-numpy": (losing(lambda loss, aux, *_: (loss * noise(), aux)), "loss", "compiled twice"),
+    "overflow": (losing(lambda loss, aux, *_: (loss + jnp.exp(jnp.float32(1e3)), aux)), "loss", "is inf"),
+    "branch": (
+        losing(lambda loss, aux, *_: (loss if loss > 0 else -loss, aux)),
+        "loss",
+        "raises TracerBoolConversionError",
+    ),
+    "root-of-zero": (
+        losing(lambda loss, aux, params, _: (loss + jnp.sqrt(params["bias"]), aux)),
+        "gradients",
+        "not finite for bias",
+    ),
+    "no-gradient": (NoGradient, "gradients", "all are zero"),
+    "no-optimizer": (faulty(optimizer=lambda self, inner: inner.lr), "optimizer", "returns float"),
+    "frozen-optimizer": (faulty(optimizer=still), "steps", "stay as they were"),
+    "diverging": (faulty(optimizer=lambda self, inner: optax.sgd(1e38)), "steps", "not finite after 3 steps"),
+    "unknown-rule": (faulty(merge_rules={"weight": "mean"}), "merge-rules", "'mean'"),
+    "rule-for-nothing": (faulty(merge_rules={"weights": "avg"}), "merge-rules", "'weights' matches no tensor"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_by_the_check_of_its_name(name: str) -> None:
+    factory, check, says = FAULTS[name]
     finding = examined(factory, check)[check]
     assert finding.status == "fail"
     assert re.search(says, finding.message), finding
     assert finding.fix
 
 
-class ConstantStart(Sound):
-    def init(self, rng: jax.Array) -> Any:
-        return {"weight": jnp.zeros(SIZE), "bias": jnp.zeros(())}
+DOUBTS: Mapping[str, tuple[type[Sound], str, str]] = {
+    "constant-start": (
+        faulty(init=lambda self, rng: {"weight": jnp.zeros(SIZE), "bias": jnp.zeros(())}),
+        "init-repeats",
+        "another key",
+    ),
+    "trained-on-held-out": (
+        faulty(held_out=lambda self, start, count: self.batch(start + 100, count)),
+        "held-out-disjoint",
+        "156 held-out samples",
+    ),
+    "unused-parameter": (starting(lambda: {"unused": jnp.zeros(3)}), "gradients", "all zero for unused"),
+    "many-auxiliaries": (
+        losing(lambda loss, *_: (loss, {f"value{index:02}": loss * index for index in range(18)})),
+        "loss",
+        "18 auxiliary values",
+    ),
+}
 
 
-class TrainedOnHeldOut(Sound):
-    def held_out(self, start: int, count: int) -> Any:
-        return self.batch(start + 100, count)
-
-
-class UnusedParameter(Sound):
-    def init(self, rng: jax.Array) -> Any:
-        return super().init(rng) | {"unused": jnp.zeros(3)}
-
-
-@pytest.mark.parametrize(
-    ("factory", "check", "says"),
-    [
-        (ConstantStart, "init-repeats", "another key"),
-        (TrainedOnHeldOut, "held-out-disjoint", "156 held-out samples"),
-        (UnusedParameter, "gradients", "all zero for unused"),
-        (ManyAuxiliaries, "loss", "18 auxiliary values"),
-    ],
-)
-def test_what_may_be_meant_is_only_warned_of(factory: type[Sound], check: str, says: str) -> None:
+@pytest.mark.parametrize("name", DOUBTS)
+def test_what_may_be_meant_is_only_warned_of(name: str) -> None:
+    factory, check, says = DOUBTS[name]
     finding = examined(factory, check)[check]
     assert finding.status == "warn" and says in finding.message and finding.fix
 
@@ -350,6 +288,11 @@ class DividesByZeroInHalf(Sound):
         return loss + 1.0 / (1.0 - almost).astype(jnp.float32), aux
 
 
+def cancelled(loss: Any, aux: Any, params: Any, batch: Any) -> Any:
+    """Subtract numbers that bfloat16 cannot tell apart."""
+    return (loss.astype(params["weight"].dtype) + 4096.0) - 4096.0, aux
+
+
 HALF = {"parameters": "float32", "compute": "bfloat16"}
 
 
@@ -359,10 +302,16 @@ HALF = {"parameters": "float32", "compute": "bfloat16"}
         (Sound, {}, "pass", "float32 throughout"),
         (Sound, HALF | {"microbatches": 2}, "pass", "loss in bfloat16"),
         (DividesByZeroInHalf, HALF, "fail", "the first loss is inf with parameters in float32, loss in bfloat16"),
-        (CancelsInHalf, HALF, "warn", "in float32"),
-        (SumOfSamples, {"microbatches": 2}, "warn", "as the mean over 2 parts"),
+        (losing(cancelled), HALF, "warn", "in float32"),
+        (
+            losing(lambda loss, aux, params, batch: (loss * len(batch[0]), aux)),
+            {"microbatches": 2},
+            "warn",
+            "as the mean over 2 parts",
+        ),
         (Sound, {"microbatches": 3}, "fail", "inner.microbatches = 3 does not divide the batch of 4 samples"),
     ],
+    ids=["float32", "bfloat16", "division", "cancelling", "sum", "indivisible"],
 )
 def test_dtypes_and_microbatches_that_do_not_suit_the_task_are_found(
     factory: type[Sound], inner: Mapping[str, Any], status: str, says: str

@@ -135,21 +135,6 @@ def test_copies_are_as_of_the_step_they_were_taken_after_though_the_next_ones_ru
     assert state_arrays.digest(state_arrays.pack(captured)) == wanted[1]
 
 
-def test_what_is_placed_never_shares_memory_with_numpy() -> None:
-    trainer = made()
-    for exact in (False, True):
-        given = aligned(trainer.fragments[0].size)
-        given[:] = 3.0
-        ready = trainer.prepare(0, given, exact)
-        begin, end = given.ctypes.data, given.ctypes.data + given.nbytes
-        assert not any(begin <= leaf.unsafe_buffer_pointer() < end for leaf in ready.leaves)
-        given[:] = 7.0
-        assert all((leaf == 3.0).all() for leaf in ready.leaves)
-        trainer.swap(0, ready)
-        trainer.step(0, 2, 0.5)
-        assert (given == 7.0).all()
-
-
 def test_inherited_leaves_never_share_memory_with_numpy() -> None:
     donor, joiner = made(), made()
     donor.step(0, 2, 0.5)

@@ -166,20 +166,6 @@ def test_each_kind_in_lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one["table"].tobytes() == two["table"].tobytes() == fresh["table"].tobytes()
 
 
-def test_a_mean_leaf_becomes_the_plain_average_whatever_the_outer_optimizer_does() -> None:
-    shell = run(Normed(), lr=0.7, momentum=0.9)
-    held, fragment = shell.parameters, shell.fragments[0]
-    place = where(fragment, "norm/shift")
-    ones = held.thetas[0].copy()
-    ones[place] = np.arange(IN, dtype=np.float32)
-    twos = held.thetas[0].copy()
-    twos[place] = 10.0
-    proposal = held.propose(0, [ones, twos], [0.25, 0.75])
-    np.testing.assert_array_equal(proposal.theta[place], (0.25 * np.arange(IN) + 7.5).astype(np.float32))
-    assert proposal.norm == 0.0  # nothing that is stepped moved
-    assert [leaf.shape for leaf in jax.tree.leaves(proposal.state)] == [(OUT + IN * OUT,)]
-
-
 @pytest.mark.parametrize("outer", [{}, {"optimizer": "adam", "lr": 0.1}, {"optimizer": "lamb", "lr": 0.1}])
 def test_with_one_learner_a_mean_leaf_is_its_value_to_the_bit(outer: dict[str, Any]) -> None:
     held = run(Normed(), learners=1).parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from numpy.typing import NDArray
 
 from learners.config import DataConfig, InnerConfig
@@ -231,26 +230,6 @@ def test_warming_up_changes_nothing(trainer: Trainer) -> None:
     assert all((a == b).all() for a, b in zip(parameters, everything(trainer), strict=True))
     after = jax.tree.leaves(trainer.opt_state)
     assert all((a == b).all() for a, b in zip(moments, after, strict=True))
-
-
-@pytest.fixture
-def compiled_anew() -> Iterator[None]:
-    """Without the session's cache of compiled programs."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-    compilation_cache.reset_cache()
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("compiled_anew")
-def test_the_same_steps_give_the_same_bits_with_a_step_compiled_anew(task: ByteLanguageModel, trainer: Trainer) -> None:
-    other = Trainer(task, trainer.fragments, InnerConfig(), 0)
-    for index in range(5):
-        assert trainer.step(4 * index, 4, index / 5) == other.step(4 * index, 4, index / 5)
-    for one, two in zip(everything(trainer), everything(other), strict=True):
-        assert one.tobytes() == two.tobytes()
 
 
 def test_a_trainers_step_is_the_plain_step_on_trees(task: ByteLanguageModel, trainer: Trainer, train_step: Any) -> None:

@@ -93,29 +93,6 @@ def test_one_flipped_bit_is_a_bad_digest(name: str) -> None:
     assert codec.examine(replace(given, payload=damaged), name, SIZE).defect == "bad_digest"
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_finite_is_refused_though_its_checksum_is_right(name: str, value: float) -> None:
-    theta = np.zeros(SIZE, np.float32)
-    theta[2] = value
-    payload = codec.encode(name, theta, np.zeros(SIZE, np.float32))
-    assert codec.examine(contribution(payload), name, SIZE).defect == "non_finite"
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        np.zeros(SIZE + 1, np.float32),
-        np.zeros(SIZE, np.float64),
-        np.zeros((2, 3), np.float32),
-        np.zeros(0, np.float32),
-        np.zeros(SIZE, np.uint16),
-    ],
-)
-def test_another_shape_or_dtype_is_refused(payload: Any) -> None:
-    assert codec.examine(contribution(payload), "fp32", SIZE).defect == "wrong_shape"
-
-
 def test_what_is_no_array_is_a_defect_and_not_an_error() -> None:
     for payload in (None, "text", [1.0] * SIZE):
         assert codec.examine(contribution(payload, digest=""), "fp32", SIZE).defect == "wrong_shape"

@@ -40,21 +40,6 @@ def test_sgd_with_rate_one_gives_a_lone_learners_parameters_back_to_the_bit(
     assert stepped.tobytes() == theta.tobytes()
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_sgd_is_nesterov_momentum_as_written_by_hand(momentum: float) -> None:
-    random = np.random.default_rng(0)
-    optimizer = OuterOptimizer(OuterConfig(lr=0.7, momentum=momentum))
-    theta = random.normal(size=32).astype(np.float32)
-    state = optimizer.init(theta)
-    wanted, velocity = theta.astype(np.float64), np.zeros(32)
-    for _ in range(6):
-        gradient = random.normal(size=32)
-        theta, state = optimizer.step(theta, gradient, state)
-        velocity = momentum * velocity + gradient
-        wanted = wanted - 0.7 * (gradient + momentum * velocity)
-        np.testing.assert_allclose(theta, wanted, rtol=2e-6, atol=2e-6)
-
-
 def test_a_step_changes_neither_its_parameters_nor_its_state() -> None:
     optimizer = OuterOptimizer(OuterConfig())
     theta = np.ones(16, np.float32)
@@ -152,34 +137,6 @@ def test_parameters_are_read_only() -> None:
     for theta in held.thetas:
         with pytest.raises(ValueError, match="read-only"):
             theta[0] = 0.0
-
-
-def test_the_outer_gradient_is_from_what_was_published_and_the_step_from_the_exact_parameters() -> None:
-    """Learners that did not move leave the parameters as they are, whatever they grew from."""
-    held = parameters(lr=1.0, momentum=0.0)
-    published = held.thetas[0] = held.exact[0] + np.float32(0.25)
-    assert held.propose(0, [published], [1.0]).theta.tobytes() == held.exact[0].tobytes()
-    moved = held.propose(0, [published + np.float32(0.5)], [1.0]).theta
-    np.testing.assert_allclose(moved, held.exact[0] + 0.5, rtol=1e-6)
-
-
-def test_a_lone_learners_fragment_is_installed_to_the_bit_and_its_move_is_the_norm() -> None:
-    held = parameters(lr=1.0, momentum=0.0)
-    base, (payload,) = held.thetas[1], payloads(held, 1, 1)
-    proposal = held.propose(1, [payload], [1.0])
-    assert proposal.theta.tobytes() == payload.tobytes()
-    assert proposal.norm == pytest.approx(float(np.linalg.norm(base.astype(np.float64) - payload)), rel=1e-12)
-
-
-def test_the_same_proposals_give_the_same_bits() -> None:
-    digests = set()
-    for _ in range(2):
-        held = parameters(lr=0.7, momentum=0.9)
-        for version in range(1, 5):
-            fragment = version % 2
-            held.install(held.propose(fragment, payloads(held, fragment, 3), [0.5, 0.3, 0.2]), version)
-        digests.add(held.digest())
-    assert len(digests) == 1
 
 
 def test_an_outer_step_that_overflows_is_marked() -> None:
