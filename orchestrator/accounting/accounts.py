@@ -20,11 +20,11 @@ from orchestrator.accounting.time.fault_table import FaultTable, Row
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
+from orchestrator.eventlog.facts import Evaluated, RunFinished, RunStarted
 from outer.numeric.formats import known
 from outer.protocol.facts import Finished, Refused, StepPassed
 
-NEWEST = (RunStarted, RunFinished, ReferenceLosses, Evaluated)  # of these kinds the newest fact is kept
+NEWEST = (RunStarted, RunFinished, Evaluated)  # of these kinds the newest fact is kept
 
 
 @dataclass(frozen=True)

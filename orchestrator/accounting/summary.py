@@ -19,7 +19,7 @@ from orchestrator.accounting.ledger import REASONS, Books, Ledger
 from orchestrator.accounting.verdicts import Verdict, sound
 from orchestrator.eventlog.block import Adoptions, Block, Ints
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
+from orchestrator.eventlog.facts import Evaluated, RunFinished, RunStarted
 from outer.numeric.formats import known
 from outer.protocol.facts import SyncerStarted
 
@@ -40,7 +40,7 @@ def summarise(
     plain: Mapping[str, Any] = recipe if isinstance(recipe, Mapping) else recipe.canonical()
     books, goodput, share = results.books, results.goodput, tallies.participation
     started, finished = tallies.newest_of(RunStarted), tallies.newest_of(RunFinished)
-    references, evaluated = tallies.newest_of(ReferenceLosses), tallies.newest_of(Evaluated)
+    evaluated = tallies.newest_of(Evaluated)
     wall_s = goodput.wall_s if goodput else None
     # An older evaluation says something of older parameters.
     current = evaluated is not None and evaluated.syncer_step == tallies.syncer_step
@@ -54,9 +54,6 @@ def summarise(
         "eval_loss": _finite(evaluated.loss) if current else None,
         "loss_unit": evaluated.unit if evaluated else None,
         "eval_metrics": {name: _finite(value) for name, value in evaluated.metrics.items()} if current else None,
-        "reference_losses": {"bigram": _finite(references.bigram), "trigram": _finite(references.trigram)}
-        if references
-        else None,
         "tokens": _tokens(books),
         "token_fragments": _token_fragments(books) if rules else None,
         "syncer_steps": tallies.syncer_step,

@@ -37,7 +37,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if summary.get("state") != "finished":
         yield "because", _of(summary, "reason")
     first, last = number(summary.get("initial_eval_loss"), 3), loss(summary.get("eval_loss"), summary.get("loss_unit"))
-    yield "held-out loss", f"{last} (at the start {first}){_references(summary)}"
+    yield "held-out loss", f"{last} (at the start {first})"
     tokens = part(summary, "tokens")
     yield (
         "tokens",
@@ -75,11 +75,6 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     for name, share in (shares.get("by_learner") or {}).items():
         yield "", f"{name} {percent(share)}"
-
-
-def _references(summary: Mapping[str, Any]) -> str:
-    losses = part(summary, "reference_losses")
-    return "".join(f", {name} table {number(losses.get(name), 3)}" for name in ("bigram", "trigram") if name in losses)
 
 
 def _faults(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -133,14 +133,6 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class ReferenceLosses:
-    """Held-out loss of counting models fitted on the same training text, in nats per token."""
-
-    bigram: float
-    trigram: float
-
-
-@dataclass(frozen=True)
 class FaultInjected:
     fault: int  # identifies the fault in this run
     fault_kind: str  # kill | freeze | slow | straggle | link | corrupt | non_finite | wrong_config
@@ -186,7 +178,6 @@ ClusterFact = (
     | PoolScaled
     | NodePreempted
     | Evaluated
-    | ReferenceLosses
     | FaultInjected
     | FaultHealed
     | FaultSkipped

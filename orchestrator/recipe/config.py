@@ -141,7 +141,6 @@ class EvalConfig(Section):
 
     every: NonNegativeInt = Field(100, description="syncer steps between evaluations; 0 = only first and last")
     sequences: PositiveInt = Field(256, description="held-out samples per evaluation")
-    ngrams: bool = Field(False, description="also fit byte bigram and trigram tables on the training text, to compare")
     sets: Annotated[tuple[CorpusConfig, ...], Field(max_length=EVAL_SETS_MOST)] = Field(
         (), description="further held-out sets, each the held-out part of a corpus with the run's tokens"
     )

@@ -241,14 +241,6 @@ def _curves(axes: Axes, data: Data, place: Callable[[Any], float], named: bool) 
     axes.grid(axis="y")
     axes.margins(x=0.02)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
-    for name, value in (data.summary["reference_losses"] or {}).items():
-        if value is not None:
-            axes.axhline(value, color=light("ink"), linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
-            axes.annotate(
-                f"{name} {value:.2f}", (1.0, value), xycoords=axes.get_yaxis_transform(), xytext=(0, 2),
-                textcoords="offset points", ha="right", va="bottom", fontsize=10,
-                bbox={"facecolor": light("paper"), "edgecolor": "none", "alpha": 0.8, "pad": 0.8}, zorder=4,
-            )  # fmt: skip
 
 
 def _handles(data: Data) -> list[Any]:

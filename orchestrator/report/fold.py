@@ -44,7 +44,7 @@ OVERWRITING = ("bootstrap", "overwrite")
 COMMON = frozenset(
     {
         "StepFinished", "Adopted", "Committed", "StepOpened", "StepReopened", "StepPassed", "SpanGranted",
-        "SpanReturned", "SyncerStarted", "ReferenceLosses", "Refused", "ReadFailed", "AdoptionRefused",
+        "SpanReturned", "SyncerStarted", "Refused", "ReadFailed", "AdoptionRefused",
     }
 )  # fmt: skip
 

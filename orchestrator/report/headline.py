@@ -117,7 +117,4 @@ def _losses(summary: Mapping[str, Any]) -> str:
     if summary["initial_eval_loss"] is None:
         return "not known from this log"
     unit = f"{summary['loss_unit']}; " if summary.get("loss_unit") else ""
-    told = f"{unit}{number(summary['initial_eval_loss'], 3)} at the start"
-    for name, value in part(summary, "reference_losses").items():
-        told += f", {name} table {number(value, 3)}"
-    return told
+    return f"{unit}{number(summary['initial_eval_loss'], 3)} at the start"

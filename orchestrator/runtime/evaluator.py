@@ -18,7 +18,7 @@ from learners.config import DataConfig
 from learners.island import granted_gpus
 from learners.spec import LearnerSpec
 from learners.training.devices.device import fit, use_compile_cache
-from orchestrator.eventlog.facts import Evaluated, ReferenceLosses
+from orchestrator.eventlog.facts import Evaluated
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.runtime.placement import RunPlacement, control, named, using
 from orchestrator.runtime.ray_await import gist, within
@@ -82,11 +82,6 @@ class EvaluatorActor:
         """The initial values, float32, of the floating-point leaves that are in no fragment, by path."""
         return self._evaluator.unsent()
 
-    def references(self) -> tuple[float, float] | None:
-        """(bigram, trigram) tables' losses on the same samples, if the task provides them."""
-        tables = getattr(self._task, "ngram_losses", None)
-        return tables(self._sequences) if tables else None
-
 
 class Evaluations:
     """A run's evaluations, one at a time; `emit` writes a fact to the log."""
@@ -127,13 +122,10 @@ class Evaluations:
             self._task = asyncio.create_task(self._evaluate(syncer))
 
     async def finish(self, syncer: Any) -> None:
-        """Wait for the evaluation under way, then evaluate the final parameters and the reference models.
-
-        The references come last, since counting n-grams takes as long as many evaluations.
-        """
+        """Wait for the evaluation under way, then evaluate the final parameters."""
         if self._task is not None:
             await self._task
-        await self._evaluate(syncer, last=True)
+        await self._evaluate(syncer)
 
     async def unsent(self) -> dict[str, Any]:
         """The initial values of leaves that are not sent, as EvaluatorActor.unsent; empty if it does not answer."""
@@ -144,7 +136,7 @@ class Evaluations:
             return {}
         return found
 
-    async def _evaluate(self, syncer: Any, initial: bool = False, last: bool = False) -> None:
+    async def _evaluate(self, syncer: Any, initial: bool = False) -> None:
         try:
             if self._actor is None:
                 self._actor = self._create(syncer)
@@ -152,10 +144,6 @@ class Evaluations:
             evaluated: Evaluated = await within(self._timeout_s, method.remote())
             self.loss = evaluated.loss
             self._emit(evaluated)
-            if last and self._recipe.eval.ngrams:
-                tables = await within(self._timeout_s, self._actor.references.remote())
-                if tables is not None:
-                    self._emit(ReferenceLosses(*tables))
             self.fault = ""
         except (ray.exceptions.RayError, TimeoutError) as error:
             slow = f"took longer than eval.timeout_s = {self._timeout_s:g}: raise it, or lower eval.sequences"

@@ -128,12 +128,6 @@ _ALL = (
         "",
         "Newest held-out loss of the syncer's parameters, in the task's unit; absent if not finite.",
     ),
-    _gauge(
-        "diloco_reference_loss",
-        "",
-        "Held-out loss of counting tables of the training text.",
-        Label("model", ("bigram", "trigram")),
-    ),
     _counter(
         "diloco_evaluations_total",
         "",

@@ -18,7 +18,7 @@ from orchestrator.accounting.ledger import COMMITTED, FATES, REASONS, Books
 from orchestrator.accounting.summary import downloaded
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event, kind_of
-from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested, ReferenceLosses, RunStarted
+from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested, RunStarted
 from orchestrator.telemetry.catalog import CATALOG, KINDS, OTHER, Buckets, LabelLimits, Sample
 from outer.numeric.formats import known
 from outer.protocol.facts import LearnerFenced, SyncerStarted
@@ -192,9 +192,6 @@ class MetricsFold:
             case Evaluated():
                 finite = math.isfinite(fact.loss)
                 self._add("diloco_evaluations_total", 1, outcome="finite" if finite else "non_finite")
-            case ReferenceLosses():
-                self._set("diloco_reference_loss", fact.bigram, model="bigram")
-                self._set("diloco_reference_loss", fact.trigram, model="trigram")
 
     def _steps(self, block: Block) -> None:
         steps = block.steps

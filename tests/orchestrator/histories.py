@@ -22,7 +22,6 @@ from orchestrator.eventlog.facts import (
     LearnerLost,
     LearnerRequested,
     LearnerStarted,
-    ReferenceLosses,
     RunFinished,
     RunStarted,
 )
@@ -202,7 +201,6 @@ def script(absent: Iterable[tuple[int, str]] = ()) -> Script:
     tensors = (("w/0",), ("w/1",))
     run.say(-6.0, RunStarted("small", "cafe", 0, {"python": "3.11"}), "orchestrator")
     run.say(-5.9, SyncerStarted(1, tensors, SIZES, tuple(BATCH), 2, ROUND, 1))
-    run.say(-5.8, ReferenceLosses(2.5, 2.0), "orchestrator")
     run.say(-5.7, Evaluated(0, 5.0, 100), "orchestrator")
     for name in BATCH:
         run.start(-4.5, name, 1)

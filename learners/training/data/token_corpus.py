@@ -78,11 +78,6 @@ class TokenCorpus:
         places = np.arange(start, start + count, dtype=np.int64) % windows
         return self.held_out.read(places * stride(windows) % windows * self._length, self._length + 1)
 
-    def head(self, count: int) -> Tokens:
-        """The first `count` training tokens, or all where there are fewer."""
-        found: Tokens = self.train.read(np.zeros(1, np.int64), min(count, self.train.tokens))[0]
-        return found
-
     def encode(self, text: bytes) -> Tokens:
         return self.coder.encode([text.decode(errors="replace")])[0].astype(self.manifest.dtype)
 

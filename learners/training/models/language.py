@@ -11,14 +11,11 @@ import optax
 
 from learners.config import DataConfig, InnerConfig
 from learners.training.data import corpus
-from learners.training.data.byte_corpus import ByteCorpus, ngram_losses
 from learners.training.data.corpus import Corpus, Tokens
-from learners.training.data.token_corpus import TokenCorpus
 from learners.training.models import fields, sampling, transformer
 from outer.numeric.optimizer import resolve
 
 VOCABULARY = 256  # every byte
-NGRAM_TOKENS = 2**24  # of shards, for the tables of n-grams
 
 
 class ByteLanguageModel:
@@ -78,14 +75,3 @@ class ByteLanguageModel:
             self._next_scores, params, seen, window, length, temperature, top_k, VOCABULARY, rng
         )
         return tokens.astype(np.uint8).tobytes()
-
-    def ngram_losses(self, count: int) -> tuple[float, float]:
-        """(bigram, trigram) loss in nats per byte on the first `count` held-out samples."""
-        found = self.corpus
-        if isinstance(found, ByteCorpus):
-            train = found.train
-        elif isinstance(found, TokenCorpus):
-            train = found.head(NGRAM_TOKENS)
-        else:
-            train = found.batch(0, NGRAM_TOKENS // self._data.sequence_length)[:, :-1].reshape(-1)
-        return ngram_losses(train, found.held_out_batch(0, count))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from learners.config import DataConfig
-from learners.training.data.byte_corpus import ByteCorpus, check, ngram_losses
+from learners.training.data.byte_corpus import ByteCorpus, check
 
 LENGTH = 16
 
@@ -130,28 +129,8 @@ def test_a_path_without_enough_text_is_refused_with_field_and_fix(tmp_path: Path
             build(data)
 
 
-def test_the_default_corpus_is_the_standard_library_and_trigrams_know_it_better_than_bigrams() -> None:
+def test_the_default_corpus_is_the_standard_library() -> None:
     check(DataConfig())
     corpus = ByteCorpus(DataConfig(), seed=0)
     assert len(corpus.train) > 5_000_000
     assert b"import" in corpus.held_out.tobytes()
-    bigram, trigram = ngram_losses(corpus.train, corpus.held_out_batch(0, 256))
-    assert 2.1 < bigram < 2.7
-    assert 1.5 < trigram < 2.0
-
-
-def test_counting_models_find_what_can_be_known() -> None:
-    # In "abac" repeated, a byte tells its successor but for `a`; two bytes always do.
-    train = np.frombuffer(b"abac" * 5000, dtype=np.uint8)
-    window = np.frombuffer(b"abacabacabacabacabacabacabacabaca", dtype=np.uint8)[None]
-    bigram, trigram = ngram_losses(train, window)
-    assert bigram == pytest.approx(math.log(2) / 2, abs=0.01)
-    assert trigram == pytest.approx(math.log(2) / 32, abs=0.01)  # the first target has no second byte before it
-
-
-def test_counting_models_give_every_byte_a_chance() -> None:
-    train = np.zeros(1000, dtype=np.uint8)
-    bigram, trigram = ngram_losses(train, np.full((1, 17), 200, dtype=np.uint8))
-    assert math.isfinite(bigram)
-    assert math.isfinite(trigram)
-    assert bigram > math.log(256)

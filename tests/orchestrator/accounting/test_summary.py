@@ -39,7 +39,6 @@ KEYS = [
     "eval_loss",
     "loss_unit",
     "eval_metrics",
-    "reference_losses",
     "tokens",
     "token_fragments",
     "syncer_steps",
@@ -73,7 +72,6 @@ def test_a_finished_run_whose_checks_pass_is_ok() -> None:
     assert told["ok"] is True
     assert (told["name"], told["config_hash"], told["state"]) == ("small", "cafe", "finished")
     assert (told["initial_eval_loss"], told["eval_loss"]) == (5.0, 3.0)
-    assert told["reference_losses"] == {"bigram": 2.5, "trigram": 2.0}
     assert (told["syncer_steps"], told["commits"], told["rounds_per_fragment"]) == (32, 16, 8)
     assert told["wall_s"] == pytest.approx(32.3, **CLOSE)
     assert told["tokens_per_s"] == pytest.approx(864 / 32.3, **CLOSE)

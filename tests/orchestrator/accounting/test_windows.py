@@ -49,7 +49,7 @@ def test_windows_hold_every_incarnations_steps_and_running_totals(size: int) -> 
 def test_totals_stay_right_after_trimming() -> None:
     events = history()
     windows = StepWindows()
-    first, second = blocks(events, len(events) // 2)
+    first, second = blocks(events, (len(events) + 1) // 2)
     windows.take(first)
     slot = windows.slots["a", 1]
     windows.trim(np.array([slot]), np.array([5]))

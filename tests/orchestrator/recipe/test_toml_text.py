@@ -35,13 +35,11 @@ def test_the_shipped_recipes_are_valid() -> None:
         validate(load(path))
 
 
-def test_local_is_the_template_and_demo_is_local_with_ngrams_and_faults() -> None:
+def test_local_is_the_template_and_demo_is_local_with_faults() -> None:
     assert LOCAL.read_text() == template("local")
     demo, local = load(RECIPES / "demo.toml").canonical(), load(LOCAL).canonical()
     kinds = [fault["kind"] for fault in demo["chaos"].pop("faults")]
     assert sorted(kinds) == ["freeze", "kill", "kill"]
-    assert demo["eval"].pop("ngrams")
-    assert not local["eval"].pop("ngrams")
     assert local["chaos"].pop("faults") == []
     assert demo | {"name": "local"} == local
 
@@ -105,7 +103,7 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["sync.quorum=0"], "sync.quorum", 'a whole number above 0 or "all"', "default is sync.quorum = 1"),
         (["sync.grace=soon"], "sync.grace", 'a number at least 0 or one of "adaptive"', "adaptive"),
         (["sync.codec=fp64"], "sync.codec", 'one of "fp32", "fp32_delta", "bf16"', "fp32"),
-        (["eval.ngrams=perhaps"], "eval.ngrams", "true or false", "false"),
+        (["run.metrics=perhaps"], "run.metrics", "true or false", "true"),
         (["sync=3"], "sync", "a table", "leave it out"),
         (["name=Big Run"], "name", "lower-case letters, digits and hyphens", "name ="),
         (["task=module"], "task", "package.module:factory", "ByteLanguageModel"),

@@ -171,7 +171,6 @@ SUMMARY: dict[str, Any] = {
     "initial_eval_loss": 5.545,
     "loss_unit": "nats/token",
     "eval_loss": 1.7,
-    "reference_losses": {"bigram": 2.4, "trigram": 1.8},
     "tokens": {
         "processed": 3300000,
         "committed": 3200000,
@@ -204,7 +203,7 @@ SUMMARY: dict[str, Any] = {
 def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
     text = block(SUMMARY, "/runs/demo")
     for part in (
-        "1.700 nats/token (at the start 5.545), bigram table 2.400, trigram table 1.800",
+        "1.700 nats/token (at the start 5.545)",
         "3,200,000 committed of 3,300,000 processed",
         "60,000 discarded: killed",
         "learner-local-0 99.0 %",
