@@ -23,7 +23,7 @@ APART = (  # with an environment of its own: another project's training, and wha
     ROOT / "benchmarks" / "torchft",
     ROOT / "tests" / "learners" / "training" / "huggingface",
 )
-ASKED_FOR = ("data", "vision", "orbax")  # extras that production code imports where a recipe or an option asks for them
+ASKED_FOR = ("data", "orbax")  # extras that production code imports where a recipe or an option asks for them
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

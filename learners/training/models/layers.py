@@ -1,4 +1,4 @@
-"""Layers that the decoder and the vision transformer share: RMSNorm, attention, rotary positions, the gated MLP.
+"""Layers of the decoder and of examples/digits: RMSNorm, attention, rotary positions, the gated MLP.
 
 Matrices are [in, out]. Norms, rotary angles and softmax are computed in float32, whatever the dtype of the parameters.
 """

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from examples.digits.task import SIDE, Digits
 from learners.config import DataConfig, InnerConfig
 from learners.training import trainer, tree
-from learners.training.models.vision import SIDE, Digits
 from outer.config import SyncConfig
 
 

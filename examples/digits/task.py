@@ -62,7 +62,7 @@ class Digits:
         self.config = fields.read(VisionConfig, model)
         self._seed = seed
         if find_spec("sklearn") is None:
-            raise ValueError('needs scikit-learn; pip install "decoupled-diloco[vision]"')
+            raise ValueError('needs scikit-learn; pip install "decoupled-diloco[examples]"')
 
     @cached_property
     def images(self) -> tuple[Batch, Batch]:
