@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import jax
@@ -16,9 +14,8 @@ import pytest
 from learners.training.devices import device, device_checks, placement
 from learners.training.devices.device import FRACTIONS, DeviceFinding, WrongDevice, cache_folder, host_kind
 from learners.training.devices.device_checks import CopyRates
-from tests.waiting import DEADLINE_S
+from tests.learners.training.children import python
 
-ROOT = Path(__file__).parents[3]
 NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
@@ -77,7 +74,7 @@ def test_a_memory_fraction_that_xla_would_refuse_is_found_before_it_starts(
     assert device.memory_fraction(environ).status == status
 
 
-def prepared(platform: str, granted: list[str] | None, **environ: str) -> subprocess.CompletedProcess[str]:
+def prepared(platform: str, granted: list[str] | None, **environ: str) -> CompletedProcess[str]:
     """Call `fit`, then the checks of a learner's start, in a process of its own."""
     code = (
         "import os\nfrom learners.training.devices.device import fit\n"
@@ -86,14 +83,7 @@ def prepared(platform: str, granted: list[str] | None, **environ: str) -> subpro
         "from learners.training.devices.device_checks import at_start\n"
         f"print(at_start({platform!r}, {granted!r}))\n"
     )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=kept | {"PYTHONPATH": str(ROOT)} | environ,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    return python("-c", code, without=("XLA_", "JAX_"), **environ)
 
 
 def test_a_learner_that_asks_for_a_gpu_does_not_start_on_the_cpu() -> None:
@@ -269,13 +259,7 @@ def test_a_start_on_an_accelerator_returns_its_warnings_and_refuses_a_defective_
 
 
 def test_the_checks_of_a_machine_are_printed_a_line_each() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "learners.training.devices.device_checks", "cpu"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    done = python("-m", "learners.training.devices.device_checks", "cpu")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["name"] for row in rows] == ["platform", "compile cache", "host copies", "burn-in"], done.stderr
     assert all(row["status"] != "failure" for row in rows)

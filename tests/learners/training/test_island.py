@@ -7,11 +7,7 @@ devices each and on one with four, and the same with half as many devices.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -23,36 +19,17 @@ from learners.training.island import Follower, RankCall
 from learners.training.state_arrays import LeafPieces
 from learners.training.task import Task
 from learners.training.trainer import Trainer
+from tests.learners.training.children import program
 from tests.waiting import DEADLINE_S
 
-ROOT = Path(__file__).parents[3]
 CASES = ("whole", "parts", "narrow")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    corpus = tmp_path_factory.mktemp("text")
-    for number in range(4):
-        (corpus / f"{number}.txt").write_text(f"the {number} quick brown foxes jump over lazy dogs\n" * 60)
-
-    def computed(ranks: int, devices: int) -> Any:
-        program = [sys.executable, str(ROOT / "tests" / "learners" / "training" / "on_ranks.py")]
-        settings = {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(ROOT),
-        }
-        done = subprocess.run(
-            [*program, str(corpus), str(ranks), str(devices)],
-            env=os.environ | settings,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return {shape: computed(*shape) for shape in ((1, 4), (2, 2), (1, 2), (2, 1))}
+def found(foxes: str) -> Any:
+    shapes = ((1, 4), (2, 2), (1, 2), (2, 1))  # ranks, and devices of each
+    run = {shape: program("on_ranks.py", foxes, *map(str, shape), devices=shape[1]) for shape in shapes}
+    return {shape: json.loads(line) for shape, line in run.items()}
 
 
 @pytest.mark.full

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,32 +11,14 @@ import pytest
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.validation import validate
-from tests.waiting import DEADLINE_S
+from tests.learners.training.children import program, python
 
 pytestmark = pytest.mark.full
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    corpus = tmp_path_factory.mktemp("text")
-    for number in range(4):
-        (corpus / f"{number}.txt").write_text(f"the {number} quick brown foxes jump over lazy dogs\n" * 60)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "learners" / "training" / "on_four_devices.py"), str(corpus)],
-        env=os.environ
-        | {
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def found(foxes: str) -> Any:
+    return json.loads(program("on_four_devices.py", foxes, devices=4))
 
 
 @pytest.mark.parametrize("several", ["split", "sharded", "parts", "mixed"])
@@ -142,14 +120,7 @@ def test_a_cpu_learner_has_as_many_devices_as_asked_for_and_only_one_is_pinned_t
         "import jax\n"
         "print(len(jax.local_devices()), os.sched_getaffinity(0) == ({core} if %d == 1 else before))" % devices
     )
-    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    done = python("-c", code, without=("XLA_FLAGS", "JAX_PLATFORMS"))
     assert done.stdout.split() == [str(devices), "True"], done.stderr
 
 
