@@ -67,7 +67,7 @@ def _two_speeds(gap: float) -> list[heterogeneous.Row]:
 def _steps_per_second(learners: int) -> float:
     """Steps of learners that a core simulates in a second."""
     members = tuple(FleetMember(f"learner-{i}", 8, 800, Steady(1.0)) for i in range(learners))
-    fleet = Fleet(SyncConfig(), 1, even(24_000, 24), members, Budget(None, 10**9), warm=True)
+    fleet = Fleet(SyncConfig(), 1, even(24_000, 24), members, Budget(None, 10**9))
     began = time.process_time()
     outcome, _ = simulate(fleet, 2400.0 / learners + 100.0)
     took = time.process_time() - began

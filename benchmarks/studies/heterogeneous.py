@@ -21,13 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.studies.islands import half_width
 from benchmarks.studies.models import even
 from benchmarks.studies.script import options, show
-from orchestrator.planner.fleet.description import Fleet, FleetLink, FleetMember, SlowPeriods, Steady, Timing, Varying
+from orchestrator.planner.fleet.description import Fleet, FleetLink, FleetMember, StepSample, Timing
 from orchestrator.planner.fleet.world import simulate
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
 
 REGION = "region"
-NONE = SlowPeriods()
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
 # The paper's three: all wait for all; its literal loop; one merge for each step, with a grace window.
 RULES: dict[str, dict[str, object]] = {
@@ -38,6 +37,38 @@ RULES: dict[str, dict[str, object]] = {
 
 
 @dataclass(frozen=True)
+class SlowPeriods:
+    """Transient slowdowns. Gaps and lengths are exponential."""
+
+    gap_s: float = math.inf  # mean, from the end of one to the next
+    length_s: float = 0.0  # mean
+    slowdown: float = 1.0  # of every step in one
+
+
+class Varying:
+    """The step times of a learner. `noise`: standard deviation of each step's time, as a share of it."""
+
+    def __init__(self, seconds: float, rng: Random, slowdown: float, noise: float, slow_periods: SlowPeriods) -> None:
+        self._seconds, self._rng = seconds, rng
+        self._slowdown, self._noise, self._slow_periods = slowdown, noise, slow_periods
+        self._from, self._until = self._next(0.0)
+
+    def sample(self, now: float) -> StepSample:
+        while now >= self._until:
+            self._from, self._until = self._next(self._until)
+        factor = self._slowdown * (self._slow_periods.slowdown if now >= self._from else 1.0)
+        if self._noise:
+            factor *= max(0.1, self._rng.gauss(1.0, self._noise))
+        return StepSample(self._seconds * factor)
+
+    def _next(self, now: float) -> tuple[float, float]:
+        if math.isinf(self._slow_periods.gap_s):
+            return math.inf, math.inf
+        begins = now + self._rng.expovariate(1.0 / self._slow_periods.gap_s)
+        return begins, begins + self._rng.expovariate(1.0 / self._slow_periods.length_s)
+
+
+@dataclass(frozen=True)
 class Speeds:
     """Half of the learners step in `step_s`; the others are `gap` slower: at 1 - gap of that speed."""
 
@@ -45,7 +76,7 @@ class Speeds:
     step_s: float = 1.0
     gap: float = 0.28  # the paper's 18 % between two generations, and 10 % injected
     noise: float = 0.02  # standard deviation of a step's time, as a share of it
-    spells: SlowPeriods = NONE  # transient slowdowns of each learner, by itself
+    spells: SlowPeriods = SlowPeriods()  # transient slowdowns of each learner, by itself
     latency: float = 0.02  # of a message, as a share of step_s; likewise
     merge: float = 0.02
     journal: float = 0.02
@@ -120,7 +151,7 @@ def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
             name,
             BATCH,
             TOKENS,
-            Varying(Steady(speeds.step_s), chance, factor, speeds.noise, speeds.spells),
+            Varying(speeds.step_s, chance, factor, speeds.noise, speeds.spells),
             region=REGION,
         )
         for name, factor in slowdown.items()
@@ -137,7 +168,6 @@ def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
             append_s=lambda elements: step_s * speeds.journal,
         ),
         links={pair: FleetLink(latency_s=step_s * speeds.latency) for pair in ((REGION, ""), ("", REGION))},
-        warm=True,
         look_s=max(1.0, step_s),
     )
     slowest = speeds.step_s * max(slowdown.values())

@@ -8,10 +8,10 @@ tokens; the learners that are there anyhow would need all of its time alone.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.studies.models import even
 from benchmarks.studies.script import numbers, options, show
 from orchestrator.eventlog.facts import LearnerRequested
-from orchestrator.planner.fleet.description import Fleet, FleetFault, FleetLink, FleetMember, Steady, Timing, constant
-from orchestrator.planner.fleet.world import simulate
+from orchestrator.planner.fleet.description import Fleet, FleetLink, FleetMember, Steady, Timing, constant
+from orchestrator.planner.fleet.world import World
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
 
@@ -73,14 +73,13 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
     comes, goes = 0.5 - 0.5 * setting.share, 0.5 + 0.5 * setting.share
     names = [f"learner-own-{i}" for i in range(setting.learners)]
     guests = [f"learner-spot-{i}" for i in range(newcomers)]
-    since = dict.fromkeys(names, 0.0) | dict.fromkeys(guests, math.inf)
     fleet = Fleet(
         sync=sync,
         quorum=1,
         fragments=even(sync.round_steps, sync.round_steps),
         members=tuple(
-            FleetMember(name, BATCH, TOKENS, Steady(setting.step_s), region=name, since_s=at)
-            for name, at in since.items()
+            FleetMember(name, BATCH, TOKENS, Steady(setting.step_s), region=name, present=name in names)
+            for name in (*names, *guests)
         ),
         budget=Budget(setting.learners * setting.steps * TOKENS, None),
         timing=Timing(
@@ -92,21 +91,33 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
         if setting.state_s
         else {},
         state_bytes=STATE_BYTES,
-        faults=(
-            *(FleetFault("join", name, at_progress=comes) for name in guests),
-            *(FleetFault("leave", name, at_progress=goes) for name in guests),
-        ),
-        warm=True,
         look_s=max(1.0, 0.1 * setting.step_s),
         recorded=True,
     )
-    outcome, world = simulate(fleet, 2.0 * total_s)
+    world = World(fleet)
+    _at_progress(world, comes, [partial(world.supervisor.want, name) for name in guests])
+    _at_progress(world, goes, [partial(world.supervisor.unwant, name) for name in guests])
+    outcome = world.run(2.0 * total_s)
     assert outcome.finished_at is not None
     asked = {
         fact.learner: at for at, fact in world.context.facts["orchestrator", 1] if isinstance(fact, LearnerRequested)
     }
     took = [world.steps[name][0].began - asked[name] for name in guests if world.steps.get(name)]
     return outcome.finished_at, outcome.participation, sum(took) / len(took) if took else None
+
+
+def _at_progress(world: World, share: float, happen: Sequence[Callable[[], object]]) -> None:
+    """Call all of `happen` once this share of the budget is committed; looked at as often as the supervisor looks."""
+
+    def look() -> None:
+        syncer = world.supervisor.syncer
+        if syncer is not None and not syncer.machine.finished and share <= syncer.machine.progress:
+            for each in happen:
+                each()
+        elif not world.supervisor.over:
+            world.time.after(world.fleet.look_s, look)
+
+    world.time.after(world.fleet.look_s, look)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.studies.models import even
 from benchmarks.studies.script import numbers, options, show
 from learners.protocol.facts import StateReceived
-from orchestrator.planner.fleet.description import Fleet, FleetLink, FleetMember, Steady, Timing, constant
+from orchestrator.planner.fleet.description import Fleet, FleetFault, FleetLink, FleetMember, Steady, Timing, constant
 from orchestrator.planner.fleet.world import simulate
 from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from outer.config import SyncConfig
@@ -80,14 +80,14 @@ def _row(setting: Upsize, copy_steps: float) -> Row:
         quorum=1,
         fragments=even(setting.parameters, sync.round_steps),
         members=tuple(
-            FleetMember(name, BATCH, TOKENS, Steady(setting.step_s), region=name, since_s=comes_s * (name == NEWCOMER))
+            FleetMember(name, BATCH, TOKENS, Steady(setting.step_s), region=name, present=name != NEWCOMER)
             for name in everybody
         ),
         budget=Budget(None, 100 * setting.rounds * sync.round_steps),
         timing=Timing(import_s=constant(0.0), start_s=total_s),
         links=links,
         state_bytes=STATE_COPIES * DOWN_BYTES * setting.parameters,
-        warm=True,
+        faults=(FleetFault("join", NEWCOMER, comes_s),),
         look_s=max(1.0, setting.step_s),
         recorded=True,
     )

@@ -293,7 +293,6 @@ def fleet(rhythms, **changed) -> Fleet:
         "fragments": even(24_000, sync.round_steps),
         "members": tuple(FleetMember(f"learner-t-{i}", 8, 800, rhythm) for i, rhythm in enumerate(rhythms)),
         "budget": Budget(None, 10**9),
-        "warm": True,
     }
     return Fleet(**given | changed)
 

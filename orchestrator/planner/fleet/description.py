@@ -35,53 +35,14 @@ class StepModel(Protocol):
 
 
 class Steady:
-    """The same for every step, or drawn for each."""
+    """The same for every step. `noise`: standard deviation of each step's time, as a share of it."""
 
-    def __init__(self, seconds: float | Draw) -> None:
-        self._draw = seconds if callable(seconds) else lambda: seconds
-
-    def sample(self, now: float) -> StepSample:
-        return StepSample(self._draw())
-
-
-@dataclass(frozen=True)
-class SlowPeriods:
-    """Transient slowdowns. Gaps and lengths are exponential."""
-
-    gap_s: float = math.inf  # mean, from the end of one to the next
-    length_s: float = 0.0  # mean
-    slowdown: float = 1.0  # of every step in one
-
-
-class Varying:
-    """Another step model, made slower. `noise`: standard deviation of each step's time, as a share of it."""
-
-    def __init__(
-        self,
-        step_model: StepModel,
-        rng: Random,
-        slowdown: float = 1.0,
-        noise: float = 0.0,
-        slow_periods: SlowPeriods = SlowPeriods(),
-    ) -> None:
-        self._step_model, self._rng = step_model, rng
-        self._slowdown, self._noise, self._slow_periods = slowdown, noise, slow_periods
-        self._from, self._until = self._next(0.0)
+    def __init__(self, seconds: float, rng: Random | None = None, noise: float = 0.0) -> None:
+        self._seconds, self._rng, self._noise = seconds, rng, noise
 
     def sample(self, now: float) -> StepSample:
-        while now >= self._until:
-            self._from, self._until = self._next(self._until)
-        sample = self._step_model.sample(now)
-        factor = self._slowdown * (self._slow_periods.slowdown if now >= self._from else 1.0)
-        if self._noise:
-            factor *= max(0.1, self._rng.gauss(1.0, self._noise))
-        return sample._replace(seconds=sample.seconds * factor)
-
-    def _next(self, now: float) -> tuple[float, float]:
-        if math.isinf(self._slow_periods.gap_s):
-            return math.inf, math.inf
-        begins = now + self._rng.expovariate(1.0 / self._slow_periods.gap_s)
-        return begins, begins + self._rng.expovariate(1.0 / self._slow_periods.length_s)
+        factor = max(0.1, self._rng.gauss(1.0, self._noise)) if self._rng is not None else 1.0
+        return StepSample(self._seconds * factor)
 
 
 @dataclass(frozen=True)
@@ -95,7 +56,9 @@ class FleetMember:
     pool: str = ""
     region: str = ""
     mtbf_s: float = math.inf  # mean time between deaths of the whole unit
-    since_s: float = 0.0  # it is wanted from here on; inf: only a fault makes it join
+    present: bool = (
+        True  # it is wanted from the start, compiled, and holds the first versions; else a fault has it join
+    )
 
 
 def constant(seconds: float) -> Draw:
@@ -113,7 +76,6 @@ class Timing:
     compile_s: Draw = NOTHING
     detect_s: Draw = NOTHING  # from a death to its being noticed
     replace_s: Draw = NOTHING  # from there until hardware is there again
-    pack_s: float = 0.0  # a donor's state
     merge_s: Callable[[int, int], float] = lambda elements, learners: 0.0
     append_s: Callable[[int], float] = lambda elements: 0.0  # of a commit to the journal; elements: of its fragment
     backoff_s: float = 1.0
@@ -136,8 +98,7 @@ class FleetFault:
 
     kind: Kind
     learner: str
-    at_s: float = 0.0
-    at_progress: float | None = None  # instead: once this share of the budget is committed
+    at_s: float
 
 
 @dataclass(frozen=True)
@@ -154,12 +115,10 @@ class Fleet:
         default_factory=dict
     )  # from, to; what is not there takes no time
     syncer_region: str = ""
-    shards: tuple[str, ...] = ()  # regions of the syncer's shards, each with an equal part of every fragment
     state_bytes: int = 0  # of a peer's state: parameters and inner optimizer
     faults: tuple[FleetFault, ...] = ()
     span_steps: int = 16
     ahead_s: float = 3600.0
-    warm: bool = False  # all who are wanted at the start are compiled by then, and hold the first versions
     death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
     look_s: float = 1.0  # between two looks of the supervisor
     recorded: bool = False  # keep the facts: the run's log

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from heapq import heappush
 from typing import Any, NamedTuple
 
@@ -46,17 +46,16 @@ class FleetDurations:
         timing = fleet.timing
         self.backoff_s, self.hang_s, self.start_s = timing.backoff_s, timing.hang_s, timing.start_s
         self.unreachable_s = timing.unreachable_s
-        self.look_s, self.exit_s, self.end_s, self.pack_s = fleet.look_s, 0.0, EXIT_S, timing.pack_s
+        self.look_s, self.exit_s, self.end_s, self.pack_s = fleet.look_s, 0.0, EXIT_S, 0.0
         self.steps: dict[str, list[Stepped]] = {}
         self.notice_s = timing.detect_s
         self._fleet, self._time, self._timing = fleet, time, timing
         self._members = {member.name: member for member in fleet.members}
-        self._shards = len(fleet.shards or (fleet.syncer_region,))
         self._ready_at: dict[str, float] = {}  # by learner: its hardware stands still until then
 
     def is_warm(self, name: str, incarnation: int) -> bool:
         """True if an incarnation is compiled and holds the first versions when it is asked for."""
-        return self._fleet.warm and incarnation == 1 and not self._members[name].since_s
+        return incarnation == 1 and self._members[name].present
 
     def startup(self, learner: LearnerLoop) -> tuple[float, float]:
         if self.is_warm(*learner.key):
@@ -84,15 +83,11 @@ class FleetDurations:
             steps.pop()
 
     def merge_s(self, fragment: int, payloads: int) -> float:
-        return self._timing.merge_s(self._elements(fragment), payloads)
+        return self._timing.merge_s(self._fleet.fragments[fragment].size, payloads)
 
     def append_s(self, fragment: int) -> float:
         """Seconds to append one commit."""
-        return self._timing.append_s(self._elements(fragment))
-
-    def _elements(self, fragment: int) -> int:
-        """On each shard."""
-        return self._fleet.fragments[fragment].size // self._shards
+        return self._timing.append_s(self._fleet.fragments[fragment].size)
 
     def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
         replace_s = self._timing.replace_s() if incarnation > 1 else 0.0
@@ -131,14 +126,6 @@ class LinkNetwork:
         self._free_at[way] = gone_at
         return gone_at + link.latency_s
 
-    def scatter(self, now: float, size: float, source: str, targets: Sequence[str]) -> float:
-        """Send an equal part to each; returns when all of it is there."""
-        return max(self.carry(now, size / len(targets), source, target) for target in targets)
-
-    def gather(self, now: float, size: float, sources: Sequence[str], target: str) -> float:
-        """Have an equal part sent by each; returns when all of it is there."""
-        return max(self.carry(now, size / len(sources), source, target) for source in sources)
-
 
 class Way:
     """From one process to another. `learner` is the end that is no syncer, or the giver."""
@@ -150,11 +137,11 @@ class Way:
 
 
 class Up(Way):
-    """From a learner to the syncer. A contribution goes to every shard."""
+    """From a learner to the syncer."""
 
 
 class Down(Way):
-    """From the syncer to a learner. A version comes from every shard, once for all learners of another region."""
+    """From the syncer to a learner. A version comes once for all learners of another region."""
 
 
 class FleetNetwork:
@@ -164,9 +151,8 @@ class FleetNetwork:
         self.state_size = fleet.state_bytes
         self.regions = LinkNetwork(fleet.links)
         self._fleet, self._time, self._syncer = fleet, time, fleet.syncer_region
-        self._shards = fleet.shards or (fleet.syncer_region,)
         self._region = {member.name: member.region for member in fleet.members}
-        self._warm = {member.name for member in fleet.members if fleet.warm and not member.since_s}
+        self._warm = {member.name for member in fleet.members if member.present}
         self._here: dict[tuple[str, int], tuple[int, float]] = {}  # by region, fragment: a version, when it is there
         self._up = uplinks(fleet.sync, fleet.fragments)
         self._down_bytes = down_bytes(fleet.sync, fleet.fragments)
@@ -194,7 +180,7 @@ class FleetNetwork:
             heappush(time.queue, (time.now + way.latency_s, time.number(), target, happen, args))
         elif type(way) is Up:
             made_at = time.now + encode_s(self._fleet.sync.codec, size)
-            there_at = self.regions.scatter(made_at, size, way.source, self._shards)
+            there_at = self.regions.carry(made_at, size, way.source, way.target)
             time.reach(there_at - time.now, target, happen, *args)
         elif type(way) is Down:
             self._publish(way, size, target, happen, args)
@@ -210,9 +196,9 @@ class FleetNetwork:
             time.reach(0.0, target, happen, *args)  # it holds the first versions
             return
         version, (there, there_at) = args[0], self._here.get((way.target, args[0].fragment), (-1, 0.0))
-        if way.target in ("", *self._shards) or version.number > there:
+        if way.target in ("", self._syncer) or version.number > there:
             size *= self._whole if learner.machine.phase == JOINING else 1.0  # it holds no version before
-            there_at = self.regions.gather(time.now, size, self._shards, way.target)
+            there_at = self.regions.carry(time.now, size, way.source, way.target)
             self._here[way.target, version.fragment] = version.number, there_at
         time.reach(max(0.0, there_at - time.now), target, happen, *args)
 
@@ -240,35 +226,17 @@ class PlannedFaults(Faults):
     def __init__(self, fleet: Fleet, time: Timeline) -> None:
         self._fleet, self._time = fleet, time
         self._mtbf_s = {member.name: member.mtbf_s for member in fleet.members}
-        self._by_progress = [fault for fault in fleet.faults if fault.at_progress is not None]
 
     def arm(self, supervisor: Supervisor) -> None:
-        """Schedule what is planned, the learners that come later included."""
-        self._supervisor, fleet = supervisor, self._fleet
-        for member in fleet.members:
-            if 0.0 < member.since_s < math.inf:
-                self._time.after(member.since_s, supervisor.want, member.name)
-        for fault in fleet.faults:
-            if fault.at_progress is None:
-                self._time.after(fault.at_s, self._inject, fault)
-        if self._by_progress:
-            self._time.after(fleet.look_s, self._look)
+        """Schedule what is planned."""
+        self._supervisor = supervisor
+        for fault in self._fleet.faults:
+            self._time.after(fault.at_s, self._inject, fault)
 
     def started(self, learner: LearnerProcess) -> None:
         death_s = self._fleet.death(self._mtbf_s[learner.name])
         if not math.isinf(death_s):
             self._time.reach(death_s, learner, self._supervisor.crash, learner.name)
-
-    def _look(self) -> None:
-        """Inject what waits for a share of the budget."""
-        syncer = self._supervisor.syncer
-        if syncer is not None and not syncer.machine.finished:
-            due = [fault for fault in self._by_progress if (fault.at_progress or 0.0) <= syncer.machine.progress]
-            self._by_progress = [fault for fault in self._by_progress if fault not in due]
-            for fault in due:
-                self._inject(fault)
-        if self._by_progress and not self._supervisor.over:
-            self._time.after(self._fleet.look_s, self._look)
 
     def _inject(self, fault: FleetFault) -> None:
         learner = self._supervisor.learners.get(fault.learner)

@@ -17,7 +17,6 @@ from orchestrator.planner.fleet.description import (
     FleetMember,
     Steady,
     Timing,
-    Varying,
     constant,
 )
 from orchestrator.planner.sizing import rates
@@ -56,7 +55,7 @@ def fleet(
                 name=name,
                 batch_size=pool.batch_size,
                 tokens=shapes.step_tokens[pool.name],
-                step_model=Varying(Steady(unit_step_s(recipe, pool, step_s)), Random(f"{seed} {name}"), noise=NOISE),
+                step_model=Steady(unit_step_s(recipe, pool, step_s), Random(f"{seed} {name}"), NOISE),
                 pool=pool.name,
                 region=pool.region or "",
                 mtbf_s=mtbf_s[pool.name],
@@ -71,7 +70,6 @@ def fleet(
         faults=_spot_hours(recipe, seed, until_s),
         span_steps=recipe.data.span_steps,
         ahead_s=recipe.data.ahead_s,
-        warm=True,
         look_s=max(1.0, 0.1 * step_s),
         death=lambda mean_s: dies.expovariate(1.0 / mean_s),
     )

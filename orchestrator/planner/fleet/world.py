@@ -78,7 +78,7 @@ class World:
     @property
     def _first(self) -> list[str]:
         """Learners that are wanted from the start."""
-        return [member.name for member in self.fleet.members if not member.since_s]
+        return [member.name for member in self.fleet.members if member.present]
 
     def _learner(self, name: str, incarnation: int) -> Learner:
         fleet = self.fleet
@@ -110,6 +110,18 @@ class World:
         )
         values = [Number(number, fragment) for fragment, number in enumerate(machine.versions)]
         return SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)
+
+    def run(self, until_s: float, warm_up_s: float = 0.0) -> ForecastOutcome:
+        """Run for so long, or until the budget is reached. Figures leave out the warm-up. Called once."""
+        time, supervisor = self.time, self.supervisor
+        supervisor.start()
+        finished_at = None
+        while time.now < until_s and not supervisor.over:
+            time.run(min(until_s, time.now + self.fleet.look_s))
+            if finished_at is None and supervisor.syncer is not None and supervisor.syncer.machine.finished:
+                finished_at = supervisor.syncer.machine.moved_at
+        stop = time.now if finished_at is None else finished_at
+        return _outcome(self, warm_up_s, stop, finished_at)
 
     def durable(self, group: SimGroup) -> None:
         """A group is in the journal."""
@@ -195,7 +207,7 @@ class TimedJournal:
 
 @dataclass(frozen=True)
 class ForecastOutcome:
-    """Figures of one simulation. Shares are of all configured learners, over `seconds`."""
+    """Figures of one simulation. Goodput is of the learners present from the start, participation of all members."""
 
     seconds: float  # from the end of the warm-up
     goodput: float  # full steps' time stepped; one with slices missing counts in proportion
@@ -206,28 +218,19 @@ class ForecastOutcome:
     steps: dict[str, int]  # by learner
     useful_s: dict[str, float]  # of stepping, by learner
     tokens_committed: int
-    moved: dict[tuple[str, str], int]  # bytes over each link, from the very beginning
     finished_at: float | None  # when the budget was reached
 
 
 def simulate(fleet: Fleet, until_s: float, warm_up_s: float = 0.0) -> tuple[ForecastOutcome, World]:
-    """Simulate for so long, or until the budget is reached. Figures leave out the warm-up."""
+    """Simulate a fleet in a world of its own, as `World.run` does."""
     world = World(fleet)
-    time, supervisor = world.time, world.supervisor
-    supervisor.start()
-    finished_at = None
-    while time.now < until_s and not supervisor.over:
-        time.run(min(until_s, time.now + fleet.look_s))
-        if finished_at is None and supervisor.syncer is not None and supervisor.syncer.machine.finished:
-            finished_at = supervisor.syncer.machine.moved_at
-    stop = time.now if finished_at is None else finished_at
-    return _outcome(world, warm_up_s, stop, finished_at), world
+    return world.run(until_s, warm_up_s), world
 
 
 def _outcome(world: World, start: float, stop: float, finished_at: float | None) -> ForecastOutcome:
     seconds = max(0.0, stop - start)
     steps = {name: [_cut(step, start, stop) for step in all_] for name, all_ in world.steps.items()}
-    wanted_s = sum(max(0.0, stop - max(start, member.since_s)) for member in world.fleet.members)
+    wanted_s = sum(seconds for member in world.fleet.members if member.present)
     useful_s = {name: sum(step.share * (step.ended - step.began) for step in each) for name, each in steps.items()}
     done = {name: [step for step in each if start < step.ended <= stop] for name, each in world.steps.items()}
     counted = {name: len(each) for name, each in done.items()}
@@ -245,7 +248,6 @@ def _outcome(world: World, start: float, stop: float, finished_at: float | None)
         steps=counted,
         useful_s=useful_s,
         tokens_committed=merges[-1].tokens_committed - before if merges else 0,
-        moved=dict(world.network.regions.moved),
         finished_at=finished_at,
     )
 
