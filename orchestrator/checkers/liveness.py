@@ -37,7 +37,6 @@ from outer.protocol.leases import longest_s
 
 PACE = 3  # so many rounds, where one would do
 LEASE_STEPS = 5.0  # a lease lasts at least so many steps
-READ_TIMEOUT_S, LEASE_S = 2.0, 3.0  # of a log that does not tell
 RESEND_S = 1.0
 LONG_GAPS = 256  # that are kept
 
@@ -262,11 +261,11 @@ class _Limits:
     """The longest gap that is allowed."""
 
     def __init__(self, rules: SyncerStarted, slowest_s: float, grace_s: float) -> None:
-        lease = max(rules.lease_s or LEASE_S, LEASE_STEPS * slowest_s)
+        lease = max(rules.lease_s, LEASE_STEPS * slowest_s)
         self._steps = _steps_allowed(rules)
         self._seconds = self._steps * slowest_s + rules.round_steps * grace_s
         largest = 4 * max(rules.sizes, default=0)
-        self._patience_s = longest_s(rules.read_timeout_s or READ_TIMEOUT_S, largest) + lease + RESEND_S
+        self._patience_s = longest_s(rules.read_timeout_s, largest) + lease + RESEND_S
 
     def _allowed(self, gap: Gap) -> float:
         return self._seconds + (1 + gap.troubles) * self._patience_s

@@ -16,15 +16,15 @@ class SyncerStarted:
     quorum: int  # K
     round_steps: int  # H
     overlap_steps: int  # tau
-    versions: tuple[int, ...] = ()  # of each fragment at the start of the epoch; (): all 0
-    tokens_committed: int = 0  # at the start of the epoch
-    read_timeout_s: float = 0.0  # 0 here and below: an older log without this field
-    lease_s: float = 0.0  # the shortest lease of a stepping learner
-    ahead_s: float = 0.0  # seconds of stepping for which learners hold samples ahead
-    durability: str = ""  # journal | checkpoint
-    base_window: int = 0  # rounds that a contribution's base may be behind
-    weights: str = "paper"  # as in the recipe: sync.weights
-    codec: str = field(default="", repr=False)  # sync.codec
+    versions: tuple[int, ...]  # of each fragment at the start of the epoch
+    tokens_committed: int  # at the start of the epoch
+    read_timeout_s: float  # the deadline of an answer to a read
+    lease_s: float  # the shortest lease of a stepping learner
+    ahead_s: float  # seconds of stepping for which learners hold samples ahead
+    durability: str  # journal | checkpoint
+    base_window: int  # rounds that a contribution's base may be behind
+    weights: str  # as in the recipe: sync.weights
+    codec: str = field(repr=False)  # sync.codec
 
 
 @dataclass(frozen=True)

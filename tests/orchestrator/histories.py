@@ -200,7 +200,12 @@ def script(absent: Iterable[tuple[int, str]] = ()) -> Script:
     run = Script(frozenset(absent))
     tensors = (("w/0",), ("w/1",))
     run.say(-6.0, RunStarted("small", "cafe", 0, {"python": "3.11"}), "orchestrator")
-    run.say(-5.9, SyncerStarted(1, tensors, SIZES, tuple(BATCH), 2, ROUND, 1))
+    run.say(
+        -5.9,
+        SyncerStarted(
+            1, tensors, SIZES, tuple(BATCH), 2, ROUND, 1, (0, 0), 0, 2.0, 3.0, 0.0, "journal", 0, "paper", "fp32"
+        ),
+    )
     run.say(-5.7, Evaluated(0, 5.0, 100), "orchestrator")
     for name in BATCH:
         run.start(-4.5, name, 1)

@@ -54,14 +54,17 @@ def test_a_group_holds_facts_and_records_in_their_order_and_gives_the_records_ba
     assert (fragment, value.version, value.arrays[0].tolist()) == (0, 1, [0.0, 0.0, 0.0])
 
 
+RULES = (0,), 0, 2.0, 3.0, 0.0, "journal", 0, "paper", "fp32"  # of a syncer, from `versions` on
+
+
 def test_values_are_written_in_the_order_of_the_fields_whose_names_are_written_once() -> None:
-    started = SyncerStarted(1, (("w", "x"),), (3,), ("a",), 1, 1, 1)
+    started = SyncerStarted(1, (("w", "x"),), (3,), ("a",), 1, 1, 1, *RULES)
     header = encode([run("syncer", 1, 0, started, opened(2)), committed(0, 2, math.inf)])
     assert header["fields"]["StepOpened"] == ("syncer_step", "fragment")
     assert header["items"][0][3][0] == [
         1.0,
         "SyncerStarted",
-        [1, [["w", "x"]], [3], ["a"], 1, 1, 1, [], 0, 0.0, 0.0, 0.0, "", 0, "paper", ""],
+        [1, [["w", "x"]], [3], ["a"], 1, 1, 1, [0], *RULES[1:]],
     ]
     record = dict(zip(header["fields"]["Committed"], header["items"][1]["record"], strict=True))
     assert record["norm"] == "inf"
@@ -78,7 +81,7 @@ def test_facts_that_are_lost_count_as_recorded() -> None:
 def test_any_value_is_strict_json(values: list[Any]) -> None:
     import json
 
-    header = encode([run("a", 1, 0, SyncerStarted(values, tuple(values), (), (), 1, 1, 1))])  # type: ignore[arg-type]
+    header = encode([run("a", 1, 0, SyncerStarted(values, tuple(values), (), (), 1, 1, 1, *RULES))])  # type: ignore[arg-type]
     assert json.loads(json.dumps(header, allow_nan=False))["rows"] == 1
 
 
