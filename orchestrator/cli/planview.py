@@ -97,14 +97,14 @@ def _fragments_heading(plan: Plan) -> str:
 
 
 def _fragments(plan: Plan) -> Table:
-    table = _grid("fragment", "tensors", "elements", "up", "down", "share", "due at syncer steps")
+    table = _grid("fragment", "tensors", "elements", "up", "down", "due at syncer steps")
     last, round_steps = plan.pace.syncer_steps, plan.recipe.sync.round_steps
     for row in plan.fragments:
         due = range(row.due or round_steps, last + 1, round_steps)  # step 0 does not exist
         more = ", ..." if len(due) > STEPS_SHOWN else ""
         table.add_row(
             *(str(row.fragment), number(row.tensors), number(row.elements)),
-            *(_amount(row.up_bytes), _amount(row.down_bytes), percent(row.share)),
+            *(_amount(row.up_bytes), _amount(row.down_bytes)),
             (", ".join(map(str, due[:STEPS_SHOWN])) + more) or "never",
         )
     return table
@@ -114,32 +114,22 @@ def _pace(plan: Plan) -> Iterator[str]:
     pace = plan.pace
     steps, tokens, rounds = number(pace.syncer_steps), number(pace.step_tokens), number(pace.rounds, 1)
     yield f"T = {steps} syncer steps of {tokens} tokens, H = {plan.recipe.sync.round_steps}: {rounds} rounds"
-    for pool, count in pace.learner_tokens.items():
-        yield f"{number(count)} tokens for each learner of {pool}"
     if pace.run_s is not None:
         yield f"{seconds(pace.run_s)} of stepping, at {number(pace.step_s, 3)} s a syncer step"
 
 
 def _traffic(plan: Plan) -> Table:
-    table, told = _grid("", "mean/step", "peak/step", "a round", "mean", "peak"), plan.traffic
-    rows = [("one learner up", told.learner_up), ("one learner down", told.learner_down)]
-    for region in told.regions:
-        known = region.region or region.syncer_region
-        ends = f", {region.region or DASH} -> {region.syncer_region or DASH}" if known else ""
-        rows.append((f"{region.learners} learners{ends}, up", region.up))
-        rows.append((f"{region.learners} learners{ends}, down", region.down))
-    for name, flow in rows:
+    table, told = _grid("", "mean/step", "peak/step", "a round", "mean"), plan.traffic
+    for name, flow in (("one learner up", told.learner_up), ("one learner down", told.learner_down)):
         sizes = map(_amount, (flow.per_step_bytes, flow.peak_bytes, flow.per_round_bytes))
-        table.add_row(name, *sizes, _rate(flow.per_second_bits), _rate(flow.peak_second_bits))
+        table.add_row(name, *sizes, _rate(flow.per_second_bits))
     return table
 
 
 def _compared(plan: Plan) -> Iterator[str]:
     told = plan.traffic
-    up, down, evaluation, joining = map(
-        _amount, (told.run_up_bytes, told.run_down_bytes, told.evaluation_bytes, told.joining_bytes)
-    )
-    yield f"the whole run: {up} up, {down} down; an evaluation fetches {evaluation}"
+    up, down, joining = map(_amount, (told.run_up_bytes, told.run_down_bytes, told.joining_bytes))
+    yield f"the whole run: {up} up, {down} down"
     given = told.donation_bytes
     peer = "" if given is None else f"parameters and inner optimizer, {_amount(given)}, from a peer, or "
     yield f"a learner that joins fetches {peer}{joining} from the syncer"
@@ -152,15 +142,12 @@ def _compared(plan: Plan) -> Iterator[str]:
 
 
 def _storage(plan: Plan) -> Iterator[str]:
-    told, aged, every_s = plan.storage, plan.upkeep, plan.recipe.durability.every_s
+    told, aged = plan.storage, plan.upkeep
     if told.journal_bytes:
         rate = _amount(told.journal_per_second_bytes)
         kept = f"{rate} a second, at most {_amount(told.journal_bytes)} kept"
         yield f"the journal takes {_amount(told.commit_bytes)} for a commit, {kept}"
-    often = f"one every {seconds(every_s)} is {_amount(told.checkpoint_per_second_bytes)} a second"
-    often = often if every_s else "written when the run is stopped"
-    most = _amount(told.checkpoints_bytes)
-    yield f"a checkpoint has {_amount(told.checkpoint_bytes)}, {often}; the store keeps at most {most} of them"
+    yield f"a checkpoint has {_amount(told.checkpoint_bytes)}"
     check, failover, silent, end = map(
         seconds, (aged.check_core_s, aged.failover_s, aged.failover_silent_s, aged.end_s)
     )
@@ -193,14 +180,13 @@ def _links(plan: Plan) -> list[Any]:
     """A row for each region apart from the syncer's and each node of known bandwidth; nothing where there is none."""
     if not plan.loads:
         return []
-    table = _grid("learners", "up/step", "down/step", "up", "down", "link", "used", "a fragment", "tau steps", "a join",
-                  "a day", "price")  # fmt: skip
+    table = _grid("learners", "up", "down", "link", "used", "a fragment", "tau steps", "a join", "a day", "price")
     for load in plan.loads:
         link = DASH if load.link_bits is None else f"{_rate(load.link_bits)}, {1e3 * load.latency_s:g} ms"
         price = DASH if load.day_price is None else f"{load.day_price:,.2f}"
         table.add_row(
             f"{load.learners}, {load.ends}",
-            *(_amount(load.up_bytes), _amount(load.down_bytes), _rate(load.up_bits), _rate(load.down_bits)),
+            *(_rate(load.up_bits), _rate(load.down_bits)),
             *(link, percent(load.share), *map(seconds, (load.fragment_s, load.window_s, load.joining_s))),
             *(_amount(load.day_bytes), price),
         )

@@ -231,7 +231,7 @@ def _balance(plan: Plan) -> Iterator[Problem]:
 def _codec(plan: Plan) -> Iterator[Problem]:
     hub = plan.regions.get("syncer")
     regions = {pool.region for pool in plan.recipe.pools if pool.region}
-    regions |= {flow.region for flow in plan.traffic.regions if flow.region}
+    regions |= {region for name in plan.recipe.learners if (region := plan.regions[name])}
     apart = len(regions) > 1 or (hub is not None and bool(regions - {hub}))
     if plan.recipe.sync.codec.startswith("fp32") and apart and not plan.context.local:
         yield Problem(

@@ -109,7 +109,6 @@ def _pace(recipe: Recipe, shapes: Shapes, step_s: float | None) -> Pace:
         syncer_steps=steps,
         rounds=steps / recipe.sync.round_steps,
         step_tokens=step_tokens,
-        learner_tokens={pool.name: steps * shapes.step_tokens[pool.name] for pool in recipe.pools},
         step_s=syncer_s,
         run_s=None if syncer_s is None else steps * syncer_s,
     )

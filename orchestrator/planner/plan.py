@@ -49,7 +49,6 @@ class Pace:
     syncer_steps: int  # T; for a token budget, with every learner stepping once in each
     rounds: float  # T / H
     step_tokens: int  # of one step of every learner
-    learner_tokens: dict[str, int]  # of one learner over the whole run, by pool
     step_s: float | None
     run_s: float | None  # of stepping alone
 
@@ -145,7 +144,6 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
             for name, one in plan.memory.items()
         },
         "links": [asdict(load) | {"share": load.share} for load in plan.loads],
-        "fleet": recipe.fleet.model_dump(mode="json"),
         "constants": {name: constant._asdict() for name, constant in (rates(recipe) | CONSTANTS).items()},
         "limits": [_problem(problem) for problem in plan.limits],
         "warnings": [_problem(problem) for problem in plan.warnings],

@@ -49,7 +49,6 @@ class Placement:
     learners: dict[str, tuple[str, ...]]  # as many as a learner is spread over
     services: dict[str, str]
     shortfalls: tuple[Shortfall, ...]
-    free: dict[str, dict[str, float]]  # what each node has left
 
 
 def claim(pool: PoolConfig, anywhere: bool) -> Shape:
@@ -115,8 +114,7 @@ def place(
         *_of_pools(learners, claims, placed, nodes),
         *(_of_service(one, nodes) for one in wanted if one.name not in held),
     )
-    left = {name: {kind: amount / UNIT for kind, amount in amounts.items()} for name, amounts in free.items()}
-    return Placement({name: placed[name] for name in learners if name in placed}, held, shortfalls, left)
+    return Placement({name: placed[name] for name in learners if name in placed}, held, shortfalls)
 
 
 def _of_pools(

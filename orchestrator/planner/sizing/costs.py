@@ -95,25 +95,20 @@ class Storage:
     journal_per_second_bytes: float | None
     journal_bytes: int  # at most
     checkpoint_bytes: int  # all parts
-    checkpoint_per_second_bytes: float  # while `every_s` is set
-    checkpoints_bytes: int  # as many as are kept, and one being written
 
 
 def storage(recipe: Recipe, shapes: Shapes, step_s: float | None) -> Storage:
     """`step_s`: seconds of a syncer step, if known."""
-    config, sizes = recipe.durability, value_bytes(shapes)
-    kept = sum(sizes) if config.mode == "journal" else 0
+    sizes = value_bytes(shapes)
+    kept = sum(sizes) if recipe.durability.mode == "journal" else 0
     mean = kept / len(sizes)
     part = shapes.parameter_bytes + shapes.inner_state_bytes + ELEMENT_BYTES * shapes.elements  # what it was sent last
-    checkpoint = sum(sizes) + len(recipe.learners) * part
     return Storage(
         commit_bytes=mean,
         journal_per_second_bytes=None if step_s is None else kept / (recipe.sync.round_steps * step_s),
         # Between two snapshots nothing is removed, and each fragment's newest value stays.
         journal_bytes=int(kept + max(SNAPSHOT_GROUPS, len(sizes)) * mean),
-        checkpoint_bytes=checkpoint,
-        checkpoint_per_second_bytes=checkpoint / config.every_s if config.every_s else 0.0,
-        checkpoints_bytes=(config.keep + 1) * checkpoint,
+        checkpoint_bytes=sum(sizes) + len(recipe.learners) * part,
     )
 
 

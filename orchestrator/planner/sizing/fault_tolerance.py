@@ -33,7 +33,6 @@ class Expected:
     outage_s: float  # of each
     alive_mean: float  # learners, of those configured
     below_quorum: float  # share of the time
-    step_loss_most: int  # at most: steps of a lost learner that no commit holds
 
 
 def expected(recipe: Recipe) -> Expected:
@@ -46,7 +45,6 @@ def expected(recipe: Recipe) -> Expected:
         outage_s=recipe.fleet.outage_s,
         alive_mean=sum(alive),
         below_quorum=sum(_counts(alive)[: recipe.quorum]),
-        step_loss_most=recipe.sync.round_steps + recipe.sync.overlap_steps,
     )
 
 

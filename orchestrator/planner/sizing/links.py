@@ -26,10 +26,8 @@ class LinkLoad:
     ends: str  # regions, or a node
     field: str  # of the recipe or the nodes
     learners: int
-    up_bytes: float  # of all its learners, per syncer step on average
-    down_bytes: float  # the same; once for all learners of another region: one brings a version to the others
-    up_bits: float | None  # per second, on average; None: the step's length is not given
-    down_bits: float | None
+    up_bits: float | None  # of all its learners, per second on average; None: the step's length is not given
+    down_bits: float | None  # the same; once for all learners of another region: one brings a version to the others
     link_bits: float | None  # declared; None: it is not
     latency_s: float
     fragment_s: float | None  # until the largest fragment of all of them is up, merged at once, and down again
@@ -107,8 +105,6 @@ def _load(
         ends=ends,
         field=field,
         learners=learners,
-        up_bytes=learners * up.per_step_bytes,
-        down_bytes=fetched * down.per_step_bytes,
         up_bits=_times(up, learners),
         down_bits=_times(down, fetched),
         link_bits=bits,

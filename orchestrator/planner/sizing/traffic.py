@@ -26,7 +26,6 @@ class FragmentRow:
     fragment: int
     tensors: int
     elements: int
-    share: float  # of the model's elements
     up_bytes: int
     down_bytes: int  # of a version, to a learner that holds the one before
     due: int  # at every syncer step t with t mod H = this
@@ -34,24 +33,12 @@ class FragmentRow:
 
 @dataclass(frozen=True)
 class Flow:
-    """One direction of a link, or of several together."""
+    """What one learner sends, or receives."""
 
     per_round_bytes: int
     per_step_bytes: float  # the mean over a round's H syncer steps
     peak_bytes: int  # of the largest fragment: what one syncer step moves at most
     per_second_bits: float | None  # the mean; None: the step's length is not given
-    peak_second_bits: float | None  # the peak, spread over one syncer step
-
-
-@dataclass(frozen=True)
-class RegionFlow:
-    """All learners of a region, to the syncer and back: each contributes, and one brings a version for all of them."""
-
-    region: str | None  # the learners'; None: no region is known
-    syncer_region: str | None
-    learners: int
-    up: Flow
-    down: Flow
 
 
 @dataclass(frozen=True)
@@ -66,10 +53,8 @@ class DataParallel:
 class Traffic:
     learner_up: Flow
     learner_down: Flow
-    regions: tuple[RegionFlow, ...]
     joining_bytes: int  # down, for each learner that starts from the syncer: at the run's start, or with no peer
     donation_bytes: int | None  # from a peer to each one that joins or is restarted; None: they start from the syncer
-    evaluation_bytes: int  # from the syncer to the evaluator, each time
     run_up_bytes: int  # of a run in which no learner misses a merge
     run_down_bytes: int  # of the same run, with each learner's first versions
     data_parallel: DataParallel
@@ -78,14 +63,12 @@ class Traffic:
 def table(fragments: Sequence[Fragment], sync: SyncConfig) -> tuple[FragmentRow, ...]:
     """The fragments as they are dealt, in order."""
     schedule = Schedule(len(fragments), sync.round_steps)
-    total = sum(fragment.size for fragment in fragments)
     downs = down_bytes(sync, fragments)
     return tuple(
         FragmentRow(
             fragment=fragment.index,
             tensors=len(fragment.tensors),
             elements=fragment.size,
-            share=fragment.size / total if total else 0.0,
             up_bytes=named(sync.codec).bytes(fragment.size),
             down_bytes=downs[fragment.index],
             due=schedule.offset(fragment.index),
@@ -113,25 +96,14 @@ def traffic(
     """`regions`: each learner's, by name. `syncer_steps`: T. `step_s`: seconds of a syncer step, if known."""
     ups, downs = [row.up_bytes for row in rows], [row.down_bytes for row in rows]
     learners, model = len(regions), DOWN_BYTES * sum(row.elements for row in rows)
-    up, down = (_flow(sizes, sync.round_steps, 1, step_s) for sizes in (ups, downs))
+    up, down = (_flow(sizes, sync.round_steps, step_s) for sizes in (ups, downs))
     commits = [_times_due(row.due, sync.round_steps, syncer_steps) for row in rows]
     counted = Counter(regions.values())
     return Traffic(
         learner_up=up,
         learner_down=down,
-        regions=tuple(
-            RegionFlow(
-                region,
-                syncer_region,
-                count,
-                _flow(ups, sync.round_steps, count, step_s),
-                _flow(downs, sync.round_steps, fetches(region, syncer_region, count), step_s),
-            )
-            for region, count in sorted(counted.items(), key=lambda item: item[0] or "")
-        ),
         joining_bytes=model,
         donation_bytes=parameter_bytes + inner_state_bytes if _peers_give(sync) else None,
-        evaluation_bytes=model,
         run_up_bytes=learners * sum(size * count for size, count in zip(ups, commits, strict=True)),
         run_down_bytes=sum(fetches(region, syncer_region, count) for region, count in counted.items())
         * (model + sum(size * count for size, count in zip(downs, commits, strict=True))),
@@ -149,15 +121,14 @@ def _peers_give(sync: SyncConfig) -> bool:
     return sync.recover == "peer" and sync.overlap != "strict"
 
 
-def _flow(sizes: Sequence[int], round_steps: int, learners: int, step_s: float | None) -> Flow:
-    total, peak = learners * sum(sizes), learners * max(sizes)
+def _flow(sizes: Sequence[int], round_steps: int, step_s: float | None) -> Flow:
+    total = sum(sizes)
     mean = total / round_steps
     return Flow(
         per_round_bytes=total,
         per_step_bytes=mean,
-        peak_bytes=peak,
+        peak_bytes=max(sizes),
         per_second_bits=None if step_s is None else 8 * mean / step_s,
-        peak_second_bits=None if step_s is None else 8 * peak / step_s,
     )
 
 

@@ -132,7 +132,6 @@ def test_everything_is_printed_for_a_reader(invoke: Invoke) -> None:
         "6, 18, 30, ...",
         "86.8 rounds",
         "Mbit/s",
-        "us-west -> us-west",
         "18 times as much as here",
         "fetches parameters and inner optimizer, 4.09 MiB, from a peer, or 1.36 MiB from the syncer",
         "versions last received",
