@@ -17,21 +17,19 @@ from orchestrator.store.readers import located
 
 def report(
     run: Run = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write here, and as .md beside it [report.html in the store].")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write here [report.html in the store].")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write report.html and report.md from a run's log as it is now."""
+    """Write report.html from a run's log as it is now."""
     with reported(as_json):
         store = located(run)
         _check_out(out)
         try:
-            paths = [str(path) for path in write(store, out)]
+            path = str(write(store, out))
         except ValueError as error:
             fix = "restore the file, or take the damaged line out of a copy of the folder and report on that"
             raise InputError([Problem("RUN", str(store.root), f"its log is damaged: {error}", fix)]) from error
-        typer.echo(json.dumps({"written": paths}) if as_json else "\n".join(paths))
+        typer.echo(json.dumps({"written": path}) if as_json else path)
 
 
 def _check_out(out: Path | None) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from orchestrator.compare.comparison import Comparison, Row
 from orchestrator.compare.modes import MODES
-from orchestrator.report.canvas import WIDE, bare, light, sheet, time_axis, to_svg
+from orchestrator.report.canvas import WIDTH, bare, light, loss_axis, sheet, time_axis, to_svg
 
 COLOURS = {
     "decoupled": "train",
@@ -21,21 +21,18 @@ COLOURS = {
     "streaming": "joining",
 }
 assert COLOURS.keys() == MODES.keys()
-LOG_LEAST = 2.5  # highest loss / lowest from which the scale is logarithmic
 GRID = 200  # places at which seeds are averaged
 
 Place = Callable[[tuple[int, float, float]], float]
 
 
-def curves(result: Comparison, width: int, words: str) -> str | None:
+def curves(result: Comparison, words: str) -> str | None:
     """Held-out loss against tokens and against time."""
     rows = [row for row in result.rows if any(len(each.curve) > 1 for each in row.outcomes)]
     if not rows:
         return None
-    wide = width == WIDE
-    with sheet(width, 360 if wide else 620) as figure:
-        panels = figure.subplots(1, 2, sharey=True) if wide else figure.subplots(2, 1)
-        by_tokens, by_time = (bare(axes) for axes in panels)
+    with sheet(WIDTH, 360) as figure:
+        by_tokens, by_time = (bare(axes) for axes in figure.subplots(1, 2, sharey=True))
         for axes, place in ((by_tokens, lambda point: float(point[0])), (by_time, lambda point: float(point[1]))):
             for row in rows:
                 _curve(axes, row, place)
@@ -45,22 +42,22 @@ def curves(result: Comparison, width: int, words: str) -> str | None:
         by_tokens.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
         by_tokens.set_xlabel("tokens committed")
         longest = max(each.curve[-1][1] for row in rows for each in row.outcomes if each.curve)
-        time_axis(by_time, longest, stepped=True)
-        for axes in panels[: 1 if wide else 2]:
-            _loss_axis(axes, result, rows)
+        time_axis(by_time, 0.0, longest, stepped=True)
+        losses = [point[2] for row in rows for each in row.outcomes for point in each.curve]
+        loss_axis(by_tokens, losses, result.loss_unit or "loss")
         figure.legend(
-            handles=[_line(row) for row in rows], loc="outside upper left", ncols=4 if wide else 2,
+            handles=[_line(row) for row in rows], loc="outside upper left", ncols=4,
             columnspacing=1.4, borderpad=0.2,
         )  # fmt: skip
-        return to_svg(figure, f"curves-{width}", words)
+        return to_svg(figure, "curves", words)
 
 
-def differences(result: Comparison, width: int, words: str) -> str | None:
+def differences(result: Comparison, words: str) -> str | None:
     """Each row's paired differences of losses: seeds, mean and interval."""
     rows = [row for row in result.rows if row.against is not None]
     if not rows:
         return None
-    with sheet(width, 74 + 34 * len(rows)) as figure:
+    with sheet(WIDTH, 74 + 34 * len(rows)) as figure:
         axes = bare(figure.subplots())
         for place, row in enumerate(rows):
             found, colour = row.against, light(COLOURS[row.case.mode.name])
@@ -73,11 +70,11 @@ def differences(result: Comparison, width: int, words: str) -> str | None:
         axes.axvline(0.0, color=light("ink"), linewidth=0.9)
         axes.set_yticks(range(len(rows)), [row.case.name for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7 if width == WIDE else 4))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7))
         axes.grid(axis="x")
         axes.margins(x=0.08)
         axes.set_xlabel(f"{result.loss_unit or 'loss'}, minus {result.reference.name}")
-        return to_svg(figure, f"differences-{width}", words)
+        return to_svg(figure, "differences", words)
 
 
 def _curve(axes: Axes, row: Row, place: Place) -> None:
@@ -99,19 +96,6 @@ def _mean(seeds: Sequence[tuple[list[float], list[float]]]) -> tuple[Any, Any]:
     grid = np.linspace(max(xs[0] for xs, _ in seeds), min(xs[-1] for xs, _ in seeds), GRID)
     grid = np.unique(np.concatenate([grid, [x for xs, _ in seeds for x in xs if grid[0] <= x <= grid[-1]]]))
     return grid, np.mean([np.interp(grid, xs, losses) for xs, losses in seeds], axis=0)
-
-
-def _loss_axis(axes: Axes, result: Comparison, rows: Sequence[Row]) -> None:
-    """Linear, or logarithmic where the fall at the start would hide all the rest."""
-    unit = result.loss_unit or "loss"
-    values = [point[2] for row in rows for each in row.outcomes for point in each.curve]
-    if 0 < min(values) * LOG_LEAST < max(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
-        unit += ", log scale"
-    axes.set_ylabel(unit)
 
 
 def _line(row: Row) -> Line2D:

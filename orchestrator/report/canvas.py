@@ -1,7 +1,6 @@
 """The report's colours, and its figures as pieces of SVG. The same figure always gives the same bytes.
 
-Text stays text, colours become the names of their roles, identifiers are made unique to the figure, and what the page
-does not need is dropped. One unit of the SVG is one CSS pixel at full width.
+One unit of the SVG is one CSS pixel at full width.
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart; neighbours in a figure also differ in
 lightness. A figure is drawn in the light colours, each used by one role only. The page's style sheet says what a role
@@ -14,16 +13,16 @@ import io
 import re
 import unicodedata
 import warnings
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from orchestrator.report.data import FaultMark
 
@@ -57,12 +56,6 @@ ROLES: dict[str, tuple[str, str]] = {  # role: (light, dark)
     "share3": ("#7fb2d8", "#2f6f96"),
     "share4": ("#3f8abf", "#3f86b0"),
     "share5": ("#0b5a94", "#6db6e3"),
-    # bytes
-    "up": ("#0072b3", "#5cb3eb"),
-    "down": ("#56b4e8", "#2d79a8"),
-    "joins": ("#009e74", "#19b78c"),
-    "peers": ("#e69f01", "#c98b01"),
-    "conventional": ("#a9b1bb", "#69737f"),
 }
 
 
@@ -76,12 +69,11 @@ def variables(dark: bool) -> str:
     return " ".join(f"--{role}: {colours[dark]};" for role, colours in ROLES.items())
 
 
-WIDE, NARROW = 860, 360  # pixels
+WIDTH = 860  # pixels
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _ROLE_OF = {colours[0]: role for role, colours in ROLES.items()}
 _STYLE: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "report",
     "text.parse_math": False,  # names are not formulas
     "font.family": "DejaVu Sans",  # comes with matplotlib; wider than what pages are shown in, so labels keep clear
     "font.size": 11.5,
@@ -132,82 +124,41 @@ def label(text: str, most: int = 24) -> str:
 
 
 def to_svg(figure: Figure, key: str, words: str) -> str:
-    """The figure as an `<svg>` element that says its words to those who cannot see it."""
+    """The figure as an `<svg>` element that says its words to those who cannot see it.
+
+    Identifiers are made unique by `key`, colours become the names of their roles, and the page's font is used.
+    """
     raw = io.StringIO()
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    style = _STYLE | {"svg.hashsalt": key}
+    with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's font will have it
         figure.savefig(raw, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    root = ElementTree.fromstring(raw.getvalue())
-    width, height = (float(number) for number in root.attrib["viewBox"].split()[2:])
-    _prune(root)
-    used = {name for element in root.iter() for name in _references(element)}
-    for element in root.iter():
-        _tidy(element, key, used)
-    root.attrib.clear()
-    root.attrib.update({"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria-label": words})
-    ElementTree.register_namespace("", SVG)
-    ElementTree.register_namespace("xlink", XLINK)
-    return ElementTree.tostring(root, encoding="unicode")
+    size = " ".join(f"{72 * length:g}" for length in figure.get_size_inches())
+    body = raw.getvalue().split("<svg", 1)[1].split(">", 1)[1]
+    body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.DOTALL)
+    body = re.sub(r'<g id="[^"]*"', "<g", body)  # nothing refers to groups
+    body = re.sub(r"\n +", "\n", body)
+    body = re.sub(r'(?<= style=")[^"]*', lambda found: _styled(found.group()), body)
+    body = re.sub(r'(?<= d=")[^"]*', lambda found: _rounded(found.group()), body)
+    return (
+        f'<svg xmlns="{SVG}" xmlns:xlink="{XLINK}" viewBox="0 0 {size}" role="img" aria-label={quoteattr(words)}>{body}'
+    )
 
 
-def _prune(element: ElementTree.Element) -> None:
-    """Without metadata, style sheets, and patches that show nothing."""
-    for child in list(element):
-        name = child.tag.removeprefix(f"{{{SVG}}}")
-        if name in ("metadata", "style"):
-            element.remove(child)
-            continue
-        _prune(child)
-        if name in ("g", "defs") and not len(child):
-            element.remove(child)
-
-
-def _references(element: ElementTree.Element) -> Iterator[str]:
-    for value in element.attrib.values():
-        yield from re.findall(r"url\(#([^)]+)\)", value)
-    link = element.get(f"{{{XLINK}}}href")
-    if link:
-        yield link.removeprefix("#")
-
-
-def _tidy(element: ElementTree.Element, key: str, used: set[str]) -> None:
-    attributes = element.attrib
-    if "id" in attributes:
-        if attributes["id"] in used:
-            attributes["id"] = f"{key}-{attributes['id']}"
-        else:
-            del attributes["id"]
-    link = attributes.pop(f"{{{XLINK}}}href", None)
-    if link:
-        attributes["href"] = f"#{key}-{link.removeprefix('#')}"
-    if "clip-path" in attributes:
-        attributes["clip-path"] = attributes["clip-path"].replace("url(#", f"url(#{key}-")
-    if "d" in attributes:
-        attributes["d"] = re.sub(r"\s+", " ", _rounded(attributes["d"])).strip()
-    for name in ("transform", "x", "y"):
-        if name in attributes:
-            attributes[name] = _rounded(attributes[name])
-    if "style" in attributes:
-        attributes["style"] = _styled(attributes["style"])
-    if element.text is not None and not element.text.strip():
-        element.text = None
-    element.tail = "\n" if element.tag == f"{{{SVG}}}g" else None
-
-
-def _rounded(text: str) -> str:
-    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda found: f"{float(found.group()):.2f}".rstrip("0").rstrip("."), text)
-
-
-def _styled(style: str) -> str:
-    """Colours by their roles, and the font of the page."""
-    kept = [part.strip() for part in style.split(";") if part.strip()]
-    kept = [part for part in kept if not part.startswith(("font-family", "stroke-linejoin", "text-anchor: start"))]
-    roles = (re.sub(r"#[0-9a-f]{6}", lambda found: _role(found.group()), part) for part in kept)
-    return "; ".join(re.sub(r"^font: (\w+ )*([\d.]+px).*", r"font-size: \2", part) for part in roles)
+def _rounded(path: str) -> str:
+    path = re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda found: f"{float(found.group()):.2f}", path)
+    return " ".join(path.split())
 
 
 def _role(colour: str) -> str:
     return f"var(--{_ROLE_OF[colour]})" if colour in _ROLE_OF else colour
+
+
+def _styled(style: str) -> str:
+    """Colours by their roles, and the font of the page."""
+    style = re.sub(r"#[0-9a-f]{6}", lambda found: _role(found.group()), style)
+    style = re.sub(r"font: [^;]*?([\d.]+px)[^;]*", r"font-size: \1", style)
+    return re.sub(r"font-family: [^;]*; ", "", style)
 
 
 # ------------------------------------------------------------------ marks
@@ -217,27 +168,28 @@ def _role(colour: str) -> str:
 
 NUMBERED_MOST = 24  # more marks than that, and their numbers would cover each other
 SPREAD_MOST = 40  # pixels over which several marks share one label
+LOG_LEAST = 2.5  # highest loss / lowest from which the scale is logarithmic
 TIME_UNITS = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"))
 
 
-def time_axis(axes: Axes, length_s: float, stepped: bool) -> None:
+def time_axis(axes: Axes, start: float, stop: float, stepped: bool) -> None:
     """Ticks of an axis whose data are seconds, in the unit that fits its length."""
-    scale, unit = next(((scale, unit) for least, scale, unit in TIME_UNITS if length_s >= least), (1.0, "seconds"))
-    locator = MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10])
-    axes.xaxis.set_major_locator(_Scaled(locator, scale))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:g}"))
+    scale, unit = next(((scale, unit) for least, scale, unit in TIME_UNITS if stop - start >= least), (1.0, "seconds"))
+    ticks = MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10]).tick_values(start / scale, stop / scale)
+    kept = [tick for tick in ticks if start <= tick * scale <= stop]
+    axes.set_xticks([tick * scale for tick in kept], [f"{tick:g}" for tick in kept])
     axes.set_xlabel(f"{unit} since the first {'learner step' if stepped else 'event'}")
 
 
-class _Scaled(MaxNLocator):
-    """Round ticks in another unit than the data's."""
-
-    def __init__(self, inner: MaxNLocator, scale: float) -> None:
-        super().__init__(nbins=7, steps=[1, 2, 2.5, 5, 10])
-        self._inner, self._factor = inner, scale
-
-    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
-        return [value * self._factor for value in self._inner.tick_values(vmin / self._factor, vmax / self._factor)]
+def loss_axis(axes: Axes, losses: Sequence[float], unit: str) -> None:
+    """Linear, or logarithmic where the fall at the start would hide all the rest."""
+    if 0 < min(losses) * LOG_LEAST < max(losses):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        unit += ", log scale"
+    axes.set_ylabel(unit)
 
 
 def fault_lines(axes: Axes, places: Sequence[tuple[FaultMark, float, float | None]], width: float) -> None:
@@ -284,8 +236,3 @@ def legend(figure: Figure, items: Sequence[tuple[str, str]], columns: int) -> No
         handles=handles, ncols=columns, loc="outside upper left", borderpad=0.2, handlelength=1.0, handleheight=0.9,
         columnspacing=1.2, handletextpad=0.5,
     )  # fmt: skip
-
-
-def beside(axes: Axes, x: float, y: float, words: str) -> None:
-    """A value to the right of the end of its bar."""
-    axes.annotate(words, (x, y), xytext=(4, 0), textcoords="offset points", va="center", ha="left", fontsize=10.5)

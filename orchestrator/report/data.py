@@ -77,15 +77,13 @@ class Data:
     stepped: bool  # whether there was a learner step
     training: list[LossBin]
     not_finite: int  # steps whose loss was no number; left out of `training`
-    auxiliaries: dict[str, tuple[float | None, ...]]  # means over the first tenth of the steps, the last, and all
+    auxiliaries: dict[str, tuple[float, float, float]]  # means over the first steps, the last, and all
     held_out: list[PlotPoint]
     marks: list[FaultMark]
     lanes: list[Lane]
     lanes_left_out: int  # older incarnations
     rounds: Rounds | None
     seconds: Mapping[str, Mapping[str, float]]  # learner -> category of goodput -> seconds
-    contribution_age: Counter[int]  # learner steps done since it was read, at the merge
-    version_age: Counter[int]  # syncer steps committed since it was made, at the adoption
     waits: Sequence[Sketch]  # quorum_s, grace_s, sync_s of all commits
     merges: list[MergeBin]
     verdict_reasons: Counter[str]
@@ -123,15 +121,13 @@ def collect(
         stepped,
         _training(fold, clock),
         fold.not_finite,
-        fold.auxiliary.means(),
+        {name: _means(series.bins()) for name, series in sorted(fold.auxiliary.items())},
         _held_out(fold, clock),
         _marks(fold, incarnations, clock, summary),
         lanes(incarnations, learners, end, origin),
         roster.dropped - len(roster.remains),
         fold.rounds.rounds(learners),
         goodput.seconds if goodput else {},
-        Counter(fold.ages.contribution),
-        Counter(fold.ages.version),
         fold.waits,
         _merges(fold.merges.bins(), origin),
         Counter(fold.verdict_reasons.counts),
@@ -213,6 +209,14 @@ def _died(incarnations: Sequence[Incarnation], learner: str, at: float) -> int |
     """The incarnation of this learner that died then."""
     dead = (each for each in incarnations if each.learner == learner and each.died is not None)
     return min((each.number for each in dead if abs((each.died or 0.0) - at) < 1e-6), default=None)
+
+
+def _means(bins: Sequence[Bin]) -> tuple[float, float, float]:
+    """Over the first bin, the last, and all."""
+    columns = [bin.columns[0] for bin in bins]
+    count = sum(column.count for column in columns)
+    whole = sum(column.sum for column in columns) / count if count else math.nan
+    return columns[0].mean, columns[-1].mean, whole
 
 
 def _merges(bins: Sequence[Bin], origin: float) -> list[MergeBin]:

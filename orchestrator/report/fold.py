@@ -14,7 +14,7 @@ from learners.protocol.facts import AdoptionRefused, LoopFailed, StateReceived
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.summary import downloaded
-from orchestrator.eventlog.block import Block, Commits, ContributionRows, Floats, Ints
+from orchestrator.eventlog.block import Block, Commits, ContributionRows, Ints
 from orchestrator.eventlog.events import Event, Unknown, kind_of
 from orchestrator.eventlog.facts import (
     Evaluated,
@@ -39,7 +39,7 @@ TRACEBACK_MOST = 6_000  # characters, the end
 SKIPPED_KEPT = 240
 TIMELINE_FIRST, TIMELINE_LAST = 160, 80
 TEXT_MOST = 160  # characters of a detail in the timeline
-AUX_BINS, AUX_NAMES = 480, 64
+AUX_BINS, AUX_NAMES = 10, 64
 OVERWRITING = ("bootstrap", "overwrite")
 COMMON = frozenset(
     {
@@ -63,13 +63,12 @@ class ReportFold:
     curve: Thinned = field(default_factory=Thinned)  # when committed, Unix seconds; syncer step; tokens by then
     training: Series = field(default_factory=lambda: Series(LOSS_BINS, LOSS_STEPS))
     not_finite: int = 0
-    auxiliary: Auxiliary = field(default_factory=lambda: Auxiliary())
+    auxiliary: dict[str, Series] = field(default_factory=dict)  # values beside the loss that the task's loss returns
     held_out: Thinned = field(default_factory=lambda: Thinned(POINTS))  # syncer step, loss
     merges: Series = field(default_factory=lambda: Series(MERGE_BINS))
     waits: list[Sketch] = field(default_factory=lambda: [Sketch(WAITS_KEPT) for _ in range(3)])
     verdict_reasons: BoundedTally = field(default_factory=BoundedTally)
     rounds: RoundsFold = field(default_factory=lambda: RoundsFold())
-    ages: Ages = field(default_factory=lambda: Ages())
     traffic: TrafficFold = field(default_factory=lambda: TrafficFold())
     sources: dict[str, dict[int, str]] = field(default_factory=dict)  # learner -> incarnation -> syncer | peer NAME
     refusals: BoundedTally = field(default_factory=BoundedTally)  # (message, reason)
@@ -94,7 +93,6 @@ class ReportFold:
         self._commits(commits)
         self.traffic.take(block, commits, contributions)
         self.rounds.take(block, commits, contributions)
-        self.ages.take(block, commits, contributions)
         self._adopted(block)
         for _, event in block.others:
             self._rare(event)
@@ -131,8 +129,13 @@ class ReportFold:
         steps, finite = block.steps, np.isfinite(block.steps.loss)
         self.not_finite += int(np.count_nonzero(~finite))
         self.training.take(steps.at[finite], steps.loss[finite])
-        for values in filter(None, steps.aux.tolist()):
-            self.auxiliary.take(values)
+        found: dict[str, list[tuple[float, float]]] = {}
+        for at, values in zip(steps.at.tolist(), steps.aux.tolist(), strict=True):
+            for name, value in (values or {}).items():
+                found.setdefault(name, []).append((at, value))
+        for name, rows in found.items():
+            if name in self.auxiliary or len(self.auxiliary) < AUX_NAMES:
+                self.auxiliary.setdefault(name, Series(AUX_BINS)).take(*zip(*rows, strict=True))
 
     def _commits(self, commits: Commits) -> None:
         self.curve.take(commits.at, commits.syncer_step, commits.tokens_committed)
@@ -194,49 +197,6 @@ def _fields(fact: dict[str, Any]) -> Iterator[str]:
             continue
         words = f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
         yield f"{name.replace('_', ' ')} {words if len(words) <= TEXT_MOST else words[:TEXT_MOST] + '…'}"
-
-
-@dataclass(eq=False)
-class Auxiliary:
-    """Sums of the auxiliary values that the task's loss returns, over bins of `size` steps."""
-
-    size: int = 1
-    count: int = 0  # steps
-    bins: list[dict[str, tuple[float, int]]] = field(default_factory=list)  # name -> sum, finite values
-
-    def take(self, values: dict[str, float]) -> None:
-        if self.count % self.size == 0:
-            if len(self.bins) == AUX_BINS:
-                self.bins = [_summed(pair) for pair in zip(self.bins[::2], self.bins[1::2], strict=True)]
-                self.size *= 2
-            self.bins.append({})
-        self.count += 1
-        sums = self.bins[-1]
-        for name, value in values.items():
-            if name in sums or len(sums) < AUX_NAMES:
-                total, count = sums.get(name, (0.0, 0))
-                sums[name] = (total + value, count + 1) if math.isfinite(value) else (total, count)
-
-    def means(self) -> dict[str, tuple[float | None, ...]]:
-        """By name: over the first tenth of the steps, over the last, and over all; to a bin."""
-        tenth = -(-self.count // 10)
-        bins = -(-tenth // self.size)
-        parts = [_summed(self.bins[:bins]), _summed(self.bins[-bins:] if bins else []), _summed(self.bins)]
-        return {name: tuple(_mean(*part.get(name, (0.0, 0))) for part in parts) for name in sorted(parts[-1])}
-
-
-def _summed(bins: Any) -> dict[str, tuple[float, int]]:
-    sums: dict[str, tuple[float, int]] = {}
-    for each in bins:
-        for name, (total, count) in each.items():
-            before, known = sums.get(name, (0.0, 0))
-            if name in sums or len(sums) < AUX_NAMES:
-                sums[name] = before + total, known + count
-    return sums
-
-
-def _mean(total: float, count: int) -> float | None:
-    return total / count if count else None
 
 
 # ------------------------------------------------------------------ learner traffic
@@ -335,12 +295,10 @@ class TrafficFold:
 
 # ------------------------------------------------------------------ participation
 
-# Who took part in which rounds, and how old contributions and versions were.
+# Who took part in which rounds.
 
 
-COLUMNS = 360  # of rounds; an even number
-AGE_MOST = 1_000  # older ones count as this old
-COMMITS_KEPT = 4_096  # versions of which the age is known exactly
+COLUMNS = 180  # of rounds; an even number
 
 
 @dataclass(frozen=True)
@@ -398,75 +356,3 @@ def _paired(row: Ints) -> Ints:
     sums = np.zeros_like(row)
     sums[: len(row) // 2] = row[::2] + row[1::2]
     return sums
-
-
-@dataclass(eq=False)
-class Ages:
-    """How many steps later contributions merged, and how many commits later versions were adopted."""
-
-    contribution: dict[int, int] = field(default_factory=dict)
-    version: dict[int, int] = field(default_factory=dict)
-    stepped: dict[str, dict[int, int]] = field(default_factory=dict)  # newest step of the two newest incarnations
-    commits: int = 0
-    versions: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # the newest commits' syncer steps
-    at: Floats = field(default_factory=lambda: np.zeros(0))  # when each was made
-    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # and where the log has it
-
-    def take(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
-        self._merge(block, commits, contributions)
-        self._adopt(block, commits)
-
-    def _merge(self, block: Block, commits: Commits, contributions: ContributionRows) -> None:
-        """The steps that the log has of the learner before the commit, after the one that was read."""
-        steps = block.steps
-        width = block.rows + 2
-        order = np.argsort(steps.source, kind="stable")
-        places = steps.source[order] * width + (steps.position[order] - block.start)
-        before = np.array([NEVER, *(self._newest(*key) for key in block.sources)])[1:]
-        if len(contributions.commit):
-            wanted = contributions.learner * width + (commits.position[contributions.commit] - block.start)
-            found = np.searchsorted(places, wanted) - 1
-            said = np.concatenate([steps.step[order], [NEVER]])[found]
-            mine = (found >= 0) & (np.concatenate([steps.source[order], [NEVER]])[found] == contributions.learner)
-            newest = np.where(mine, said, before[contributions.learner])
-            _count(self.contribution, (newest - contributions.step)[newest > NEVER])
-        if len(order):
-            last = np.flatnonzero(np.diff(steps.source[order], append=-1))
-            for row in order[last].tolist():
-                self._stepped(*block.sources[int(steps.source[row])], int(steps.step[row]))
-
-    def _newest(self, learner: str, incarnation: int) -> int:
-        return self.stepped.get(learner, {}).get(incarnation, NEVER)
-
-    def _stepped(self, learner: str, incarnation: int, step: int) -> None:
-        known = self.stepped.setdefault(learner, {})
-        known[incarnation] = step
-        while len(known) > 2:
-            del known[min(known)]
-
-    def _adopt(self, block: Block, commits: Commits) -> None:
-        self.versions = np.concatenate([self.versions, commits.syncer_step])
-        self.at = np.maximum.accumulate(np.concatenate([self.at, commits.at]))
-        self.places = np.concatenate([self.places, commits.position])
-        self.commits += len(commits.at)
-        adopted = block.adoptions
-        later = adopted.mode != block.code("bootstrap")
-        if later.any() and len(self.versions):
-            version = adopted.version[later]
-            own = np.searchsorted(self.versions, version)
-            known = self.versions[np.minimum(own, len(self.versions) - 1)] == version
-            old = (version > 0) & (version < self.versions[0]) & (self.commits > len(self.versions))
-            by_then = np.searchsorted(self.at, adopted.at[later], "right")
-            by_then = np.minimum(by_then, np.searchsorted(self.places, adopted.position[later]))
-            _count(self.version, (by_then - own - 1)[known | old])
-        self.versions, self.at = self.versions[-COMMITS_KEPT:].copy(), self.at[-COMMITS_KEPT:].copy()
-        self.places = self.places[-COMMITS_KEPT:].copy()
-
-
-NEVER = -1
-
-
-def _count(ages: dict[int, int], found: Ints) -> None:
-    counts = np.bincount(np.clip(found, 0, AGE_MOST))
-    for age in np.flatnonzero(counts).tolist():
-        ages[age] = ages.get(age, 0) + int(counts[age])

@@ -1,4 +1,4 @@
-"""The report of a log as one HTML page and one Markdown text. The same log and recipe give the same bytes.
+"""The report of a log as one HTML page. The same log and recipe give the same bytes.
 
 The page needs no network, no script and no other file. The template escapes everything that comes from
 the log, except the figures' SVG, in which matplotlib has escaped it.
@@ -6,9 +6,8 @@ the log, except the figures' SVG, in which matplotlib has escaped it.
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +20,10 @@ from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import Suite
 from orchestrator.eventlog.block import Block
 from orchestrator.report import headline
-from orchestrator.report.canvas import NARROW, WIDE, variables
-from orchestrator.report.data import Data, collect
+from orchestrator.report.canvas import variables
+from orchestrator.report.data import collect
 from orchestrator.report.fold import ReportFold
-from orchestrator.report.sections import ReportSection, drawn, sections
-from orchestrator.report.tables import Table
-
-
-@dataclass(frozen=True)
-class ReportPage:
-    html: str
-    markdown: str
+from orchestrator.report.sections import ReportSection, sections
 
 
 @dataclass(frozen=True)
@@ -43,12 +35,13 @@ class Contents:
     verdicts: Sequence[Verdict]
 
 
-def report(contents: Contents, recipe: str) -> ReportPage:
-    """`recipe` is the text of the run's config.toml; empty where it is lost."""
+def report(contents: Contents, recipe: str) -> str:
+    """Return the page. `recipe` is the text of the run's config.toml; empty where it is lost."""
     summary = contents.summary
     data = collect(contents.fold, plain(recipe), summary, contents.verdicts)
-    told = sections(data, recipe)
-    return ReportPage(_encodable(_html(summary, data, told)), _encodable(markdown(summary, told)))
+    values = {"summary": summary, "verdict": headline.verdict(summary), "tiles": headline.tiles(summary)}
+    html = page("report.html", data, sections(data, recipe), **values)
+    return html.encode("utf-8", "replace").decode()  # half of a surrogate pair, which JSON can carry, becomes "?"
 
 
 def contents_of(blocks: Iterable[Block], recipe: str) -> Contents:
@@ -58,12 +51,6 @@ def contents_of(blocks: Iterable[Block], recipe: str) -> Contents:
     drive([accounts, suite, fold], blocks)
     verdicts = suite.verdicts()
     return Contents(fold, summarise(accounts, plain(recipe), verdicts), verdicts)
-
-
-def _html(summary: Mapping[str, Any], data: Data, told: list[ReportSection]) -> str:
-    return page(
-        "report.html", data, told, summary=summary, verdict=headline.verdict(summary), tiles=headline.tiles(summary)
-    )
 
 
 def page(template: str, data: Any, told: Sequence[ReportSection], **values: Any) -> str:
@@ -76,7 +63,7 @@ def page(template: str, data: Any, told: Sequence[ReportSection], **values: Any)
         lstrip_blocks=True,
     )
     pictures = {
-        section.key: [(wide, narrow, picture) for (wide, narrow), picture in drawn(section, data, (WIDE, NARROW))]
+        section.key: [(svg, one) for one in section.pictures if (svg := one.draw(data, one.words)) is not None]
         for section in told
     }
     colours = {"light": variables(dark=False), "dark": variables(dark=True)}
@@ -89,65 +76,3 @@ def plain(recipe: str) -> Mapping[str, Any]:
         return tomllib.loads(recipe)
     except tomllib.TOMLDecodeError:
         return {}
-
-
-def _encodable(text: str) -> str:
-    """Half of a surrogate pair, which JSON can carry and UTF-8 cannot, becomes a question mark."""
-    return text.encode("utf-8", "replace").decode()
-
-
-# ------------------------------------------------------------------ markdown
-
-# The report as Markdown: all of its words and tables, none of its figures. What comes from the log is escaped.
-
-
-def markdown(summary: Mapping[str, Any], sections: list[ReportSection]) -> str:
-    return "\n".join(_lines(summary, sections)).rstrip() + "\n"
-
-
-def escape(text: str) -> str:
-    """Text that Markdown and HTML show as it is, on one line."""
-    plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    plain = re.sub(r"([\\`*_\[\]|~#!$])", r"\\\1", plain)
-    return re.sub(
-        r"(?i)(https?|ftp)(?=:)|www(?=\.)", lambda found: f"{found.group()[:-1]}&#{ord(found.group()[-1])};", plain
-    )
-
-
-def _lines(summary: Mapping[str, Any], sections: list[ReportSection]) -> Iterator[str]:
-    verdict = headline.verdict(summary)
-    yield f"# {escape(str(summary['name'] or 'run'))}: {escape(verdict.word)}"
-    yield ""
-    yield escape(verdict.sentence)
-    yield ""
-    yield "Figures: `report.html`."
-    yield ""
-    yield "| | | |"
-    yield "|---|---:|---|"
-    yield from (f"| {tile.label} | {escape(tile.value)} | {escape(tile.detail)} |" for tile in headline.tiles(summary))
-    for section in sections:
-        yield from ("", f"## {section.title}")
-        for words in section.lead:
-            yield from ("", escape(words))
-        for picture in section.pictures:
-            yield from ("", escape(picture.words))
-        for one in section.tables:
-            yield from _table(one)
-        for title, text in section.blocks:
-            yield from ("", f"### {escape(title)}", "", *_fenced(text))
-
-
-def _table(one: Table) -> Iterator[str]:
-    yield from ("", f"### {escape(one.title)}", "")
-    yield "| " + " | ".join(map(escape, one.columns)) + " |"
-    yield "|" + "|".join("---:" if index in one.numeric else "---" for index in range(len(one.columns))) + "|"
-    yield from ("| " + " | ".join(map(escape, row)) + " |" for row in one.rows)
-    if one.note:
-        yield from ("", escape(one.note))
-
-
-def _fenced(text: str) -> tuple[str, str, str]:
-    """A block that nothing inside can end: its fence is longer than any run of the fence's own sign."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return (fence, text.rstrip("\n"), fence)

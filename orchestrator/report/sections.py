@@ -1,8 +1,8 @@
-"""The report's sections in order, each with words, figures and tables. HTML and Markdown both render this list."""
+"""The report's sections in order, each with words, figures and tables. The templates render this list."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from orchestrator.store.status_text import number, part, percent, seconds
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: `draw(data, width, words)` gives SVG, or None where the log has nothing to show."""
+    """A figure: `draw(data, words)` gives SVG, or None where the log has nothing to show."""
 
-    draw: Callable[[Any, int, str], str | None]
+    draw: Callable[[Any, str], str | None]
     words: str  # for those who cannot see it
     caption: str
 
@@ -92,16 +92,11 @@ def _learners(data: Data) -> ReportSection:
     restarts = sum(lane.incarnation > 1 for lane in data.lanes)
     learners = len({lane.learner for lane in data.lanes})
     words = f"{learners} learners in {len(data.lanes)} incarnations over {seconds(data.end_s)}; {restarts} restarts."
-    caption = (
-        "Each learner's incarnations follow each other in one lane."
-        if figures.packed(data.lanes)
-        else "Each incarnation has a lane. A restarted learner continues in a new lane below; #2 is its second "
-        "incarnation."
-    )
+    caption = "Each learner's incarnations follow each other in one row."
     if data.marks:
         caption += " Triangles are faults, numbered as in the table of faults."
     if any(lane.frozen for lane in data.lanes):
-        caption += " The thin line under a frozen process starts where it lost its lease."
+        caption += " The thin line under a row starts where the learner lost its lease."
     if learners > figures.LEARNERS_MOST:
         caption += f" The first {figures.LEARNERS_MOST} of {learners} learners are drawn."
     left = data.lanes_left_out
@@ -150,17 +145,12 @@ def _merges(data: Data) -> ReportSection:
     if not data.merges:
         return ReportSection("merges", "Outer steps")
     waits = (
-        "The parts of an outer step over time. Lines are medians of neighbouring outer steps, bars the longest. "
+        "The parts of an outer step over time. Dots are medians of neighbouring outer steps, bars the longest. "
         "Grace is the wait after the quorum for learners that had not reported. The last part reads the contributions, "
         "merges them and makes the result durable."
     )
-    ages = (
-        "Staleness. Left: steps that a learner finished between the read of its contribution and the merge. Right: "
-        "commits between a version's own and its adoption. In shares of all contributions and adoptions."
-    )
     pictures = (
         Picture(figures.draw_waits, "Seconds until the quorum, of grace, and until durable, over time.", waits),
-        Picture(figures.draw_ages, _ages(data), ages),
     )
     lead = (
         "The log records the grace that was used, not what was granted. A step that ended because its grace was over "
@@ -171,32 +161,16 @@ def _merges(data: Data) -> ReportSection:
     )
 
 
-def _ages(data: Data) -> str:
-    def most(ages: Any) -> str:
-        return str(ages.most_common(1)[0][0]) if ages else "no"
-
-    return (
-        f"Ages: most contributions merge {most(data.contribution_age)} learner steps after they were read; most "
-        f"versions are adopted {most(data.version_age)} syncer steps after their commit."
-    )
-
-
 def _faults(data: Data) -> ReportSection:
     listed, missed = tables.faults(data), tables.skipped(data)
     if not listed.rows and not missed.rows:
         return ReportSection("faults", "Faults and recoveries", ("No fault was injected, and no learner died.",))
-    recovered = [fault["recovery_s"] for fault in data.summary["faults"] if fault["recovery_s"] is not None]
-    words = f"{len(listed.rows)} faults." + (
-        f" Recoveries took {min(recovered):.1f} to {max(recovered):.1f} seconds." if recovered else ""
+    lead = (
+        "A recovery lasts from the fault to the first merged contribution after it. A frozen learner that is not "
+        "declared dead goes on once it thaws: its time is detection, the rest of the freeze, and the wait for its next "
+        "contribution.",
     )
-    caption = (
-        "From the fault to the first merged contribution after it. A frozen learner that is not declared dead goes on "
-        "once it thaws: its time is detection, the rest of the freeze, and the wait for its next contribution."
-    )
-    pictures = (Picture(figures.draw_recoveries, words, caption),) if recovered else ()
-    return ReportSection(
-        "faults", "Faults and recoveries", (), pictures, _kept(listed, tables.recoveries(data), missed)
-    )
+    return ReportSection("faults", "Faults and recoveries", lead, (), _kept(listed, tables.recoveries(data), missed))
 
 
 def _wire(data: Data) -> ReportSection:
@@ -214,15 +188,7 @@ def _wire(data: Data) -> ReportSection:
         if count > 1
         else "With one learner, data-parallel training would send nothing.",
     )
-    total, conventional = sum(link.total or 0 for link in data.links), sum(link.data_parallel for link in data.links)
-    words = (
-        f"{tables.megabytes(total)} MB in all, against {tables.megabytes(conventional)} MB of data-parallel training."
-    )
-    known = all(link.total is not None for link in data.links)
-    pictures = (
-        (Picture(figures.draw_wire, words, "Between the syncer and each learner, all incarnations."),) if known else ()
-    )
-    return ReportSection("wire", "Bytes on the links", lead, pictures, _kept(tables.wire(data)))
+    return ReportSection("wire", "Bytes on the links", lead, (), _kept(tables.wire(data)))
 
 
 def _books(data: Data) -> ReportSection:
@@ -248,11 +214,3 @@ def _recipe(data: Data, recipe: str) -> ReportSection:
     made = tables.table("Made with", "what|version", tables.versions(data))
     blocks = (("config.toml", recipe),) if recipe.strip() else ()
     return ReportSection("recipe", "Recipe", (), (), _kept(made), blocks)
-
-
-def drawn(section: ReportSection, data: Any, widths: tuple[int, ...]) -> Iterator[tuple[list[str], Picture]]:
-    """The section's pictures with something to show, drawn at every width."""
-    for picture in section.pictures:
-        svgs = [picture.draw(data, width, picture.words) for width in widths]
-        if all(svgs):
-            yield [svg for svg in svgs if svg], picture

@@ -1,4 +1,4 @@
-"""The report's tables: rows of text from the data, for HTML and Markdown alike."""
+"""The report's tables: rows of text from the data, as the templates render them."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def incarnations(data: Data) -> Table:
 def auxiliaries(data: Data) -> Table:
     """Means of the auxiliary values that the task's loss returns; no rows where it returns none."""
     rows = [
-        (name, *(DASH if mean is None else brief(mean) for mean in means)) for name, means in data.auxiliaries.items()
+        (name, *(brief(mean) if mean == mean else DASH for mean in means)) for name, means in data.auxiliaries.items()
     ]
-    return table("Auxiliary values", "name|mean of the first tenth of steps|of the last tenth|of all", rows, (1, 2, 3))
+    return table("Auxiliary values", "name|mean of the first steps|of the last|of all", rows, (1, 2, 3))
 
 
 def held_out(data: Data) -> Table:

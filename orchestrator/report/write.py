@@ -1,4 +1,4 @@
-"""The report's files in a run's store."""
+"""The report's file in a run's store."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from orchestrator.store.run_store import RunStore
 if TYPE_CHECKING:
     from orchestrator.report.render import Contents
 
-HTML, MARKDOWN, RECIPE = "report.html", "report.md", "config.toml"
+HTML, RECIPE = "report.html", "config.toml"
 
 
-def write(store: RunStore, html: Path | None = None, contents: Contents | None = None) -> list[Path]:
-    """Render a run's report and write both files, beside the log or as `html` and its `.md`.
+def write(store: RunStore, html: Path | None = None, contents: Contents | None = None) -> Path:
+    """Render a run's report and write it, beside the log or as `html`.
 
-    `contents`: of the run's log, where it has been read; else the log is read as it is now. Returns the paths. Raises
+    `contents`: of the run's log, where it has been read; else the log is read as it is now. Returns the path. Raises
     ValueError for a damaged log, OSError where nothing can be written.
     """
     from orchestrator.report.render import contents_of, report  # matplotlib takes a second to import
@@ -26,10 +26,8 @@ def write(store: RunStore, html: Path | None = None, contents: Contents | None =
     rendered = report(contents_of(intact(store.root), recipe) if contents is None else contents, recipe)
     target = RunStore(store.root if html is None else html.absolute().parent)
     name = HTML if html is None else html.name
-    texts = {name: rendered.html, (MARKDOWN if html is None else html.with_suffix(".md").name): rendered.markdown}
-    for file, text in texts.items():
-        target.write_text(file, text)
-    return [target.path(file) for file in texts]
+    target.write_text(name, rendered)
+    return target.path(name)
 
 
 def attempt(store: RunStore, contents: Contents | None = None) -> bool:

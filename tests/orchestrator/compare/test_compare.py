@@ -139,7 +139,7 @@ def test_the_page_is_whole_and_says_what_came_out(result: Comparison) -> None:
     text = page.html(result, recipe(), plan=None)
     found = Balanced(text)
     assert "decoupled + faults" in found.cells and "-0.3500 ± 5.7178 (-14.58%)" in text
-    assert text.count("<svg") == 4 and "prefers-color-scheme: dark" in text
+    assert text.count("<svg") == 2 and "prefers-color-scheme: dark" in text
     assert page.sentence(result) in text.replace("&#39;", "'")
     one = replace(result, rows=result.rows[:1])
     assert "nothing to compare" in page.html(one, recipe(), plan=None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from learners.protocol.facts import Adopted, StepFinished
+from learners.protocol.facts import StepFinished
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import drive
 from orchestrator.accounting.summary import summarise
@@ -19,14 +19,14 @@ from orchestrator.checkers.suite import check
 from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerRequested
-from orchestrator.report import figures, tables
-from orchestrator.report.canvas import WIDE, labels
+from orchestrator.report import tables
+from orchestrator.report.canvas import labels
 from orchestrator.report.data import Data, FaultMark, collect
-from orchestrator.report.figures import GROUPS, broken, grouped, share_class
+from orchestrator.report.figures import GROUPS, grouped, share_class
 from orchestrator.report.fold import TIMELINE_FIRST, TIMELINE_LAST, ReportFold
 from orchestrator.report.series import Series, chunks, merged
 from orchestrator.report.tables import timeline
-from outer.protocol.facts import Committed, LearnerFenced, LeaseExpired
+from outer.protocol.facts import LearnerFenced, LeaseExpired
 from tests.orchestrator.histories import BASE, END, altered, history, inserted, is_a, without
 from tests.orchestrator.order import canonical
 
@@ -66,7 +66,7 @@ def test_neighbours_are_shared_out_evenly_and_drawn_by_median_and_quantiles() ->
     assert [(bin.x, bin.columns[0].median) for bin in series.bins()] == list(enumerate((5, 1, 3, 2, 4)))
 
 
-def test_auxiliary_values_are_tabulated_by_their_means_over_the_first_and_the_last_tenth() -> None:
+def test_auxiliary_values_are_tabulated_by_their_means_over_the_first_and_the_last_steps() -> None:
     assert not tables.auxiliaries(data()).rows, "a task without any"
     told, steps = [], 0
     for event in history():
@@ -164,15 +164,6 @@ def test_the_bytes_of_all_links_are_those_of_the_summary() -> None:
     assert data(recipe={}).links[0].total is None
 
 
-def test_ages_are_counted_in_steps() -> None:
-    told = data()
-    facts = [event.fact for event in history()]
-    assert told.contribution_age == {0: sum(len(fact.participants) for fact in facts if isinstance(fact, Committed))}
-    overwritten = [fact for fact in facts if isinstance(fact, Adopted) and fact.mode == "overwrite"]
-    assert told.version_age.total() == len(overwritten)
-    assert told.version_age[0] > 0.9 * told.version_age.total()
-
-
 def test_held_out_losses_stand_where_their_parameters_were_committed() -> None:
     first, last = data().held_out
     assert (first.at_s, first.tokens, first.value) == (0.0, 0, 5.0)
@@ -219,15 +210,6 @@ def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_ou
     assert f"{len(told.rows) + 300 - TIMELINE_FIRST - TIMELINE_LAST:,} between them" in long.note
 
 
-def test_many_incarnations_share_their_learners_lane() -> None:
-    few = figures.draw_lanes(data(), WIDE, "lanes")
-    assert few is not None and "#2<" in few
-    again = [LearnerRequested("b", number, "pool", None) for number in range(2, 42)]
-    many = figures.draw_lanes(data(inserted(history(), is_a(LearnerRequested), *again)), WIDE, "lanes")
-    assert many is not None and "#2<" not in many
-    assert len(many) < 3 * len(few)
-
-
 def test_faults_that_are_too_close_for_numbers_share_them_or_have_none() -> None:
     def mark(number: int) -> FaultMark:
         return FaultMark(number, "kill", "a", 1, 0.0, 0, None)
@@ -235,13 +217,6 @@ def test_faults_that_are_too_close_for_numbers_share_them_or_have_none() -> None
     assert labels([(mark(1), 0.0), (mark(2), 5.0), (mark(3), 100.0)], 1.0) == [("1,2", 0.0), ("3", 100.0)]
     assert labels([(mark(n), 10.0 * n) for n in range(9)], 1.0) == [], "a chain of them would point nowhere"
     assert labels([(mark(n), 50.0 * n) for n in range(30)], 1.0) == []
-
-
-def test_a_line_does_not_bridge_a_time_without_commits() -> None:
-    places, values = broken([1.0, 2.0, 3.0, 9.0], [5.0, 6.0, 7.0, 8.0])
-    assert places == [1.0, 2.0, 3.0, 9.0, 9.0]
-    assert math.isnan(values[3]) and values[4] == 8.0
-    assert broken([1.0], [5.0]) == ([1.0], [5.0])
 
 
 def test_a_very_long_table_says_what_it_leaves_out() -> None:

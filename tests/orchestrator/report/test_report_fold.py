@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -16,7 +15,9 @@ from orchestrator.accounting.fold import drive
 from orchestrator.eventlog.block import Block, PlacedEvent, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, FaultSkipped
-from orchestrator.report.fold import AUX_BINS, COLUMNS, Auxiliary, ReportFold
+from orchestrator.report import fold as fold_module
+from orchestrator.report import series
+from orchestrator.report.fold import COLUMNS, ReportFold
 from orchestrator.report.series import KEPT, BoundedTally, Ends, Series, Thinned
 from outer.protocol.facts import LearnerFenced, Refused
 from tests.orchestrator.histories import BASE, history, restarted
@@ -96,36 +97,38 @@ def later(block: Block, turn: int) -> Block:
     )
 
 
-def test_the_fold_is_no_larger_for_a_longer_run() -> None:
+def test_the_fold_is_no_larger_for_a_longer_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "KEPT", 4096)
+    monkeypatch.setattr(fold_module, "FAULTS_KEPT", 256)
     stretch, accounts, most = block_of(history()), Accounts(), [0, 0]
     fold = ReportFold(accounts)
     assert stretch.commits.fragment.size == 16
-    for turn in range(4096):
+    for turn in range(1024):
         drive([accounts.records, fold], [later(stretch, turn)])
-        if turn >= 1024 and turn % 64 == 0:  # bins are halved at every doubling of the run: compare whole doublings
-            most[turn >= 2048] = max(most[turn >= 2048], size(fold))
+        if turn >= 256 and turn % 64 == 0:  # bins are halved at every doubling of the run: compare whole doublings
+            most[turn >= 512] = max(most[turn >= 512], size(fold))
     assert most[1] < 1.02 * most[0]
     taken = fold.rounds.rounds(("a", "b", "c"))
     assert taken is not None and len(taken.commits) <= COLUMNS < taken.count
-    assert sum(taken.commits) == fold.curve.count == fold.waits[0].count == 16 * 4096
-    assert (fold.failures.count, fold.failures.left_out) == (4096, 4091)
-    assert sum(fold.refusals.counts.values()) == 4096
+    assert sum(taken.commits) == fold.curve.count == fold.waits[0].count == 16 * 1024
+    assert (fold.failures.count, fold.failures.left_out) == (1024, 1019)
+    assert sum(fold.refusals.counts.values()) == 1024
 
 
 def test_a_long_series_is_kept_as_bins_with_all_its_numbers() -> None:
     rng = np.random.default_rng(1)
     xs = np.arange(20.0 * KEPT)
     ys = rng.normal(5.0, 1.0, len(xs)) + xs / KEPT
-    series = Series(240, 8)
+    long = Series(240, 8)
     for start in range(0, len(xs), 10_007):
-        series.take(xs[start : start + 10_007], ys[start : start + 10_007])
-    bins = series.bins()
-    assert 120 <= len(bins) <= 240 and series.rows is None
+        long.take(xs[start : start + 10_007], ys[start : start + 10_007])
+    bins = long.bins()
+    assert 120 <= len(bins) <= 240 and long.rows is None
     assert sum(bin.count for bin in bins) == len(xs)
-    assert {bin.count for bin in bins[:-1]} == {series.size}
-    for bin, first in zip(bins, range(0, len(xs), series.size), strict=True):
-        of = ys[first : first + series.size]
-        assert bin.x == pytest.approx(xs[first : first + series.size].mean())
+    assert {bin.count for bin in bins[:-1]} == {long.size}
+    for bin, first in zip(bins, range(0, len(xs), long.size), strict=True):
+        of = ys[first : first + long.size]
+        assert bin.x == pytest.approx(xs[first : first + long.size].mean())
         assert bin.columns[0].median == pytest.approx(np.median(of), rel=0.01)
         assert bin.columns[0].middle(0.9) == pytest.approx(np.quantile(of, 0.9), rel=0.015)
 
@@ -148,18 +151,6 @@ def test_ends_and_tallies_say_what_they_leave_out() -> None:
         tally.take(("refused", str(number)))
     assert (ends.all(), ends.left_out) == ([0, 1, 7, 8, 9], 5)
     assert tally.counts == {("refused", "0"): 1, ("refused", "1"): 1, ("other", "other"): 8}
-
-
-def test_auxiliary_values_of_a_long_run_have_the_means_of_all_steps() -> None:
-    auxiliary = Auxiliary()
-    for step in range(10 * AUX_BINS):
-        auxiliary.take({"accuracy": step, "broken": math.nan})
-    first, last, whole = auxiliary.means()["accuracy"]
-    assert len(auxiliary.bins) <= AUX_BINS
-    assert whole == pytest.approx((10 * AUX_BINS - 1) / 2)
-    assert first == pytest.approx(AUX_BINS / 2, rel=0.05)
-    assert last == pytest.approx(9.5 * AUX_BINS, rel=0.05)
-    assert auxiliary.means()["broken"] == (None, None, None)
 
 
 def test_what_a_later_epoch_repeats_counts_once() -> None:
