@@ -133,11 +133,11 @@ def _compared(plan: Plan) -> Iterator[str]:
     given = told.donation_bytes
     peer = "" if given is None else f"parameters and inner optimizer, {_amount(given)}, from a peer, or "
     yield f"a learner that joins fetches {peer}{joining} from the syncer"
-    plain = told.data_parallel
-    if plain.ratio is not None:
+    if told.data_parallel_ratio is not None:
+        plain, ratio = _amount(told.data_parallel_bytes), told.data_parallel_ratio
         yield (
-            f"plain data-parallel training: each learner sends and receives {_amount(plain.each_way_bytes)} in every "
-            f"step, {plain.ratio:.3g} times as much as here"
+            f"plain data-parallel training: each learner sends and receives {plain} in every step, {ratio:.3g} times "
+            "as much as here"
         )
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from orchestrator.planner.plan import Plan
-from orchestrator.planner.sizing.links import SHARE
 from orchestrator.planner.sizing.nodes import GIB
 from orchestrator.planner.sizing.rates import floor_s
+from orchestrator.planner.sizing.traffic import SHARE
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.resources import local_store_bytes, memory_share
 from outer.protocol.fragments import LARGE

@@ -9,12 +9,12 @@ from statistics import median
 from orchestrator.planner.checks import checked
 from orchestrator.planner.forecast import forecast
 from orchestrator.planner.plan import Pace, Plan, PlanContext
-from orchestrator.planner.sizing import capacity, links, memory
+from orchestrator.planner.sizing import capacity, memory
 from orchestrator.planner.sizing.costs import cost, storage, upkeep, value_bytes
 from orchestrator.planner.sizing.fault_tolerance import expected, fault_outcomes
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.traffic import table, traffic
-from orchestrator.planner.sizing.units import unit_step_s
+from orchestrator.planner.sizing.rates import unit_step_s
+from orchestrator.planner.sizing.traffic import home, of_nodes, of_regions, table, traffic
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import Problem
 
@@ -36,7 +36,7 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         shapes.inner_state_bytes,
         pace.step_s,
     )
-    hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or links.home(recipe)
+    hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or home(recipe)
     aged = upkeep(recipe, value_bytes(shapes), pace.syncer_steps, pace.step_s, context.step_s)
     losses = expected(recipe)
     foreseen = forecast(recipe, shapes, context.step_s, hub) if context.forecast else None
@@ -61,8 +61,8 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         upkeep=aged,
         memory=memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools]),
         loads=(
-            *links.of_regions(recipe, moved, hub, pace.step_s),
-            *links.of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
+            *of_regions(recipe, moved, hub, pace.step_s),
+            *of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
         ),
         expected=losses,
         fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s, aged.failover_s),

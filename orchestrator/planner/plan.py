@@ -13,12 +13,11 @@ from orchestrator.planner.forecast import Forecast
 from orchestrator.planner.sizing.capacity import Placement
 from orchestrator.planner.sizing.costs import CONSTANTS, Cost, Storage, Upkeep
 from orchestrator.planner.sizing.fault_tolerance import Expected, FaultOutcome
-from orchestrator.planner.sizing.links import LinkLoad
 from orchestrator.planner.sizing.memory import Memory
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import Node
 from orchestrator.planner.sizing.rates import rates
-from orchestrator.planner.sizing.traffic import DOWN_BYTES, FragmentRow, Traffic
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, FragmentRow, LinkLoad, Traffic
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
 

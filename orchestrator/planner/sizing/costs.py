@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.rates import STORE, Constant
-from orchestrator.planner.sizing.units import DAY_S, HOUR_S, availability, fleet_pool, unit_step_s
+from orchestrator.planner.sizing.rates import DAY_S, HOUR_S, STORE, Constant, availability, fleet_pool, unit_step_s
 from orchestrator.recipe.config import Recipe
 from outer.journal.chain import SEGMENT_ROWS
 from outer.journal.journal import SNAPSHOT_GROUPS

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.planner.sizing.units import DAY_S, availability, fleet_pool, unit_mtbf_hours
+from orchestrator.planner.sizing.rates import DAY_S, availability, fleet_pool, unit_mtbf_hours
 from orchestrator.recipe.config import Recipe
 
 

@@ -1,13 +1,15 @@
-"""The rates that plan and the fleet simulator compute with, each with where it comes from; and deadlines at a rate."""
+"""The rates that plan and the fleet simulator compute with, each with its source; deadlines at a rate; and the step
+time, failures and hours of one learner unit, by the recipe's [fleet]."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
-from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.config import FleetPoolConfig, PoolConfig, Recipe
 from outer.numeric.formats import named
 from outer.protocol.leases import SLOWEST_LINK, longest_s
 
+HOUR_S, DAY_S = 3600.0, 86_400.0
 ELEMENT_BYTES = 4  # rates of codecs are by bytes of float32
 
 
@@ -56,3 +58,33 @@ def encode_s(codec: str, payload_bytes: float) -> float:
 def floor_s(takes_s: float, size: int) -> float:
     """The least `floor` of outer.protocol.leases.longest_s for which a transfer of `size` bytes is in time."""
     return takes_s - longest_s(0.0, size)
+
+
+# ------------------------------------------------------------------ one learner unit
+
+
+def fleet_pool(recipe: Recipe, name: str) -> FleetPoolConfig:
+    """The pool's entry in [fleet], or its defaults."""
+    return next((pool for pool in recipe.fleet.pools if pool.name == name), FleetPoolConfig(name=name))
+
+
+@overload
+def unit_step_s(recipe: Recipe, pool: PoolConfig, step_s: float) -> float: ...
+@overload
+def unit_step_s(recipe: Recipe, pool: PoolConfig, step_s: float | None) -> float | None: ...
+def unit_step_s(recipe: Recipe, pool: PoolConfig, step_s: float | None) -> float | None:
+    """Seconds of a step, the pool's slowdown included. `step_s`: of pools of which `[fleet]` gives none."""
+    own = fleet_pool(recipe, pool.name).step_s or step_s
+    return None if own is None else own * pool.slowdown
+
+
+def unit_mtbf_hours(recipe: Recipe, pool: PoolConfig) -> float:
+    """Mean time between failures of one learner: the pool's own, or that of a chip over the number of its chips."""
+    told = fleet_pool(recipe, pool.name)
+    return told.mtbf_hours or recipe.fleet.mtbf_hours / (told.chips or pool.known_devices)
+
+
+def availability(recipe: Recipe, pool: PoolConfig) -> float:
+    """The share of the time in which one learner is there: of its spot hours, all but what its failures take."""
+    mtbf, outage = unit_mtbf_hours(recipe, pool), recipe.fleet.outage_s / HOUR_S
+    return fleet_pool(recipe, pool.name).spot * mtbf / (mtbf + outage)

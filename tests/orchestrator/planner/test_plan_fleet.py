@@ -11,9 +11,9 @@ from orchestrator.planner.make import make
 from orchestrator.planner.plan import Plan, PlanContext, as_json
 from orchestrator.planner.sizing.costs import cost
 from orchestrator.planner.sizing.fault_tolerance import FaultOutcome, expected
-from orchestrator.planner.sizing.links import LinkLoad
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import from_text
+from orchestrator.planner.sizing.traffic import LinkLoad
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import InputError, dump, parse, validate
 from outer.protocol.fragments import Fragment, Tensor

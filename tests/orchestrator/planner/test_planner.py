@@ -86,9 +86,9 @@ def test_traffic_is_what_one_computes_by_hand() -> None:
     assert found.run_up_bytes == 3 * (2 * 200 + 3 * 200 + 3 * 200 + 2 * 100)
     assert found.run_down_bytes == 3 * (1400 + 2 * 400 + 3 * 400 + 3 * 400 + 2 * 200)
     # Ring all-reduce of 1200 bytes among 3: 2 * 2 / 3 * 1200 each way.
-    assert found.data_parallel.each_way_bytes == 1600
+    assert found.data_parallel_bytes == 1600
     assert (found.joining_bytes, found.donation_bytes) == (1400, 1200 + 2404)
-    assert found.data_parallel.ratio == pytest.approx(3200 / (2100 / 12))
+    assert found.data_parallel_ratio == pytest.approx(3200 / (2100 / 12))
 
 
 def test_versions_come_down_as_differences_and_first_ones_whole() -> None:
@@ -107,8 +107,8 @@ def test_without_a_step_time_nothing_is_said_per_second_and_one_learner_is_compa
     sync = SyncConfig.model_validate({"P": 4, "H": 12})
     found = traffic(table(shapes().fragments, sync), sync, {"x": None}, None, 24, 1400, 2800, step_s=None)
     assert found.learner_up.per_second_bits is None
-    assert found.data_parallel.ratio is None
-    assert found.data_parallel.each_way_bytes == 0
+    assert found.data_parallel_ratio is None
+    assert found.data_parallel_bytes == 0
 
 
 @pytest.mark.parametrize("steps", [1, 11, 12, 13, 47])
