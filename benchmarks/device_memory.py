@@ -68,6 +68,15 @@ class Watched(LockStep):
         self.phase = "joining"
         self.steps = 0
         self.flights: deque[InFlight] = deque()
+        self.bytes_to_host = 0  # of staged copies that were asked for
+        host = self.unit.trainer.host
+
+        def counted(on_device: Any) -> Any:
+            theta = host(on_device)
+            self.bytes_to_host += theta.nbytes
+            return theta
+
+        self.unit.trainer.host = counted
 
     def _round(self) -> bool:
         self._to_syncer(outer.Tick())
@@ -150,7 +159,7 @@ def measured(width: int, layers: int, rounds: int) -> dict[str, Any]:
     rows = [run.rows[phase] for phase in ("steps", "checkpoint", "joiner")]
     for row in rows:
         row.planned_bytes = sum(parts.values()) - (parts[SNAPSHOT] if row.phase == "steps" else 0)
-    round_bytes = run.unit.fragment_io.bytes_to_host * sync.round_steps / run.committed_step
+    round_bytes = run.bytes_to_host * sync.round_steps / run.committed_step
     model_bytes = 4 * shapes.elements
     return {
         "platform": jax.default_backend(),

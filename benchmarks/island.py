@@ -149,7 +149,7 @@ def main() -> None:
     arguments.add_argument("--run-dir", type=Path, default=Path("runs/island"))
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
-    from orchestrator.__main__ import start_chaos
+    from chaos.actor import start as start_chaos
     from orchestrator.runtime import launch
 
     draft = load(ROOT / "deploy/recipes/local.toml", SETTINGS)

@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
+from chaos.actor import start as start_chaos  # noqa: E402
 from learners.protocol.facts import StateReceived  # noqa: E402
-from orchestrator.__main__ import start_chaos  # noqa: E402
 from orchestrator.eventlog.facts import FaultInjected  # noqa: E402
 from orchestrator.eventlog.reader import read_run  # noqa: E402
 from orchestrator.lifecycle.scaling import request_file  # noqa: E402

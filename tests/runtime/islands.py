@@ -22,7 +22,7 @@ os.environ["DILOCO_PLATFORM"] = "cpu"  # its accelerators are fake
 
 import ray
 from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group_table
+from ray.util.placement_group import placement_group_table, remove_placement_group
 
 from chaos.actor import start
 from orchestrator.eventlog.facts import LearnerLost, LearnerStarted, NodePreempted, RunFinished
@@ -129,7 +129,7 @@ def alone(pool: PoolConfig) -> str:
         group.wait(0.5)
         return placement.pending_reasons({"alone": (group, pool)}, anywhere=False).get("alone", "placed")
     finally:
-        placement.remove_placement_group(group)
+        remove_placement_group(group)
 
 
 def refusal(labels: dict[str, str]) -> str:
@@ -157,7 +157,7 @@ def settings_of_a_learner(pool: PoolConfig) -> dict[str, str]:
         settings: dict[str, str] = ray.get(actor.settings.remote(), timeout=DEADLINE_S)
         return settings
     finally:
-        placement.remove_placement_group(group)
+        remove_placement_group(group)
 
 
 def preempt(node: str, address: str) -> None:
