@@ -22,7 +22,7 @@ from orchestrator.report.write import attempt
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import Buckets
 from orchestrator.telemetry.fold import MetricsFold
-from orchestrator.telemetry.run_samples import package_version, publish
+from orchestrator.telemetry.run_samples import publish
 from outer.journal.object_store import Objects
 
 LOOK_S = 2.0  # between two looks at the log
@@ -36,7 +36,7 @@ class Folds:
         self.accounts = Accounts()
         self.suite = Suite(self.accounts)
         self.report = ReportFold(self.accounts)
-        self.metrics = MetricsFold(codec, package_version(), self.accounts)
+        self.metrics = MetricsFold(codec, self.accounts)
 
     def take(self, block: Block) -> None:
         for fold in (self.accounts, self.suite, self.report, self.metrics):

@@ -18,7 +18,7 @@ from orchestrator.accounting.ledger import COMMITTED, FATES, REASONS, Books
 from orchestrator.accounting.summary import downloaded
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event, kind_of
-from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested, RunStarted
+from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested
 from orchestrator.telemetry.catalog import CATALOG, KINDS, OTHER, Buckets, LabelLimits, Sample
 from outer.numeric.formats import known
 from outer.protocol.facts import LearnerFenced, SyncerStarted
@@ -47,10 +47,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     # learners'
     "AdoptionRefused": (Rule("diloco_adoptions_refused_total", {"learner": WRITER, "reason": "reason"}),),
     "LoopFailed": (Rule("diloco_loops_failed_total", {"learner": WRITER}),),
-    "StateReceived": (
-        Rule("diloco_states_received_total", {"learner": WRITER, "source": "source"}),
-        Rule("diloco_state_bytes_total", {"learner": WRITER, "source": "source"}, "bytes"),
-    ),
+    "StateReceived": (Rule("diloco_state_bytes_total", {"learner": WRITER, "source": "source"}, "bytes"),),
     "DonorFailed": (Rule("diloco_donors_failed_total", {"learner": WRITER}),),
     "Donated": (Rule("diloco_donations_total", {"learner": WRITER}),),
     # the orchestrator's and chaos's
@@ -69,10 +66,9 @@ _COMMIT_COLUMNS = {
 class MetricsFold:
     """Needs the accounts to take each block first."""
 
-    def __init__(self, codec: str, version: str, accounts: Accounts) -> None:
-        """`codec`: the contributions' number format, of the recipe; `version`: this package's."""
+    def __init__(self, codec: str, accounts: Accounts) -> None:
+        """`codec`: the contributions' number format, of the recipe."""
         self._codec = codec
-        self._version = version
         self._accounts = accounts
         self._values: dict[tuple[str, ...], float] = {}  # by metric and the values of its labels
         self._buckets: dict[tuple[str, ...], Buckets] = {}
@@ -175,9 +171,6 @@ class MetricsFold:
             }
             self._add(rule.metric, getattr(fact, rule.amount) if rule.amount else 1, **labels)
         match fact:
-            case RunStarted():
-                versions = {name: str(fact.versions.get(name) or "") for name in ("python", "ray", "jax")}
-                self._set("diloco_build_info", 1, version=self._version, **versions)
             case SyncerStarted():
                 self._sizes = fact.sizes
             case LearnerRequested():
@@ -232,8 +225,6 @@ class MetricsFold:
         for name, column in _COMMIT_COLUMNS.items():
             values = getattr(commits, column)
             self._add(name, values[np.isfinite(values) & (values > 0)].sum().item())
-        self._add("diloco_commits_without_grace_total", int(np.count_nonzero(commits.grace_s == 0.0)))
-        self._set("diloco_commit_participants", int(commits.first[-1] - commits.first[-2]))
         for fragment in np.unique(commits.fragment).tolist():
             here = np.flatnonzero(commits.fragment == fragment)
             self._add("diloco_commits_total", len(here), fragment=str(fragment))
@@ -275,6 +266,5 @@ class MetricsFold:
             for number in [number for number in self._dead.get(learner, ()) if number < newest]:
                 seconds = at - self._dead[learner].pop(number)
                 self._add("diloco_recoveries_total", 1, learner=learner)
-                self._add("diloco_recovery_seconds_total", seconds, learner=learner)
                 self._observe("diloco_recovery_duration_seconds", [seconds])
                 self._set("diloco_last_recovery_seconds", seconds, learner=learner)

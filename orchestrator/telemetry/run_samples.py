@@ -12,7 +12,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from orchestrator.eventlog.reader import LogReader
@@ -27,9 +26,7 @@ NOWHERE = "none"  # the region of a pool that names none
 
 RUN = {
     "progress": "diloco_run_progress_ratio",
-    "goodput": "diloco_run_goodput_ratio",
     "eta_s": "diloco_run_eta_seconds",
-    "started_at": "diloco_run_start_timestamp_seconds",
     "eval_loss": "diloco_eval_loss",
     "syncer_step": "diloco_syncer_step",
     "target_syncer_steps": "diloco_syncer_target_steps",
@@ -72,13 +69,6 @@ def now(store: RunStore, status: Mapping[str, Any] | None, over: bool) -> Iterat
 
 
 # ------------------------------------------------------------------ what the orchestrator publishes
-
-
-def package_version() -> str:
-    try:
-        return version("decoupled-diloco")
-    except PackageNotFoundError:  # run from a folder, not installed
-        return "unknown"
 
 
 def all_samples(fold: MetricsFold, log: LogReader) -> list[Sample]:

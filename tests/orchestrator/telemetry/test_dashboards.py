@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.telemetry.catalog import CATALOG, OTHER, PREFIX, Metric, table
+from orchestrator.telemetry.catalog import CATALOG, OTHER, PREFIX, Metric
 from tests.tools import needs, path_of
 from tests.waiting import DEADLINE_S
 
@@ -143,13 +143,6 @@ def test_every_alert_has_a_unit_test() -> None:
 def test_promtool_accepts_rules_and_configuration_and_every_alert_fires_and_does_not(arguments: tuple[str]) -> None:
     done = subprocess.run([path_of("promtool"), *arguments], capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_table_has_a_row_with_labels_and_meaning_for_each_metric() -> None:
-    rows = table().splitlines()[2:]
-    assert [row.split("|")[1] for row in rows] == [f"`{PREFIX}{name}`" for name in CATALOG]
-    assert all(metric.help in row for metric, row in zip(CATALOG.values(), rows, strict=True))
-    assert any("learner; reason: drained, killed" in row for row in rows)
 
 
 def test_what_the_documentation_names_exists() -> None:

@@ -100,7 +100,7 @@ def test_rays_meters_get_what_is_new_and_never_less(monkeypatch: pytest.MonkeyPa
         assert made["diloco_tokens_committed_total"].values["demo", learner] == ledger.committed
     observed = made["diloco_step_duration_seconds"].values
     assert sum(observed.values()) == totals(folded(events).samples())[key("diloco_facts_total", kind="StepFinished")]
-    assert made["diloco_build_info"].sets == 5, "Ray drops a gauge that nobody sets"
+    assert made["diloco_last_commit_timestamp_seconds"].sets == 5, "Ray drops a gauge that nobody sets"
 
 
 def test_of_very_many_observations_rays_histogram_gets_some(monkeypatch: pytest.MonkeyPatch) -> None:
