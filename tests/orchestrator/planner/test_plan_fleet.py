@@ -1,7 +1,8 @@
-"""What `[fleet]` adds to a plan: links between regions, losses, cost, a recommendation. A run reads none of it."""
+"""What `[fleet]` adds to a plan: links between regions, losses, cost, rates. A run reads none of it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -9,14 +10,16 @@ import pytest
 
 from orchestrator.planner.make import make
 from orchestrator.planner.plan import Plan, PlanContext, as_json
-from orchestrator.planner.sizing.costs import cost
+from orchestrator.planner.sizing import rates
+from orchestrator.planner.sizing.costs import CONSTANTS, cost
 from orchestrator.planner.sizing.fault_tolerance import FaultOutcome, expected
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import from_text
 from orchestrator.planner.sizing.traffic import LinkLoad
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.toml_text import InputError, dump, parse, validate
+from orchestrator.recipe.toml_text import InputError, dump, validate
 from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.leases import LinkRate, longest_s
 
 LINK = {"between": ["west", "east"], "gbit_s": 2e-6, "latency_ms": 250.0}  # 2000 bits a second
 FLEET: dict[str, Any] = {"step_s": 2.0, "links": [LINK]}
@@ -78,15 +81,6 @@ def test_names_that_are_not_in_the_recipe_are_refused_all_at_once_with_the_neare
     ]
     assert told["fleet.links.1.between.1"].fix == 'did you mean "east"?'
     assert "declared twice" in told["fleet.links.3.between"].message
-
-
-def test_values_out_of_range_and_unknown_keys_are_refused_by_their_field() -> None:
-    wrong = {"links": [{"betwen": ["west", "east"], "gbit_s": 0}], "pools": [{"name": "a", "spot": 2}]}
-    with pytest.raises(InputError) as refused:
-        parse(TWO_REGIONS | {"fleet": wrong})
-    told = {problem.field: problem.fix for problem in refused.value.problems}
-    assert set(told) >= {"fleet.links.0.gbit_s", "fleet.links.0.betwen", "fleet.pools.0.spot"}
-    assert told["fleet.links.0.between"] == "write fleet.links.0.between = a list"
 
 
 # ------------------------------------------------------------------ links
@@ -251,3 +245,64 @@ def test_a_local_node_has_no_region_to_place_the_syncer_in() -> None:
     plan = make(recipe(fleet={"syncer_region": "east"}), shapes(), here)
     assert not plan.placement.shortfalls
     assert [load.ends for load in plan.loads] == ["west - east"]
+
+
+# ------------------------------------------------------------------ rates and deadlines
+
+LARGE = tuple(Fragment(index, (Tensor(f"w{index}", (64 * 2**20,), "float32"),)) for index in range(4))
+
+
+def large(gbit_s: float, **sync: Any) -> Any:
+    """Of fragments of 256 MiB, over a link of so many Gbit/s; by default two learners are there."""
+    of = replace(shapes(), fragments=LARGE, outer_state_bytes=(4 * 64 * 2**20,) * len(LARGE))
+    wanted = recipe(fleet=FLEET | {"links": [LINK | {"gbit_s": gbit_s}]}, sync=sync)
+    return make(
+        wanted, of, PlanContext(from_text(NODES), "declared", cores=2, store="/s", shared_store=True, forecast=False)
+    )
+
+
+def deadlines(plan: Any) -> list[tuple[str, str]]:
+    return [(each.field, each.fix) for each in plan.limits if each.field.endswith("_s")]
+
+
+def test_a_fragment_has_the_time_that_the_runtime_gives_it() -> None:
+    """256 MiB in float32 take 10.7 s at 0.2 Gbit/s, and with a read's floor of 2 s have 66."""
+    assert longest_s(2.0, 256 * 2**20) == pytest.approx(65.75)
+    assert deadlines(large(0.2)) == []
+
+
+def test_what_is_late_all_the_same_is_a_limit_and_its_fix_is_in_time() -> None:
+    """At 0.02 Gbit/s they take 107 s."""
+    codec = {"codec": "fp32"}
+    found = dict(deadlines(large(0.02, **codec)))
+    (said,) = (fix for field, fix in found.items() if field == "sync.read_timeout_s")
+    floor_s = float(said.split("above ")[1].split(",")[0])
+    takes_s = 8 * 256 * 2**20 / 0.02e9
+    assert longest_s(floor_s, 256 * 2**20) > takes_s
+    link = LinkRate()
+    link.note(256 * 2**20, takes_s)
+    assert link.deadline_s(floor_s, 256 * 2**20) > takes_s
+    mended = large(0.02, **codec, read_timeout_s=floor_s + 1.0)
+    assert "sync.read_timeout_s" not in dict(deadlines(mended))
+
+
+def test_each_rate_says_where_it_comes_from() -> None:
+    told = as_json(planned(recipe(sync={"codec": "fp4"})), [])["constants"]
+    assert {name: rate["source"] for name, rate in told.items() if name not in CONSTANTS} == {
+        "merge": "benchmarks/merge.py",
+        "store": "assumed",
+        "encode": "benchmarks/codecs.py",
+        "decode": "benchmarks/codecs.py",
+        "slowest link": "assumed",
+        "link west - east": "[[fleet.links]]",
+    }
+    assert told["merge"]["value"] == rates.MERGE.value
+    assert told["link west - east"]["value"] == LINK["gbit_s"] * 1e9
+
+
+def test_a_merge_reads_float32_at_the_merges_rate_and_decodes_the_others_twice() -> None:
+    plain = rates.merge_s("fp32", 1_000_000, 4)
+    assert plain == pytest.approx(4e6 * 13 / rates.MERGE.value)
+    assert rates.merge_s("fp4", 1_000_000, 4) - plain == pytest.approx(4e6 * 2 * 4 / rates.DECODE["fp4"])
+    assert rates.encode_s("fp32", 4e6) == 0.0
+    assert rates.encode_s("bf16", 2e6) == pytest.approx(4e6 / rates.ENCODE["bf16"])
