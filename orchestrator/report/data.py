@@ -95,7 +95,6 @@ class Data:
     skips: int  # how many there were
     timeline: Ends  # Unix seconds, writer, kind, details
     versions: Mapping[str, str]
-    kinds: Counter[str]
 
 
 def collect(
@@ -139,7 +138,6 @@ def collect(
         fold.skipped.count,
         fold.timeline,
         fold.versions,
-        Counter(fold.kinds.counts),
     )
 
 

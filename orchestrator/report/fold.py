@@ -54,7 +54,6 @@ class ReportFold:
     """Needs the accounts to take each block first. orchestrator/report/data.py makes the data of it."""
 
     accounts: Accounts
-    kinds: BoundedTally = field(default_factory=BoundedTally)
     first_at: float = math.inf  # Unix seconds: of any event, the last event, and the beginning of the first step
     last_at: float = -math.inf
     stepped_at: float = math.inf
@@ -88,7 +87,6 @@ class ReportFold:
             self._prepare(event)
         commits, contributions = self.accounts.records.commits, self.accounts.records.contributions
         self._times(block)
-        self._count(block)
         self._steps(block)
         self._commits(commits)
         self.traffic.take(block, commits, contributions)
@@ -114,16 +112,6 @@ class ReportFold:
         steps = block.steps
         if len(steps.at):
             self.stepped_at = min(self.stepped_at, float((steps.at - steps.seconds - steps.waited_s).min()))
-
-    def _count(self, block: Block) -> None:
-        for kind, count in (
-            ("StepFinished", len(block.steps.at)),
-            ("Adopted", len(block.adoptions.at)),
-            ("Committed", len(block.commits.at)),
-            *((kind_of(event.fact), 1) for _, event in block.others),
-        ):
-            if count:
-                self.kinds.take(kind, count)
 
     def _steps(self, block: Block) -> None:
         steps, finite = block.steps, np.isfinite(block.steps.loss)

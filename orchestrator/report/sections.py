@@ -207,7 +207,7 @@ def _checks(data: Data) -> ReportSection:
 
 
 def _log(data: Data) -> ReportSection:
-    return ReportSection("log", "Log", (), (), _kept(tables.timeline(data), tables.log(data)))
+    return ReportSection("log", "Log", (), (), _kept(tables.timeline(data)))
 
 
 def _recipe(data: Data, recipe: str) -> ReportSection:

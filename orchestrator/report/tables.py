@@ -281,11 +281,6 @@ def checks(verdicts: Sequence[Verdict]) -> Table:
 _WORST = ("violated", "unknown", "pass", "idle")
 
 
-def log(data: Data) -> Table:
-    rows = [(kind, number(count)) for kind, count in sorted(data.kinds.items())]
-    return table("Events by kind", "kind|events", rows, (1,))
-
-
 def versions(data: Data) -> Iterator[tuple[str, str]]:
     """The versions that the run was made with."""
     for name, value in sorted(data.versions.items()):

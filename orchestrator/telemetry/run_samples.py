@@ -102,9 +102,8 @@ class Published:
 
 
 def _samples(series: dict[str, list[list[object]]]) -> Iterator[Sample]:
-    """Those that the catalog has: another version of this package may have written them."""
     for name, rows in series.items():
-        for value, *labels in rows if name in CATALOG else ():
+        for value, *labels in rows:
             names = CATALOG[name].label_names[1:]
             read = Buckets(**value) if isinstance(value, dict) else float(value)  # type: ignore[arg-type]
             yield Sample(name, read, dict(zip(names, map(str, labels), strict=True)))

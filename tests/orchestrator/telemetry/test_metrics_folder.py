@@ -48,12 +48,6 @@ def test_a_damaged_file_is_a_clear_error(tmp_path: Path, text: str) -> None:
         list(RunSamples(RunStore(tmp_path)).look())
 
 
-def test_series_of_another_version_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"over": false, "series": {"diloco_moons": [[3, "full"]], "diloco_quorum": [[2]]}}')
-    values = totals(RunSamples(RunStore(tmp_path)).look())
-    assert values[key("diloco_quorum")] == 2 and "diloco_moons" not in dict(values)
-
-
 def test_who_sees_the_runs_end_has_its_final_counts(tmp_path: Path) -> None:
     store, events = RunStore(tmp_path), history()
     ended(store)
