@@ -18,8 +18,7 @@ from orchestrator.planner.fleet.description import (
     Timing,
     constant,
 )
-from orchestrator.planner.fleet.ports import LinkNetwork
-from orchestrator.planner.fleet.world import covered_s, simulate
+from orchestrator.planner.fleet.world import LinkNetwork, covered_s, simulate
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
 from tests.orchestrator.order import canonical

@@ -356,6 +356,8 @@ def test_versions_beyond_the_local_object_store_are_warned_of(monkeypatch: pytes
             ["CPU=9,GPU=1,accelerator_memory=0.000001,name=n"],
             "n accelerator_memory",
         ),
+        # Down 1400 bytes a round of 12 steps of 0.01 s: 93 kbit/s for each of 4 learners.
+        ({"fleet": {"step_s": 0.01}}, ["CPU=1.1,name=n", "CPU=9,bandwidth=0.0001"], "node-1 bandwidth"),
     ],
 )
 def test_what_cannot_work_is_a_limit(sections: dict[str, Any], nodes: list[str], field: str) -> None:
