@@ -56,9 +56,7 @@ class FleetMember:
     pool: str = ""
     region: str = ""
     mtbf_s: float = math.inf  # mean time between deaths of the whole unit
-    present: bool = (
-        True  # it is wanted from the start, compiled, and holds the first versions; else a fault has it join
-    )
+    present: bool = True  # from the start, compiled, with the first versions; else it is there once a fault has it join
 
 
 def constant(seconds: float) -> Draw:
@@ -111,9 +109,7 @@ class Fleet:
     members: tuple[FleetMember, ...]
     budget: Budget
     timing: Timing = Timing()
-    links: Mapping[tuple[str, str], FleetLink] = field(
-        default_factory=dict
-    )  # from, to; what is not there takes no time
+    links: Mapping[tuple[str, str], FleetLink] = field(default_factory=dict)  # from, to; the others take no time
     syncer_region: str = ""
     state_bytes: int = 0  # of a peer's state: parameters and inner optimizer
     faults: tuple[FleetFault, ...] = ()
