@@ -296,7 +296,7 @@ def _lane(incarnation: Incarnation, heir: float, end: float, origin: float) -> L
         incarnation.learner,
         incarnation.number,
         None if incarnation.requested is None else incarnation.requested - origin,
-        tuple((start - origin, until - origin, phase) for start, until, phase in _joined(drawn)),
+        tuple((start - origin, until - origin, phase) for start, until, phase in drawn),
         spans(suspended(incarnation)),
         spans(expired(incarnation, end)),
         (died - origin, max(died, heir) - origin) if died is not None else None,
@@ -304,14 +304,3 @@ def _lane(incarnation: Incarnation, heir: float, end: float, origin: float) -> L
         incarnation.steps,
         incarnation.tokens,
     )
-
-
-def _joined(phases: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Join neighbouring phases of one kind."""
-    out: list[tuple[float, float, str]] = []
-    for start, stop, phase in phases:
-        if out and out[-1][2] == phase and out[-1][1] == start:
-            out[-1] = (out[-1][0], stop, phase)
-        else:
-            out.append((start, stop, phase))
-    return out

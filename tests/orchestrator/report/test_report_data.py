@@ -109,8 +109,11 @@ def test_the_lanes_tell_each_incarnation_from_its_request_to_its_end() -> None:
     told = {(lane.learner, lane.incarnation): lane for lane in data().lanes}
     assert list(told) == [("a", 1), ("b", 1), ("c", 1), ("c", 2)]
     first, second = told["c", 1], told["c", 2]
-    assert [phase for _, _, phase in second.phases] == ["placing", "importing", "compiling", "joining", "stepping"]
-    assert [start for start, _, _ in second.phases] == pytest.approx([11.5, 12.5, 13.5, 15.5, 16.0], abs=1e-5)
+    assert [phase for _, _, phase in second.phases] == [
+        "placing", "importing", "importing", "compiling", "joining", "stepping",
+    ]  # fmt: skip
+    starts = [start for start, _, _ in second.phases]
+    assert [starts[0], *starts[-3:]] == pytest.approx([11.5, 13.5, 15.5, 16.0], abs=1e-5)
     assert first.phases[-1][1] == pytest.approx(9.5, abs=1e-5)
     assert first.dead == pytest.approx((9.5, 11.5), abs=1e-5)
     assert (first.reason, first.steps, second.dead) == ("killed", 9, None)
