@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,7 @@ from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed, StepPassed
 
 if TYPE_CHECKING:
-    from orchestrator.replay.said import Said
+    from orchestrator.replay.tape import Said
 
 PLAIN_EVERY_S = 5.0  # between two lines on what is no terminal
 KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared, in the order of the report
@@ -35,9 +35,6 @@ def replay(
     run: Run = None,
     until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="The last syncer step to replay.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the parameters there.")] = None,
-    every: Annotated[
-        int, typer.Option("--evaluate-every", min=0, metavar="N", help="Commits between held-out losses; 0: the last.")
-    ] = 0,
     task: Annotated[
         str | None,
         typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
@@ -46,42 +43,29 @@ def replay(
         list[str] | None,
         typer.Option(metavar="FUNCTION", help="A rule of the run that is not built in: allows its code to run."),
     ] = None,
-    diff: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="Only show the first event in which two logs differ.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute a recorded run again and compare it to the bit; exit code 5 if it differs, or was not fully recorded."""
     with reported(as_json):
-        log = _log("RUN", run, columns=diff is None)
-        if diff is not None:
-            if until is not None or out is not None or every or task is not None or rule:
-                fix = "leave out --until, --out, --evaluate-every, --task and --rule"
-                raise InputError([Problem("--diff", diff, "compares two logs, and computes nothing", fix)])
-            _compare(log, diff, as_json)
-        else:
-            _replay(log, until, out, every, task, rule or [], as_json)
+        _replay(_log(run), until, out, task, rule or [], as_json)
 
 
 @dataclass(frozen=True)
 class _Log:
     store: RunStore
-    events: list[Event]  # as they stand in the files, doubles included; none if `said` has them
-    said: Mapping[Key, Said] | None  # as columns
+    said: Mapping[Key, Said]
     config_hash: str | None  # with which it was begun, or resumed last
     last_step: int  # of the syncer
     sealed: bool
 
 
-def _log(field: str, run: str | None, columns: bool) -> _Log:
-    """A run's log, unchanged as far as its chains and its seal show; `columns`: without objects. Raises InputError."""
+def _log(run: str | None) -> _Log:
+    """A run's log, unchanged as far as its chains and its seal show. Raises InputError."""
     from orchestrator.checkers.log import LogCheck, LogFolder
-    from orchestrator.replay.said import said_in
+    from orchestrator.replay.tape import said_in
 
     store = located(run)
     run_dir = str(store.root)
-    events: list[Event] = []
-    said: dict[Key, Said] | None = None
     try:
         folder, ends, last_step = LogFolder(store.root), LogCheck(), 0
 
@@ -93,25 +77,22 @@ def _log(field: str, run: str | None, columns: bool) -> _Log:
                 last_step = max(last_step, int(newest), _last_step(event for _, event in block.others))
                 yield block
 
-        if columns:
-            said = said_in(taken())
-        else:
-            events = [event for block in taken() for event in block.events()]
+        said = said_in(taken())
         begun = ends.config_hash
         intact = folder.verdicts(begun)
     except (OSError, ValueError) as error:
         fix = "restore the log; one of a later version needs that version"
-        raise InputError([Problem(field, run_dir, f"its log cannot be read: {error}", fix)]) from error
+        raise InputError([Problem("RUN", run_dir, f"its log cannot be read: {error}", fix)]) from error
     for verdict in intact:
         if verdict.status == "violated" and verdict.name != "log.recipe":
             fix = "restore the log as it was written; what else is wrong with it: diloco check " + run_dir
-            raise InputError([Problem(field, run_dir, f"its log was changed: {verdict.name}: {verdict.reason}", fix)])
-    if not events and not said:
-        raise InputError([Problem(field, run_dir, "holds no log", "give the folder of a run that has begun")])
+            raise InputError([Problem("RUN", run_dir, f"its log was changed: {verdict.name}: {verdict.reason}", fix)])
+    if not said:
+        raise InputError([Problem("RUN", run_dir, "holds no log", "give the folder of a run that has begun")])
     whole = any(verdict.name == "log.seal" and verdict.status == "pass" for verdict in intact)
     if not whole:
         typer.echo(f"{run_dir}: not sealed: it may have been cut", err=True)
-    return _Log(store, events, said, begun, last_step, whole)
+    return _Log(store, said, begun, last_step, whole)
 
 
 def _last_step(events: Iterable[Event]) -> int:
@@ -125,7 +106,6 @@ def _replay(
     log: _Log,
     until: int | None,
     out: Path | None,
-    every: int,
     allowed: str | None,
     rules: list[str],
     as_json: bool,
@@ -133,8 +113,7 @@ def _replay(
     from orchestrator.replay.environment import needed
     from orchestrator.replay.incarnation import TapeError
     from orchestrator.replay.process import FILE, Job, play_apart
-    from orchestrator.replay.said import checked
-    from orchestrator.replay.tape import by_writer, tape_of
+    from orchestrator.replay.tape import tape_of
 
     store = log.store
     recipe = recipe_of(store)
@@ -152,11 +131,11 @@ def _replay(
     if folder not in sys.path:
         sys.path.append(folder)  # as for a run
     try:
-        tape = tape_of(by_writer(log.events) if log.said is None else checked(log.said), until)
+        tape = tape_of(log.said, until)
         _check_until(until, log.last_step, bool(tape.commits))
         view = _View()
         try:
-            outcome = play_apart(Job(tape, recipe, needed(tape), every, out), view)
+            outcome = play_apart(Job(tape, recipe, needed(tape), out), view)
         finally:
             view.close()
     except TapeError as error:
@@ -207,7 +186,7 @@ def _told(outcome: Mapping[str, Any]) -> list[str]:
         words = f"{same:,} of {compared:,} equal" if compared else "not recorded" if computed else "none"
         lines.append(f"  {kind:15} {words}{f', {computed - compared:,} not recorded' * (0 < compared < computed)}")
     lines.append(f"  {'digest':15} {outcome['digest']}")
-    lines += [f"  {'held-out loss':15} {loss:.4f} at syncer step {step:,}" for step, loss in outcome["evaluations"]]
+    lines.append(f"  {'held-out loss':15} {outcome['eval_loss']:.4f}")
     if outcome["out"]:
         lines.append(f"  {'written':15} {outcome['out']}")
     verdict = "unknown: not all was recorded" if equal is None else "yes" if equal else "no"
@@ -251,9 +230,6 @@ class _View:
     def __call__(self, news: Any) -> None:
         if "difference" in news:
             self._line(f"differs: {differs(news['difference'])}")
-        elif "evaluated" in news:
-            step, loss = news["evaluated"]
-            self._line(f"held-out loss {loss:.4f} at syncer step {step:,}")
         elif self._terminal or time.monotonic() - self._said_at >= PLAIN_EVERY_S:
             self._said_at = time.monotonic()
             self._line(self._progress(news), stays=not self._terminal)
@@ -274,36 +250,3 @@ class _View:
         if self._open:
             typer.echo("\r\x1b[K", err=True, nl=False)
             self._open = False
-
-
-# ------------------------------------------------------------------ two logs
-
-
-def _compare(log: _Log, other_dir: str, as_json: bool) -> None:
-    from orchestrator.replay.incarnation import TapeError
-    from orchestrator.replay.log_diff import compare
-
-    other = _log("--diff", other_dir, columns=False)
-    try:
-        found = compare(log.events, other.events)
-    except TapeError as error:
-        fix = f"what else the logs tell of this: diloco check {log.store.root}; diloco check {other.store.root}"
-        raise InputError([Problem("--diff", other_dir, f"one of the logs contradicts itself: {error}", fix)]) from error
-    if as_json:
-        about = {"same": found.first is None, "sealed": log.sealed and other.sealed}
-        typer.echo(json.dumps(finite(about | asdict(found)), allow_nan=False))
-    elif found.first is None:
-        typer.echo(f"the same: {found.events:,} events, apart from measured times")
-    else:
-        first = found.first
-        typer.echo(f"they differ first at {first.writer} {first.incarnation}, fact {first.sequence}:")
-        for folder, kind, place in ((log.store.root, first.kinds[0], 0), (other.store.root, first.kinds[1], 1)):
-            typer.echo(f"  {folder}: {kind}")
-            for name, values in first.fields.items():
-                typer.echo(f"    {name} = {json.dumps(finite(values[place]))}")
-        if found.others:
-            typer.echo(f"  {found.others} other writers differ too, none of them earlier")
-    if found.recipes_differ and not as_json:
-        typer.echo("  their recipes differ")
-    if found.first is not None:
-        raise typer.Exit(CHECK_FAILED)

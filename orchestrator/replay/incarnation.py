@@ -15,7 +15,6 @@ from outer.protocol.facts import Participant
 
 Key = tuple[str, int]  # learner, incarnation
 POSITION_MAX = 2**53  # of samples, excluded
-OLDER = "the log is of a version that did not record it, and cannot be replayed"
 
 
 class TapeError(ValueError):
@@ -153,9 +152,7 @@ class IncarnationReader:
         due = (self._step or 0) + 1
         if fact.step != due:
             raise self._error(f"after step {due - 1} comes step {fact.step}: step {due} is missing")
-        if fact.progress is None:
-            raise self._error(f"the StepFinished of its step {fact.step} has no progress; {OLDER}")
-        if not math.isfinite(fact.progress) or not 0 <= fact.position < POSITION_MAX:
+        if fact.progress is None or not math.isfinite(fact.progress) or not 0 <= fact.position < POSITION_MAX:
             raise self._error(f"its step {fact.step} was at sample {fact.position}, progress {fact.progress}")
         self._step, self._tokens[fact.step] = fact.step, fact.tokens
         self._moments.append(Step(fact.step, fact.position, fact.tokens, fact.progress, fact.loss))

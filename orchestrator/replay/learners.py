@@ -6,7 +6,6 @@ merges, and whether that is in this process, it does not know.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
@@ -25,7 +24,18 @@ from learners.training.task import Task
 from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal
 from orchestrator.recipe.config import PoolConfig, Recipe
-from orchestrator.replay.crew import AdoptedValue, Finish, FromLearners, News, PeerState, Sent, ToLearners
+from orchestrator.replay.crew import (
+    AdoptedValue,
+    Finish,
+    FromLearners,
+    News,
+    Order,
+    PeerState,
+    ReplayTally,
+    Sent,
+    Stretch,
+    ToLearners,
+)
 from orchestrator.replay.incarnation import (
     Adopt,
     Give,
@@ -39,8 +49,6 @@ from orchestrator.replay.incarnation import (
     TapeError,
     named,
 )
-from orchestrator.replay.schedule import Order, Stretch
-from orchestrator.replay.tally import ReplayTally
 from outer.protocol.messages import Contribution, FragmentCounters
 
 NEWS_S = 0.5  # between two tallies
@@ -64,18 +72,16 @@ class Learners:
         self,
         incarnations: Mapping[Key, IncarnationTape],
         merged: Mapping[tuple[Key, Read], str],
-        bare: bool,
         recipe: Recipe,
         task: Task,
         emit: Callable[[FromLearners], None],
     ) -> None:
-        """`merged`: the reads that go into commits, and their number formats. `bare`: nothing was computed when it
-        was recorded.
+        """`merged`: the reads that go into commits, and their number formats.
 
         Raises TapeError for an incarnation that is of no pool.
         """
         self.fragments = deal(task, recipe.sync)
-        self._incarnations, self._merged, self._bare = incarnations, merged, bare
+        self._incarnations, self._merged = incarnations, merged
         self._recipe, self._task, self._emit = recipe, task, emit
         self._pools = {key: pool_of(recipe, key) for key in incarnations}
         self._train_step = make_step(task, recipe.inner)
@@ -182,8 +188,7 @@ class Learners:
         (in_flight, step, order, syncer_step), unit.flying = unit.flying, None
         loss, _ = in_flight.result()
         self._tally.steps += 1
-        recorded = "" if self._bare and not math.isfinite(step.loss) else repr(step.loss)
-        differs = self._tally.compare("loss", recorded, repr(loss), order, syncer_step, key, step.step)
+        differs = self._tally.compare("loss", repr(step.loss), repr(loss), order, syncer_step, key, step.step)
         if differs or time.monotonic() - self._told_at >= NEWS_S:
             self._tell()
 

@@ -46,7 +46,6 @@ class Job:
     tape: Tape
     recipe: Recipe
     environment: Environment | None
-    evaluate_every: int  # commits; 0: only at the end
     out: Path | None  # the folder for the parameters
 
 
@@ -153,16 +152,10 @@ def _computed(job: Job, tell: Callable[[News], None], crew: Crew | None, process
     evaluator = Evaluator(
         task, replayer.fragments, asked.sequences, asked.batch_size, job.recipe.seed, job.recipe.warm_start
     )
-    evaluations: list[tuple[int, float]] = []
-    for count, commit in enumerate(replayer.play(), start=1):
+    for count, _ in enumerate(replayer.play(), start=1):
         progress.commits = count
-        if job.evaluate_every and count % job.evaluate_every == 0:
-            evaluations.append((commit.syncer_step, evaluator.loss(replayer.parameters.thetas)))
-            tell({"evaluated": evaluations[-1]})
     digest = replayer.finish()
     last = max(replayer.parameters.versions)
-    if not evaluations or evaluations[-1][0] != last:
-        evaluations.append((last, evaluator.loss(replayer.parameters.thetas)))
     out = None if job.out is None else _write(job, replayer)
     return {
         "commits": len(job.tape.commits),
@@ -176,7 +169,7 @@ def _computed(job: Job, tell: Callable[[News], None], crew: Crew | None, process
         "bit_equal": replayer.tally.bit_equal,
         "digest": digest,
         "hints": _hints(job),
-        "evaluations": evaluations,
+        "eval_loss": evaluator.loss(replayer.parameters.thetas),
         "out": out,
         "seconds": progress.seconds,
         "processes": processes,

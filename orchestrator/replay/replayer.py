@@ -15,12 +15,25 @@ from numpy.typing import NDArray
 from learners.training.task import Task
 from learners.training.tree import deal, initial_parameters, left_out
 from orchestrator.recipe.config import Recipe
-from orchestrator.replay.crew import AdoptedValue, Crew, Finish, FromLearners, News, PeerState, Sent, ToLearners
+from orchestrator.replay.crew import (
+    AFTER_STRETCHES,
+    AdoptedValue,
+    Crew,
+    Difference,
+    Finish,
+    FromLearners,
+    News,
+    Order,
+    PeerState,
+    ReplayTally,
+    Sent,
+    Stretch,
+    ToLearners,
+    stretches,
+)
 from orchestrator.replay.incarnation import Adopt, Key, Read, TapeError
 from orchestrator.replay.learners import Learners, pool_of
-from orchestrator.replay.schedule import AFTER_STRETCHES, Order, Stretch, stretches
-from orchestrator.replay.tally import Difference, ReplayTally
-from orchestrator.replay.tape import Tape, merged_read, merged_reads, nothing_computed
+from orchestrator.replay.tape import Tape, merged_read, merged_reads
 from outer.numeric import codec as codecs
 from outer.numeric.chain import VersionChain
 from outer.numeric.parameters import GlobalParameters
@@ -36,8 +49,7 @@ class Here(Crew):
     def __init__(self, tape: Tape, recipe: Recipe, task: Task) -> None:
         self.groups = {learner: 0 for learner, _ in tape.incarnations}
         self._heard: deque[FromLearners] = deque()
-        bare = nothing_computed(tape)
-        self.learners = Learners(tape.incarnations, merged_reads(tape), bare, recipe, task, self._heard.append)
+        self.learners = Learners(tape.incarnations, merged_reads(tape), recipe, task, self._heard.append)
         self._running = self.learners.run()
         next(self._running)
 

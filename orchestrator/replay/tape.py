@@ -8,13 +8,18 @@ from __future__ import annotations
 import graphlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from learners.protocol.facts import DeviceTaken, StateReceived
+import numpy as np
+from numpy.typing import NDArray
+
+from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
+from orchestrator.eventlog.block import NONE, Block, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
-from orchestrator.replay.incarnation import OLDER, IncarnationReader, IncarnationTape, Key, Need, Read, TapeError, named
+from orchestrator.replay.incarnation import IncarnationReader, IncarnationTape, Key, Need, Read, TapeError, named
 from outer.protocol.facts import Committed, Participant, SyncerStarted
 from outer.protocol.open_step import weight
 
@@ -55,21 +60,18 @@ def merged_reads(tape: Tape) -> dict[tuple[Key, Read], str]:
     }
 
 
-def nothing_computed(tape: Tape) -> bool:
-    """Whether nothing was computed when it was recorded."""
-    return not any(commit.digest or any(one.digest for one in commit.participants) for commit in tape.commits)
-
-
 # ------------------------------------------------------------------ from a log
 
 
 def record(events: Iterable[Event], until: int | None = None) -> Tape:
     """The tape of a log, up to and including syncer step `until`. Raises TapeError."""
-    return tape_of(by_writer(events), until)
+    return tape_of(said_in([block_of(events)]), until)
 
 
-def tape_of(said: Mapping[Key, Iterable[object]], until: int | None = None) -> Tape:
-    """The same from each writer's facts in its own order, as from `by_writer` or `said_in`."""
+def tape_of(said: Mapping[Key, Said], until: int | None = None) -> Tape:
+    """The same from each writer's facts."""
+    for key, each in said.items():
+        each.check(key)
     rules = _rules(said)
     every = _commits(said, rules)
     commits = tuple(commit for commit in every if until is None or commit.syncer_step <= until)
@@ -85,25 +87,6 @@ def tape_of(said: Mapping[Key, Iterable[object]], until: int | None = None) -> T
         started=next((fact for fact in orchestrator if isinstance(fact, RunStarted)), None),
         finished=next((fact for fact in reversed(orchestrator) if isinstance(fact, RunFinished)), None),
     )
-
-
-def numbered(events: Iterable[Event]) -> dict[Key, dict[int, Event]]:
-    """Every writer's events by number. Raises TapeError where one number is two facts."""
-    said: dict[Key, dict[int, Event]] = defaultdict(dict)
-    for event in events:
-        first = said[event.writer, event.incarnation].setdefault(event.sequence, event)
-        if first is not event and first != event and first.to_json() != event.to_json():  # NaN is like NaN
-            raise TapeError(f"{named(event.key[:2])}: its fact {event.sequence} is told in two ways")
-    return said
-
-
-def by_writer(events: Iterable[Event]) -> dict[Key, list[object]]:
-    """Every writer's facts, in its own order. Raises TapeError for a gap."""
-    said = numbered(events)
-    for key, facts in said.items():
-        if (missing := next((n for n in range(len(facts)) if n not in facts), None)) is not None:
-            raise TapeError(f"{named(key)}: its fact {missing} is missing, and later ones are there")
-    return {key: [facts[number].fact for number in range(len(facts))] for key, facts in said.items()}
 
 
 def _rules(said: Mapping[Key, Iterable[object]]) -> SyncerStarted:
@@ -197,10 +180,6 @@ def _needs(rules: SyncerStarted, commits: Sequence[Committed], said: Mapping[Key
         donor = (received.donor, received.donor_incarnation)
         if donor not in said:
             raise TapeError(f"{named(joiner)} starts from the state of {named(donor)}, of which the log holds no word")
-        if not received.versions:
-            raise TapeError(
-                f"{named(joiner)}: its StateReceived does not say which versions the donor held (versions); {OLDER}"
-            )
         if donor not in needs:
             waiting.append(donor)
         needs[donor].gives[joiner] = (received.donor_step, received.versions)
@@ -210,3 +189,95 @@ def _needs(rules: SyncerStarted, commits: Sequence[Committed], said: Mapping[Key
     except graphlib.CycleError as error:
         raise TapeError(f"these start from each other's states: {', '.join(map(named, error.args[1]))}") from error
     return needs
+
+
+# ------------------------------------------------------------------ the facts of each writer
+
+KEPT = (Committed, DeviceTaken, RunFinished, RunStarted, Spoiled, StateReceived, SyncerStarted)
+STEP_COLUMNS = ("step", "tokens", "sample", "loss", "progress")
+ADOPTION_COLUMNS = ("fragment", "version", "after_step", "mode", "read_at")
+
+
+class Said(Iterable[object]):
+    """One writer's facts, in order. A fact that a replay does not need is left out; so are a step's durations."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[NDArray[Any], ...]] = []  # parts; each (sequence, *STEP_COLUMNS), arrays of [n]
+        self._adoptions: list[tuple[NDArray[Any], ...]] = []  # the same; `mode` as its word
+        self._objects: dict[int, object] = {}  # by sequence
+        self._others: list[int] = []  # the sequences of facts that are left out
+
+    def add(self, sequence: int, fact: object) -> None:
+        if isinstance(fact, KEPT) and sequence not in self._objects:  # else `check` finds it twice
+            self._objects[sequence] = fact
+        else:
+            self._others.append(sequence)
+
+    def add_steps(self, *columns: NDArray[Any]) -> None:
+        self._steps.append(columns)
+
+    def add_adoptions(self, *columns: NDArray[Any]) -> None:
+        self._adoptions.append(columns)
+
+    def check(self, key: Key) -> None:
+        """Raises TapeError where a fact is missing, or there twice."""
+        parts = [part[0] for part in (*self._steps, *self._adoptions)]
+        numbers = np.sort(np.concatenate([*parts, np.array([*self._objects, *self._others], np.int64)]))
+        wrong = np.flatnonzero(numbers != np.arange(len(numbers)))
+        if len(wrong):
+            first = int(wrong[0])
+            if numbers[first] < first:
+                raise TapeError(f"{named(key)}: its fact {numbers[first]} is told twice")
+            raise TapeError(f"{named(key)}: its fact {first} is missing, and later ones are there")
+
+    def __iter__(self) -> Iterator[object]:
+        steps, adoptions = _joined(self._steps), _joined(self._adoptions)
+        objects = sorted(self._objects)
+        numbers = np.concatenate([steps[0], adoptions[0], np.array(objects, np.int64)])
+        for place in np.argsort(numbers, kind="stable").tolist():
+            if place < len(steps[0]):
+                yield _step(*(column[place].item() for column in steps[1:]))
+            elif (place := place - len(steps[0])) < len(adoptions[0]):
+                yield _adopted(*(column[place] for column in adoptions[1:]))
+            else:
+                yield self._objects[objects[place - len(adoptions[0])]]
+
+
+def _joined(parts: list[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:
+    """One array a column; the parts are replaced by it."""
+    if not parts:
+        return (np.zeros(0, np.int64),)
+    parts[:] = [tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))]
+    return parts[0]
+
+
+def _step(step: int, tokens: int, sample: int, loss: float, progress: float) -> StepFinished:
+    known = None if math.isnan(progress) else progress
+    return StepFinished(step, tokens, 0, sample, loss, 0.0, 0.0, "", known, None)
+
+
+def _adopted(fragment: Any, version: Any, after_step: Any, mode: str, read_at: Any) -> Adopted:
+    return Adopted(int(fragment), int(version), int(after_step), mode, None if read_at == NONE else int(read_at))
+
+
+def said_in(blocks: Iterable[Block]) -> dict[Key, Said]:
+    """Return the facts of each writer of a log."""
+    said: dict[Key, Said] = defaultdict(Said)
+    for block in blocks:
+        modes = np.array(block.names, object)
+        for source, key in enumerate(block.sources):
+            if len(mine := np.flatnonzero(block.steps.source == source)):
+                columns = (getattr(block.steps, name)[mine] for name in ("sequence", *STEP_COLUMNS))
+                said[key].add_steps(*columns)
+            if len(mine := np.flatnonzero(block.adoptions.source == source)):
+                table = block.adoptions
+                words = modes[table.mode[mine]]
+                said[key].add_adoptions(
+                    *(
+                        words if name == "mode" else getattr(table, name)[mine]
+                        for name in ("sequence", *ADOPTION_COLUMNS)
+                    )
+                )
+        for _, event in (*block.others, *block.committed()):
+            said[event.writer, event.incarnation].add(event.sequence, event.fact)
+    return dict(said)

@@ -22,8 +22,7 @@ from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.replay.crew import Crew, Failure, FromLearners, News, ToLearners
 from orchestrator.replay.environment import Environment, taken_for
 from orchestrator.replay.incarnation import IncarnationTape, Key, Read, Step, TapeError
-from orchestrator.replay.schedule import dealt
-from orchestrator.replay.tape import Tape, merged_reads, nothing_computed
+from orchestrator.replay.tape import Tape, merged_reads
 from outer import heap
 
 LEAST_STEPS = 400  # for each process: what is less takes no longer than starting it
@@ -35,7 +34,6 @@ class Share:
 
     incarnations: Mapping[Key, IncarnationTape]
     merged: dict[tuple[Key, Read], str]
-    bare: bool
     recipe: Recipe
     cores: tuple[int, ...]
     devices: int = 0  # for which a CPU is to be taken; 0: as the environment says
@@ -50,13 +48,12 @@ def shares(tape: Tape, recipe: Recipe, environment: Environment | None, cores: l
     steps: Counter[str] = Counter()
     for (learner, _), incarnation in tape.incarnations.items():
         steps[learner] += sum(isinstance(moment, Step) for moment in incarnation.moments)
-    reads, bare = merged_reads(tape), nothing_computed(tape)
+    reads = merged_reads(tape)
 
     def share(names: Collection[str], of_cores: Sequence[int], devices: int = 0) -> Share:
         return Share(
             {key: incarnation for key, incarnation in tape.incarnations.items() if key[0] in names},
             {read: codec for read, codec in reads.items() if read[0][0] in names},
-            bare,
             recipe,
             tuple(of_cores),
             devices,
@@ -87,6 +84,16 @@ def _kinds(tape: Tape) -> dict[tuple[int, bool], set[str]]:
         kind = (of[learner].devices, of[learner].cores == 1) if learner in of else (1, False)
         found.setdefault(kind, set()).add(learner)
     return found
+
+
+def dealt(work: Mapping[str, int], count: int) -> list[list[str]]:
+    """Deal learners into at most `count` groups of about equal work: the largest first, to whom has least."""
+    groups: Sequence[tuple[list[str], list[int]]] = [([], []) for _ in range(count)]
+    for learner in sorted(work, key=lambda name: (-work[name], name)):
+        names, steps = min(groups, key=lambda group: sum(group[1]))
+        names.append(learner)
+        steps.append(work[learner])
+    return [names for names, _ in groups if names]
 
 
 class Workers(Crew):
@@ -186,7 +193,7 @@ def _repeat(share: Share, source: IO[bytes], emit: Any) -> None:
 
     use_compile_cache()
     task = build_task(share.recipe)
-    learners = Learners(share.incarnations, share.merged, share.bare, share.recipe, task, emit)
+    learners = Learners(share.incarnations, share.merged, share.recipe, task, emit)
     running: Generator[None, ToLearners, None] = learners.run()
     next(running)
     with contextlib.suppress(StopIteration, EOFError):

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.replay import workers
+from orchestrator.replay.crew import stretches
 from orchestrator.replay.environment import ONE_THREAD, Environment
 from orchestrator.replay.incarnation import Adopt, Give, InheritState, TapeError
 from orchestrator.replay.replayer import Replayer
-from orchestrator.replay.schedule import dealt, stretches
 from orchestrator.replay.tape import Tape, merged_read, record
-from orchestrator.replay.workers import Workers, shares
+from orchestrator.replay.workers import Workers, dealt, shares
 from tests.replay.shaken import Points, Shaken
 
 ROOT = Path(__file__).parents[2]
