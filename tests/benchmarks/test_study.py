@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from benchmarks.harness.lockstep import LockStep
 from benchmarks.harness.modes import transformed
 from benchmarks.harness.seed_run import ROW_FILE, SeedRun
 from benchmarks.harness.study import study
@@ -29,6 +31,7 @@ from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
 from orchestrator.store.export import of_run
 from orchestrator.store.run_store import RunStore
+from outer.protocol.schedule import Budget
 from tests.replay.shaken import Points, recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,19 +50,32 @@ def trained(folder: Path, wanted: Recipe) -> dict[str, Any]:
     return SeedRun(wanted, folder).train()
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("study") / "seed-0"
-    return folder, trained(folder, seeded())
-
-
-def test_a_seeds_folder_passes_every_check_and_is_replayed_to_the_bit(whole: tuple[Path, dict[str, Any]]) -> None:
-    folder, row = whole
-    assert {verdict.name for verdict in check_run(folder) if verdict.status in ("violated", "unknown")} == set()
+@pytest.mark.parametrize("sync", [{}, {"adopt": "rebase"}, {"overlap": "strict"}], ids=str)
+def test_a_seeds_folder_passes_every_check_and_is_replayed_to_the_bit(tmp_path: Path, sync: dict[str, Any]) -> None:
+    wanted = recipe(30, **sync)
+    row = trained(tmp_path, wanted)
+    assert {verdict.name for verdict in check_run(tmp_path) if verdict.status in ("violated", "unknown")} == set()
     assert row["ok"] and row["eval_loss"] == row["evaluations"][-1][1] < row["evaluations"][0][1]
-    replayer = Replayer(record(read_run(folder)), seeded(), Points(WANTED.data, WANTED.seed))
+    replayer = Replayer(record(read_run(tmp_path)), wanted, Points(wanted.data, wanted.seed))
     list(replayer.play())
     assert replayer.finish() == row["digest"] and replayer.tally.bit_equal is True
+
+
+def test_a_slow_learner_steps_as_often_as_its_slowdown_says() -> None:
+    one = LockStep(
+        task=Points(WANTED.data, WANTED.seed),
+        sync=WANTED.sync,
+        outer_config=WANTED.outer,
+        inner=WANTED.inner,
+        learners={"a": 2, "b": 4, "c": 4},
+        quorum=2,
+        budget=Budget(tokens=None, syncer_steps=18),
+        span_steps=4,
+        slowdowns={"b": 2.0, "c": 1.5},
+    )
+    one.run()
+    steps = Counter(said.writer for said in one.facts if isinstance(said.fact, StepFinished) and said.at <= 12.0)
+    assert steps == {"a": 12, "b": 6, "c": 8}
 
 
 def test_two_seeds_differ_and_differences_are_paired() -> None:
@@ -153,12 +169,12 @@ def test_what_cannot_be_studied_is_refused(file: Path, tmp_path: Path, words: li
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_something_else_is_refused(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [("notes", "mine", "holds no study"), ("config.toml", dump(seeded(name="other")), "another recipe")],
+)
+def test_a_folder_of_something_else_is_refused(file: Path, tmp_path: Path, name: str, content: str, said: str) -> None:
     (tmp_path / "out/seed-0").mkdir(parents=True)
-    (tmp_path / "out/seed-0/notes").write_text("mine")
+    (tmp_path / "out/seed-0" / name).write_text(content)
     done = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "out")])
-    assert done.exit_code == 2 and "holds no study" in done.stderr
-    (tmp_path / "out/seed-0/notes").unlink()
-    (tmp_path / "out/seed-0/config.toml").write_text(dump(seeded(seed=0, name="other")))
-    done = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "out")])
-    assert done.exit_code == 2 and "another recipe" in done.stderr
+    assert done.exit_code == 2 and said in done.stderr

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
+from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event, fact_of
 from orchestrator.eventlog.facts import (
     Evaluated,
@@ -27,6 +28,7 @@ from orchestrator.eventlog.facts import (
 )
 from outer.protocol.facts import (
     Committed,
+    FactsLost,
     Finished,
     LearnerAttached,
     LearnerFenced,
@@ -241,6 +243,12 @@ def history(absent: Iterable[tuple[int, str]] = ()) -> list[Event]:
 # ------------------------------------------------------------------ planting bugs
 
 
+def blocks(events: Sequence[Event], size: int = 1 << 20) -> Iterator[Block]:
+    """These events in blocks of so many rows."""
+    for start in range(0, len(events), size):
+        yield block_of(events[start : start + size], start)
+
+
 def is_a(kind: type[Any] | tuple[type[Any], ...], **having: Any) -> Callable[[Event], bool]:
     """Whether an event's fact is of this kind, with these fields."""
     return lambda event: (
@@ -259,6 +267,21 @@ def without(events: list[Event], which: Callable[[Event], bool]) -> list[Event]:
     """The log as if such facts had never been said: the numbers close up."""
     assert any(which(event) for event in events)
     return renumbered([event for event in events if not which(event)])
+
+
+def losing(events: list[Event], learner: str, steps: range, told: bool = True) -> list[Event]:
+    """The log without what a learner's first incarnation said at these steps; a FactsLost is in its place if told."""
+
+    def at(event: Event) -> int:
+        is_of = (event.writer, event.incarnation) == (learner, 1) and isinstance(event.fact, StepFinished | Adopted)
+        return getattr(event.fact, "step", getattr(event.fact, "after_step", -1)) if is_of else -1
+
+    gone = [event for event in events if at(event) in steps]
+    lost = FactsLost(learner, 1, gone[0].sequence, gone[-1].sequence, "its buffer was full")
+    kept = [replace(e, writer="syncer", fact=lost) if told and e is gone[0] else e for e in events]
+    kept = [event for event in kept if event not in gone]
+    numbers = iter([event for event in renumbered(kept) if event.writer == "syncer"])
+    return [next(numbers) if event.writer == "syncer" else event for event in kept]
 
 
 def renumbered(events: list[Event]) -> list[Event]:

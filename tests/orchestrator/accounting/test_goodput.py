@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import PhaseEntered, StepFinished
-from orchestrator.accounting.accounts import Accounts, Participation
+from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.time.accounts import Goodput
 from orchestrator.accounting.time.explanations import RANKS
 from orchestrator.eventlog.events import Event
@@ -27,70 +27,107 @@ from outer.protocol.facts import (
 from tests.orchestrator.histories import BASE, END, altered, history, is_a, script, without
 
 
-def account(events: list[Event]) -> Goodput | None:
-    return Accounts.of(events).results().goodput
+def account(events: list[Event]) -> Goodput:
+    found = Accounts.of(events).results().goodput
+    assert found is not None
+    return found
 
 
 def outer_downtime(events: list[Event]) -> float | None:
     return Accounts.of(events).times.outer_downtime
 
 
-def participation(events: list[Event]) -> Participation | None:
-    return Accounts.of(events).tallies.participation
-
-
 CLOSE = {"abs": 1e-5}  # Unix seconds as float64 are exact to a quarter of a microsecond
 
 
-def test_each_second_of_the_killed_learner_has_the_category_of_its_story() -> None:
-    accounts = account(history())
-    assert accounts is not None
-    assert (accounts.start, accounts.stop) == pytest.approx((BASE, BASE + END + 0.3), **CLOSE)
-    seconds = accounts.seconds["c"]
-    assert {name: spent for name, spent in seconds.items() if spent} == pytest.approx(
-        {
-            "productive": 8 + 16,  # steps 1 to 8, then those of the second incarnation
-            "wasted_killed": 1.5,  # step 9, and half of step 10
-            "fault_detect": 1.0,
-            "fault_recover": 1.0,
-            "provision_wait": 1.0,
-            "startup": 1.0,
-            "compile": 2.0,
-            "bootstrap": 0.5,
-            "unattributed": 0.3,  # after the last step
-        },
-        **CLOSE,
+def waited(seconds: float, waited_s: float, waited_for: str) -> list[Event]:
+    change = {"seconds": seconds, "waited_s": waited_s, "waited_for": waited_for}
+    return altered(history(), is_a(StepFinished, step=5), **change)
+
+
+def of_second(event: Event) -> bool:
+    """Said by or of the second incarnation of c."""
+    fact = event.fact
+    return (event.writer, event.incarnation) == ("c", 2) or (
+        (getattr(fact, "learner", ""), getattr(fact, "incarnation", 0)) == ("c", 2)
     )
 
 
-def test_a_freeze_takes_precedence_over_the_step_it_hit() -> None:
-    accounts = account(history())
-    assert accounts is not None
-    assert accounts.seconds["a"]["suspended"] == pytest.approx(3.0, **CLOSE)
-    assert accounts.seconds["a"]["wasted_overlap"] == pytest.approx(1.0, **CLOSE)
-    assert accounts.seconds["a"]["productive"] == pytest.approx(28.0, **CLOSE)
-
-
-def test_an_incarnation_that_never_found_a_place_waited_for_one_to_the_end() -> None:
-    gone = without(
+UNHEALED = without(history(), is_a(FaultHealed))
+KILL = is_a(FaultInjected, fault_kind="kill")
+KILLED = {
+    "productive": 8 + 16,  # steps 1 to 8, then those of the second incarnation
+    "wasted_killed": 1.5,  # step 9, and half of step 10
+    "fault_detect": 1.0,
+    "fault_recover": 1.0,
+    "provision_wait": 1.0,
+    "startup": 1.0,
+    "compile": 2.0,
+    "bootstrap": 0.5,
+    "unattributed": 0.3,  # after the last step
+}
+SECONDS: dict[str, tuple[list[Event], str, dict[str, float]]] = {  # the log, a learner, and its seconds by category
+    "each second of the killed learner has the category of its story": (
         history(),
-        lambda event: (
-            (event.writer, event.incarnation) == ("c", 2)
-            or (
-                (getattr(event.fact, "learner", ""), getattr(event.fact, "incarnation", 0)) == ("c", 2)
-                and not isinstance(event.fact, LearnerRequested)
-            )
-        ),
-    )
-    accounts = account(gone)
-    assert accounts is not None
-    requested = next(event.at for event in gone if is_a(LearnerRequested, learner="c", incarnation=2)(event))
-    assert accounts.seconds["c"]["provision_wait"] == pytest.approx(accounts.stop - requested, **CLOSE)
+        "c",
+        dict.fromkeys(RANKS, 0.0) | KILLED,
+    ),
+    "a freeze takes precedence over the step it hit": (
+        history(),
+        "a",
+        {"suspended": 3.0, "wasted_overlap": 1.0, "productive": 28.0},
+    ),
+    "a cut link is no freeze": (
+        altered(history(), is_a(FaultInjected, fault_kind="freeze"), fault_kind="link"),
+        "a",
+        {"suspended": 0.0},
+    ),
+    "an incarnation that never found a place waited for one to the end": (
+        without(history(), lambda event: of_second(event) and not isinstance(event.fact, LearnerRequested)),
+        "c",
+        {"provision_wait": END + 0.3 - 11.5},
+    ),
+    "a wait for samples is counted apart from its step": (
+        waited(0.6, 0.4, "span"),
+        "a",
+        {"data_stall": 0.4, "productive": 27.6},
+    ),
+    "a wait for a version too": (waited(0.6, 0.4, "adoption"), "a", {"sync_blocked": 0.4, "productive": 27.6}),
+    "a step that claims more time than there was is cut at the boundary before": (
+        waited(3.0, 1.0, "span"),
+        "a",
+        {"data_stall": 0.0, "productive": 28.0},
+    ),
+    "a death that nobody injected begins at the last sign of life": (
+        without(history(), KILL),
+        "c",
+        {"fault_detect": 1.5, "wasted_killed": 1.0},
+    ),
+    "a freeze of which nobody says that it healed lasts as long as it was to": (UNHEALED, "a", {"suspended": 3.0}),
+    "a freeze that is given up for dead ends there": (
+        altered(UNHEALED, KILL, fault_kind="freeze", duration_s=60.0),
+        "c",
+        {"suspended": 1.0, "fault_recover": 1.0},
+    ),
+    "a learner that is never requested again recovers until the end": (
+        without(history(), of_second),
+        "c",
+        {"fault_recover": END + 0.3 - 10.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("claim", SECONDS)
+def test_the_seconds_of_a_learner(claim: str) -> None:
+    events, learner, told = SECONDS[claim]
+    accounts = account(events)
+    assert (accounts.start, accounts.stop) == pytest.approx((BASE, BASE + END + 0.3), **CLOSE)
+    spent = accounts.seconds[learner]
+    assert {name: spent.get(name, 0.0) for name in told} == pytest.approx(told, **CLOSE)
 
 
 def test_the_formulas_by_hand() -> None:
     accounts = account(history())
-    assert accounts is not None
     configured = 3 * (END + 0.3)
     # c is away from 9.5 until it attaches at 15.6; a is frozen from 20.5 and has its lease again at 24.
     assert accounts.availability == pytest.approx((configured - 6.1 - 3.5) / configured, abs=1e-6)
@@ -99,73 +136,12 @@ def test_the_formulas_by_hand() -> None:
     assert accounts.outer_downtime_s == pytest.approx(0.0, **CLOSE)
 
 
-def test_waits_are_counted_apart_from_the_step_they_delayed() -> None:
-    for waited_for, category in (("span", "data_stall"), ("adoption", "sync_blocked")):
-        change = {"seconds": 0.6, "waited_s": 0.4, "waited_for": waited_for}
-        accounts = account(altered(history(), is_a(StepFinished, step=5), **change))
-        assert accounts is not None
-        assert accounts.seconds["a"][category] == pytest.approx(0.4, **CLOSE)
-        assert accounts.seconds["a"]["productive"] == pytest.approx(27.6, **CLOSE)
-
-
-def test_steps_that_claim_more_time_than_there_was_are_cut_at_the_boundary_before() -> None:
-    events = altered(history(), is_a(StepFinished, step=5), seconds=3.0, waited_s=1.0, waited_for="span")
-    accounts = account(events)
-    assert accounts is not None
-    assert accounts.seconds["a"]["productive"] == pytest.approx(28.0, **CLOSE)
-    assert accounts.seconds["a"]["data_stall"] == 0.0
-
-
-def test_a_death_that_nobody_injected_begins_at_the_last_sign_of_life() -> None:
-    accounts = account(without(history(), is_a(FaultInjected, fault_kind="kill")))
-    assert accounts is not None
-    assert accounts.seconds["c"]["fault_detect"] == pytest.approx(1.5, **CLOSE)
-    assert accounts.seconds["c"]["wasted_killed"] == pytest.approx(1.0, **CLOSE)
-
-
-def test_a_freeze_of_which_nobody_says_that_it_healed_lasts_as_long_as_it_was_to() -> None:
-    accounts = account(without(history(), is_a(FaultHealed)))
-    assert accounts is not None
-    assert accounts.seconds["a"]["suspended"] == pytest.approx(3.0, **CLOSE)
-
-
-def test_a_freeze_that_is_given_up_for_dead_ends_there() -> None:
-    events = without(history(), is_a(FaultHealed))
-    events = altered(events, is_a(FaultInjected, fault_kind="kill"), fault_kind="freeze", duration_s=60.0)
-    accounts = account(events)
-    assert accounts is not None
-    assert accounts.seconds["c"]["suspended"] == pytest.approx(1.0, **CLOSE)
-    assert accounts.seconds["c"]["fault_recover"] == pytest.approx(1.0, **CLOSE)
-
-
-def test_a_learner_that_is_never_requested_again_recovers_until_the_end() -> None:
-    events = [event for event in history() if (event.writer, event.incarnation) != ("c", 2)]
-    events = without(events, lambda event: getattr(event.fact, "incarnation", 0) == 2)
-    accounts = account(events)
-    assert accounts is not None
-    assert accounts.seconds["c"]["fault_recover"] == pytest.approx(END + 0.3 - 10.5, **CLOSE)
-
-
 def test_no_lease_anywhere_is_global_downtime() -> None:
-    events = history()
-    start, stop = BASE + 12.0, BASE + 14.5
-    for name in "ab":
-        events = [
-            *events,
-            *(
-                type(events[0])("syncer", 9, number, at, fact)
-                for number, (at, fact) in enumerate(
-                    [
-                        (start, LeaseExpired(name, 1, "stepping", 3.0)),
-                        (stop, LeaseRenewed(name, 1, 5.0)),
-                    ],
-                    start=2 * "ab".index(name),
-                )
-            ),
-        ]
-    accounts = account(events)
-    assert accounts is not None
-    assert accounts.global_downtime_s == pytest.approx(2.5, **CLOSE)
+    start, stop, events = BASE + 12.0, BASE + 14.5, history()
+    for number, name in enumerate("ab"):
+        events.append(Event("syncer", 9, 2 * number, start, LeaseExpired(name, 1, "stepping", 3.0)))
+        events.append(Event("syncer", 9, 2 * number + 1, stop, LeaseRenewed(name, 1, 5.0)))
+    assert account(events).global_downtime_s == pytest.approx(2.5, **CLOSE)
 
 
 def test_while_everyone_drains_no_learner_steps_and_that_is_global_downtime() -> None:
@@ -174,7 +150,6 @@ def test_while_everyone_drains_no_learner_steps_and_that_is_global_downtime() ->
         run.say(END + 0.1, PhaseEntered("draining"), name, unit.incarnation)
     run.say(END + 5.3, Finished(END, run.tokens_committed, "stopped"))
     accounts = account(run.events)
-    assert accounts is not None
     assert accounts.global_downtime_s == pytest.approx(5.2, **CLOSE)
     assert {name: spent["drain"] for name, spent in accounts.seconds.items()} == pytest.approx(
         dict.fromkeys("abc", 5.2), **CLOSE
@@ -187,7 +162,7 @@ def test_outer_downtime_is_what_a_gap_has_beyond_two_median_intervals() -> None:
 
 
 def test_participation_counts_contributions_against_those_that_could_have_come() -> None:
-    share = participation(history())
+    share = Accounts.of(history()).tallies.participation
     assert share is not None
     assert share.mean == 42 / (16 * 3)
     assert share.alive_mean == 42 / 43
@@ -196,13 +171,10 @@ def test_participation_counts_contributions_against_those_that_could_have_come()
 
 def test_what_the_log_does_not_tell_is_none() -> None:
     events = history()
-    assert account([]) is None
-    assert account(without(events, is_a(SyncerStarted))) is None
-    assert account(without(events, is_a(StepFinished))) is None
-    nothing_committed = without(events, lambda event: is_a(Committed)(event) or is_a(Finished)(event))
-    assert account(nothing_committed) is None
-    assert participation(nothing_committed) is None
-    assert outer_downtime(nothing_committed) is None
+    silent = Accounts.of(without(events, lambda event: is_a(Committed)(event) or is_a(Finished)(event)))
+    for log in ([], without(events, is_a(SyncerStarted)), without(events, is_a(StepFinished))):
+        assert Accounts.of(log).results().goodput is None
+    assert (silent.results().goodput, silent.tallies.participation, silent.times.outer_downtime) == (None, None, None)
 
 
 DROPPABLE = (FaultInjected, FaultHealed, LearnerLost, LearnerFenced, LearnerRequested, LearnerAttached, LeaseRenewed)
@@ -215,18 +187,11 @@ def test_the_shares_sum_to_one_whatever_is_missing_or_off(seed: int, cut: int) -
     events = [event for event in events if not (isinstance(event.fact, DROPPABLE) and chance.random() < 0.4)]
     late = [type(e)(e.writer, e.incarnation, e.sequence, e.at + chance.uniform(-2, 2), e.fact) for e in events]
     accounts = account(late)
-    assert accounts is not None
     assert set(accounts.categories) == set(RANKS)
     assert all(share >= 0 for share in accounts.categories.values())
     assert sum(accounts.categories.values()) == pytest.approx(1.0, abs=1e-9)
     assert 0.0 <= accounts.availability <= 1.0 + 1e-12
     assert 0.0 <= accounts.global_downtime_s <= accounts.wall_s
-
-
-def test_almost_all_time_of_a_fully_told_run_is_explained() -> None:
-    accounts = account(history())
-    assert accounts is not None
-    assert accounts.categories["unattributed"] < 0.01
 
 
 def test_time_in_which_there_was_nothing_of_a_run_is_nobodys() -> None:
@@ -238,7 +203,6 @@ def test_time_in_which_there_was_nothing_of_a_run_is_nobodys() -> None:
     number = 1 + max(event.sequence for event in events if (event.writer, event.incarnation) == ("orchestrator", 1))
     gone_on = Event("orchestrator", 1, number, half + pause_s - 0.2, RunResumed(1, 1, ("a", "b"), ()))
     paused = account([*before, gone_on, *after])
-    assert whole is not None and paused is not None
     assert paused.paused_s == pytest.approx(pause_s, abs=1.5)
     assert paused.wall_s == pytest.approx(whole.wall_s, abs=1.5)
     assert sum(paused.categories.values()) == pytest.approx(1.0)

@@ -11,6 +11,7 @@ import pytest
 
 from learners.protocol.facts import Adopted
 from orchestrator.accounting.summary import summarise
+from orchestrator.accounting.time.fault_table import ROWS
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.block import block_of
@@ -25,8 +26,8 @@ from orchestrator.eventlog.facts import (
 )
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
 from orchestrator.report.render import contents_of
-from outer.protocol.facts import Committed, LeaseExpired, Refused
-from tests.orchestrator.histories import altered, history, inserted, is_a, script, without
+from outer.protocol.facts import Committed, LearnerAttached, LearnerFenced, LeaseExpired, Quarantined, Refused
+from tests.orchestrator.histories import BASE, altered, blocks, history, inserted, is_a, renumbered, script, without
 from tests.orchestrator.order import canonical
 
 KEYS = [
@@ -142,69 +143,6 @@ def test_an_empty_log_is_null_and_not_zero() -> None:
     assert told["ok"] is False
 
 
-def test_an_injected_kill_is_followed_to_the_first_contribution_after_it() -> None:
-    kill = summary(history())["faults"][0]
-    assert (kill["kind"], kill["target"], kill["injected"], kill["tokens_lost"]) == ("kill", "c", True, 16)
-    assert (kill["at_s"], kill["detection_s"], kill["recovery_s"]) == pytest.approx((9.5, 1.0, 8.7), **CLOSE)
-    phases = kill["recovery_phases"]
-    assert list(phases) == ["detect", "decide", "start", "import", "compile", "state", "first_contribution"]
-    assert list(phases.values()) == pytest.approx([1.0, 1.0, 1.0, 1.0, 2.0, 0.5, 2.2], **CLOSE)
-    assert sum(phases.values()) == pytest.approx(kill["recovery_s"], **CLOSE)
-
-
-def test_a_freeze_is_detected_by_its_lease_and_recovers_with_a_contribution_after_the_heal() -> None:
-    freeze = summary(history())["faults"][1]
-    assert (freeze["kind"], freeze["target"], freeze["injected"], freeze["tokens_lost"]) == ("freeze", "a", True, 0)
-    assert (freeze["at_s"], freeze["detection_s"], freeze["recovery_s"]) == pytest.approx((20.5, 2.0, 5.7), **CLOSE)
-
-
-def test_a_freeze_shorter_than_the_lease_is_never_detected() -> None:
-    freeze = summary(without(history(), is_a(LeaseExpired)))["faults"][1]
-    assert freeze["detection_s"] is None
-    assert freeze["recovery_s"] is not None
-
-
-def test_a_freeze_that_has_not_healed_has_no_recovery_yet() -> None:
-    freeze = summary(without(history(), is_a(FaultHealed)))["faults"][1]
-    assert freeze["recovery_s"] is None
-    assert freeze["tokens_lost"] is None
-
-
-def test_a_death_that_no_fault_explains_counts_from_the_last_sign_of_life() -> None:
-    death = summary(without(history(), is_a(FaultInjected, fault_kind="kill")))["faults"][0]
-    assert (death["kind"], death["target"], death["injected"], death["tokens_lost"]) == ("kill", "c", False, 16)
-    assert (death["at_s"], death["detection_s"], death["recovery_s"]) == pytest.approx((9.0, 1.5, 9.2), **CLOSE)
-
-
-def test_a_freeze_that_ends_in_a_restart_is_that_freeze_and_no_second_death() -> None:
-    events = altered(history(), is_a(FaultInjected, fault_kind="kill"), fault_kind="freeze", duration_s=60.0)
-    faults = summary(events)["faults"]
-    assert [(fault["kind"], fault["target"]) for fault in faults] == [("freeze", "c"), ("freeze", "a")]
-    assert faults[0]["tokens_lost"] == 16
-    assert faults[0]["recovery_s"] == pytest.approx(8.7, **CLOSE)
-
-
-def test_a_phase_that_was_not_said_is_null_and_the_next_carries_its_time() -> None:
-    kill = summary(without(history(), is_a(LearnerStarted, incarnation=2)))["faults"][0]
-    assert kill["recovery_phases"]["start"] is None
-    assert kill["recovery_phases"]["import"] == pytest.approx(2.0, **CLOSE)
-    assert sum(s for s in kill["recovery_phases"].values() if s is not None) == pytest.approx(8.7, **CLOSE)
-
-
-def test_a_kill_that_nobody_has_noticed_yet_has_only_its_time() -> None:
-    before = [e for e in history() if e.at < 1_700_000_010.2]
-    kill = summary(before)["faults"][0]
-    assert kill["injected"] is True
-    assert (kill["detection_s"], kill["recovery_s"], kill["tokens_lost"]) == (None, None, None)
-    assert set(kill["recovery_phases"].values()) == {None}
-
-
-def test_a_learner_lost_after_the_end_is_no_fault() -> None:
-    lost = LearnerLost("b", 1, "died", "")
-    events = inserted(history(), is_a(Evaluated, syncer_step=32), lost)
-    assert len(summary(events)["faults"]) == 2
-
-
 def test_refusals_are_counted_by_reason() -> None:
     refused = [Refused("b", 1, "contribution", reason) for reason in ("late", "stale_base", "late")]
     assert summary(inserted(history(), is_a(Committed), *refused))["refusals"] == {"late": 2, "stale_base": 1}
@@ -214,11 +152,174 @@ def test_a_loss_that_is_not_finite_is_null() -> None:
     assert summary(altered(history(), is_a(Evaluated, syncer_step=32), loss=math.nan))["eval_loss"] is None
 
 
-def test_a_kill_that_is_said_after_its_victim_was_missed_still_explains_the_death() -> None:
-    events = [
-        replace(event, at=event.at + 1.1) if is_a(FaultInjected, fault_kind="kill")(event) else event
-        for event in history()
+# ------------------------------------------------------------------ faults
+
+FREEZE, KILL = (is_a(FaultInjected, fault_kind=kind) for kind in ("freeze", "kill"))
+
+
+def said(events: list[Event], at: float, *facts: Any, writer: str = "syncer", incarnation: int = 1) -> list[Event]:
+    """The log with facts said at that second."""
+    new = [Event(writer, incarnation, 0, BASE + at, fact) for fact in facts]
+    return renumbered(sorted([*events, *new], key=lambda event: event.at))
+
+
+def refused(learner: str, incarnation: int, reason: str, message: str = "contribution") -> Refused:
+    return Refused(learner, incarnation, message, reason, 21 if message == "contribution" else None, 0)
+
+
+def frozen(kind: str, **change: Any) -> list[Event]:
+    """The run in which learner a, instead of being frozen, has this fault from 20.5 to 23.5."""
+    return altered(history(), FREEZE, fault_kind=kind, **change)
+
+
+def struck(kind: str, **change: Any) -> list[Event]:
+    """The run in which learner c has this fault at 9.5 instead of being killed, and is lost at 10.5 all the same."""
+    return altered(history(), KILL, fault_kind=kind, **change)
+
+
+def healing(kind: str, learner: str, at: float, until: float, events: list[Event]) -> list[Event]:
+    begun = said(events, at, FaultInjected(7, kind, learner, 1, 1, until - at), writer="chaos")
+    return said(begun, until, FaultHealed(7, learner), writer="chaos")
+
+
+def corrupted() -> list[Event]:
+    """The first refusal of that kind and learner is at 21.5."""
+    events = said(frozen("corrupt"), 21.0, refused("b", 1, "bad_digest"), refused("a", 1, "late"))
+    return said(said(events, 21.5, refused("a", 1, "bad_digest")), 22.5, refused("a", 1, "bad_digest"))
+
+
+def spoiled() -> list[Event]:
+    events = said(struck("non_finite"), 9.7, refused("c", 1, "non_finite"))
+    return said(events, 10.2, refused("c", 1, "non_finite"), Quarantined("c", 1, 3))
+
+
+def misconfigured() -> list[Event]:
+    events = struck("wrong_config")
+    wrong = [e for e in events if not (is_a(LearnerAttached)(e) and e.fact.incarnation == 2)]
+    return said(renumbered(wrong), 15.6, refused("c", 2, "wrong_config", "attach"), LearnerFenced("c", 2, "failed"))
+
+
+def later(events: list[Event], which: Any, seconds: float) -> list[Event]:
+    return [replace(event, at=event.at + seconds) if which(event) else event for event in events]
+
+
+ABSENT = history(absent=[(12, "b"), (14, "b")])  # its steps 11 to 13, of 8 tokens each, are in no contribution
+DOUBLE = healing("corrupt", "c", 9.0, 9.2, history())
+Told = dict[str, Any]
+FAULTS: dict[str, tuple[list[Event], str, int, Told]] = {  # the log, (kind target) of its rows, and what one row says
+    "an injected kill is followed to the first contribution after it": (
+        history(), "kill c, freeze a", 0,
+        {"injected": True, "tokens_lost": 16, "at_s": 9.5, "detection_s": 1.0, "recovery_s": 8.7, "detect": 1.0,
+         "decide": 1.0, "start": 1.0, "import": 1.0, "compile": 2.0, "state": 0.5, "first_contribution": 2.2},
+    ),
+    "a freeze is detected by its lease and recovers with a contribution after the heal": (
+        history(), "kill c, freeze a", 1,
+        {"injected": True, "tokens_lost": 0, "at_s": 20.5, "detection_s": 2.0, "recovery_s": 5.7},
+    ),
+    "a freeze shorter than the lease is never detected": (
+        without(history(), is_a(LeaseExpired)), "kill c, freeze a", 1, {"detection_s": None, "recovery_s": 5.7},
+    ),
+    "one that has not healed has no recovery yet": (
+        without(history(), is_a(FaultHealed)), "kill c, freeze a", 1, {"recovery_s": None, "tokens_lost": None},
+    ),
+    "a death that no fault explains counts from the last sign of life": (
+        without(history(), KILL), "kill c, freeze a", 0,
+        {"injected": False, "tokens_lost": 16, "at_s": 9.0, "detection_s": 1.5, "recovery_s": 9.2},
+    ),
+    "a freeze that ends in a restart is that freeze and no second death": (
+        struck("freeze", duration_s=60.0), "freeze c, freeze a", 0, {"tokens_lost": 16, "recovery_s": 8.7},
+    ),
+    "a phase that was not said is null and the next carries its time": (
+        without(history(), is_a(LearnerStarted, incarnation=2)), "kill c, freeze a", 0,
+        {"start": None, "import": 2.0, "recovery_s": 8.7},
+    ),
+    "a kill that nobody has noticed yet has only its time": (
+        [e for e in history() if e.at < BASE + 10.2], "kill c", 0,
+        {"injected": True, "at_s": 9.5, "detection_s": None, "recovery_s": None, "tokens_lost": None, "detect": None},
+    ),
+    "a learner lost after the end is no fault": (
+        inserted(history(), is_a(Evaluated, syncer_step=32), LearnerLost("b", 1, "died", "")),
+        "kill c, freeze a", 0, {},
+    ),
+    "a kill that is said after its victim was missed still explains the death": (
+        later(history(), KILL, 1.1), "kill c, freeze a", 0, {"injected": True, "detection_s": 0.0, "tokens_lost": 16},
+    ),
+    **{
+        f"{kind} that heals is one row and no death": (
+            frozen(kind), f"kill c, {kind} a", 1,
+            {"injected": True, "at_s": 20.5, "recovery_s": 5.7, "first_contribution": 2.7},
+        )
+        for kind in ("slow", "straggle", "link", "corrupt")
+    },
+    "a cut link is detected by its lease": (frozen("link"), "kill c, link a", 1, {"detection_s": 2.0}),
+    "and not by a later silence": (
+        said(without(frozen("link"), is_a(LeaseExpired)), 28.0, LeaseExpired("a", 1, "stepping", 2.5)),
+        "kill c, link a", 1, {"detection_s": None},
+    ),
+    "what came before the fault is no sign of it": (
+        said(frozen("corrupt"), 20.0, refused("a", 1, "bad_digest")), "kill c, corrupt a", 1, {"detection_s": None},
+    ),
+    "damage is detected by the first refusal of that kind and learner": (
+        corrupted(), "kill c, corrupt a", 1, {"detection_s": 1.0},
+    ),
+    "what was discarded while it lasted is lost": (
+        healing("corrupt", "b", 10.2, 14.2, ABSENT), "kill c, corrupt b, freeze a", 1, {"tokens_lost": 24},
+    ),
+    "and nothing that was discarded later": (
+        healing("corrupt", "b", 10.2, 12.2, ABSENT), "kill c, corrupt b, freeze a", 1, {"tokens_lost": 16},
+    ),
+    "nor anything that was merged": (
+        healing("corrupt", "b", 10.2, 14.2, history()), "kill c, corrupt b, freeze a", 1, {"tokens_lost": 0},
+    ),
+    "a death after the link was up again is another fault": (
+        healing("link", "c", 7.0, 8.0, without(history(), KILL)), "link c, kill c, freeze a", 0,
+        {"detection_s": None, "recovery_s": 1.2},
+    ),
+    "a cut that is taken for a death is one row followed to its successor": (
+        struck("link", duration_s=60.0), "link c, freeze a", 0,
+        {"injected": True, "detection_s": 1.0, "recovery_s": 8.7},
+    ),
+    "numbers that are not finite are one row from the first refusal to the successor": (
+        spoiled(), "non_finite c, freeze a", 0, {"detection_s": 0.2, "recovery_s": 8.7, "decide": 1.8},
+    ),
+    "one that dies of something else meanwhile is two rows": (
+        DOUBLE, "corrupt c, kill c, freeze a", 1, {"injected": True},
+    ),
+    "also where nothing explains the death": (
+        without(DOUBLE, KILL), "corrupt c, kill c, freeze a", 1, {"injected": False},
+    ),
+    "a wrong configuration explains the refused incarnation too": (
+        misconfigured(), "wrong_config c, freeze a", 0, {"detection_s": 1.0},
+    ),
+    "without an injected fault the refused incarnation is a death like any other": (
+        without(misconfigured(), is_a(FaultInjected, fault_kind="wrong_config")), "kill c, kill c, freeze a", 1,
+        {"injected": False},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", FAULTS)
+def test_the_table_of_faults(claim: str) -> None:
+    events, rows, number, told = FAULTS[claim]
+    found = summary(events)["faults"]
+    assert ", ".join(f"{row['kind']} {row['target']}" for row in found) == rows
+    phases = found[number]["recovery_phases"]
+    flat = found[number] | phases
+    assert {name: flat[name] for name in told} == pytest.approx(told, **CLOSE)
+    if phases.get("compile"):
+        assert sum(s for s in phases.values() if s is not None) == pytest.approx(flat["recovery_s"], **CLOSE)
+
+
+def test_older_rows_of_faults_are_counted_by_kind() -> None:
+    faults = [
+        Event("chaos", 9, 2 * number + later, BASE + 5.0 + number / 1000 + later / 2000, fact)
+        for number in range(ROWS + 30)
+        for later, fact in enumerate(
+            (FaultInjected(99 + number, "freeze", "a", 1, 1, 0.0005), FaultHealed(99 + number, "a"))
+        )
     ]
-    kill, freeze = summary(events)["faults"]
-    assert (kill["kind"], kill["injected"], kill["detection_s"], kill["tokens_lost"]) == ("kill", True, 0.0, 16)
-    assert freeze["kind"] == "freeze"
+    told = summarise(blocks(canonical([*script().events, *faults]), 100), {}, [])
+    own = len(summarise(script().events, {}, [])["faults"])
+    assert len(told["faults"]) == ROWS
+    assert sum(sums["rows"] for sums in told["faults_left_out"].values()) == 30 + own
+    assert told["faults_left_out"]["freeze"]["tokens_lost"] == 0

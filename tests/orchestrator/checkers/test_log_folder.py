@@ -52,6 +52,8 @@ def test_a_log_in_its_folder_is_checked_like_its_events(sound: Path) -> None:
     assert [told[name][0] for name in ("log.readable", "log.chain", "log.seal")] == ["pass"] * 3
     rest = {each.name: (each.status, each.reason) for each in check(history())}
     assert {name: told[name] for name in rest} == rest
+    assert told.keys() - rest.keys() == {"log.readable", "log.chain", "log.seal", "log.recipe"}
+    assert {each.status for each in check_run(sound / "nowhere")} == {"unknown"}
 
 
 def segments(root: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from chaos.simulation.cluster import Cluster
 from chaos.simulation.profile import draw
 from orchestrator.accounting import records
 from orchestrator.accounting.accounts import Accounts
-from orchestrator.checkers import log, suite
+from orchestrator.checkers import log
 from orchestrator.checkers.suite import Suite, check_run
 from orchestrator.eventlog import log_writer
 from orchestrator.eventlog.block import block_of
@@ -71,18 +71,7 @@ def test_a_log_that_is_read_ahead_is_the_same_and_so_is_its_damage(run: Path) ->
 
 
 def test_a_long_run_is_checked_with_help_and_tells_how_far_it_is(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-    helped = []
-
-    class Helped(Ahead):
-        def __init__(self, reader: LogReader, run_dir: Path, jobs: int) -> None:
-            helped.append(jobs)
-            super().__init__(reader, run_dir, 0)
-
-    monkeypatch.setattr(suite, "Ahead", Helped)
+    told, alone = list[int](), check_run(run)
     monkeypatch.setattr(log, "LONG", 3)
-    check_run(run, 2, told.append)
-    monkeypatch.setattr(log, "LONG", 10_000)
-    check_run(run, 2)
-    assert helped == [1, 0]
+    assert check_run(run, 2, told.append) == alone
     assert told == sorted(told) and told[-1] == len(history())
