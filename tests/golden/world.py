@@ -14,18 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
 from orchestrator.simulation.timeline import Timeline
 from outer.config import SyncConfig
 from outer.protocol import events_effects as outer
-from outer.protocol.facts import LearnerFenced
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import COMPILING, IMPORTING, Attach, Donor, State, StateRequest, Stop, Welcome
 from outer.protocol.syncer import Budget, Syncer
 
+T = TypeVar("T")
 Value = Mapping[tuple[str, int, int], int]  # (learner, incarnation, step) -> how often
 TICK_S_MIN = 0.01  # a shell never looks again at once
 MANIFEST = {"sync.H": 4}
@@ -52,7 +52,6 @@ class NetworkFaults:
 
     lost: float = 0.0  # share of messages
     doubled: float = 0.0
-    unfetched: float = 0.0  # share of fetches that fail
     delay_s: float = 0.0  # the longest; messages overtake each other
 
 
@@ -163,21 +162,29 @@ class World:
     def bury(self, name: str) -> None:
         self._drive_outer(outer.Fence(name, self._dead.get(name, self._incarnations[name]), "killed"))
 
-    def drain(self, name: str) -> None:
-        """The orchestrator asks a learner to leave."""
-        said = len(self.said)
-        self._drive_outer(outer.DrainRequested(name, self._incarnations[name], "scaled down", self._sync.drain_s))
-        if any(isinstance(each.fact, LearnerFenced) for each in self.said[said:]):
-            self.kill(name)  # it has nothing to lose, and nobody tells it
-
     def leave(self, name: str) -> None:
         """A learner's host tells its process to end."""
         if each := self.units.get(name):
             self._drive(each, unit.Leave())
 
+    def restart(self, *names: str) -> None:
+        """All of them die, which is noticed, and start anew."""
+        for name in names:
+            self.kill(name)
+            self.bury(name)
+        for name in names:
+            self.start(name)
+
     def freeze(self, name: str, seconds: float) -> None:
         if each := self.units.get(name):
             each.frozen_until = self.now + seconds
+
+    # -------------------------------------------------------------- what a test may see
+
+    def facts(self, kind: type[T], writer: str = "", incarnation: int = 0) -> list[T]:
+        """Of one kind, in order; of one writer and incarnation alone, if they are named."""
+        said = (each for each in self.said if isinstance(each.fact, kind) and writer in ("", each.writer))
+        return [each.fact for each in said if incarnation in (0, each.incarnation)]
 
     # -------------------------------------------------------------- the network
 
@@ -301,9 +308,8 @@ class World:
 
         def answer() -> None:
             newest = self.syncer.versions[fragment]
-            failed = newest < version or self._chance.random() < self.network.unfetched
             event: unit.Event = unit.Fetched(fragment, newest, self.values[fragment])
-            self._drive(each, unit.FetchFailed(fragment, version, "fetch_failed") if failed else event)
+            self._drive(each, unit.FetchFailed(fragment, version, "fetch_failed") if newest < version else event)
 
         self._carry(answer, sure=True)
 
@@ -362,3 +368,25 @@ class World:
 
     def _line(self, text: str) -> None:
         self.lines.append(f"{self.now:7.3f} {text}")
+
+
+W = TypeVar("W", bound=World)
+
+
+def running(
+    learners: Mapping[str, float],
+    sync: Mapping[str, Any],
+    *,
+    until: float = 0.0,
+    quorum: int = 1,
+    steps: int = 10_000,
+    span_steps: int = 1000,
+    kind: type[W] = World,  # type: ignore[assignment]
+) -> W:
+    """A world whose learners have all started, after so many virtual seconds."""
+    config, budget = SyncConfig.model_validate(sync), Budget(None, steps)
+    made = kind(sync=config, learners=learners, quorum=quorum, budget=budget, span_steps=span_steps)
+    for name in learners:
+        made.start(name)
+    made.run(until)
+    return made

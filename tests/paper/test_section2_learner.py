@@ -19,17 +19,13 @@ from learners.training.tree import deal, initial_parameters
 from outer.config import SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.messages import FragmentCounters
-from outer.protocol.syncer import Budget
 from tests.golden.loop import TOKENS, joined, only
-from tests.golden.world import World
+from tests.golden.world import World, running
 
 
-def world(learners: dict[str, float], steps: int = 60, quorum: int = 1, **sync: Any) -> World:
-    config = SyncConfig.model_validate({"P": 4, "H": 8, "tau": 2, "lease_s": 100.0} | sync)
-    made = World(sync=config, learners=learners, quorum=quorum, budget=Budget(None, steps), span_steps=1000)
-    for name in learners:
-        made.start(name)
-    return made
+def world(learners: dict[str, float], until: float, steps: int = 60, quorum: int = 1, **sync: Any) -> World:
+    given = {"P": 4, "H": 8, "tau": 2, "lease_s": 100.0} | sync
+    return running(learners, given, until=until, quorum=quorum, steps=steps)
 
 
 def test_a_learner_starts_from_the_value_of_the_syncer_with_its_counters_at_zero() -> None:
@@ -84,25 +80,23 @@ def test_a_learner_that_hears_nothing_any_more_steps_on_while_it_has_samples() -
 
 def test_the_run_ends_by_the_global_clock_and_learners_end_with_different_step_counts() -> None:
     """Section 2, algorithm 1, while t <= T."""
-    one = world({"a": 1.0, "b": 2.5})
-    one.run(300.0)
+    one = world({"a": 1.0, "b": 2.5}, until=300.0)
     assert {unit.exited for unit in one.units.values()} == {"syncer step 60 is reached"}
     assert one.units["a"].machine.step > 2 * one.units["b"].machine.step > 0
 
 
 def test_what_was_done_between_the_read_and_the_arrival_is_lost_so_that_each_round_brings_what_is_left() -> None:
     """Section 2: with alpha = 0, c_steps settles at H - tau."""
-    one = world({"a": 1.0, "b": 1.0}, quorum=2, overlap="strict", pacing="quorum", grace="infinite")
-    one.run(100.0)
-    later = [s.fact for s in one.said if isinstance(s.fact, Committed) and s.fact.base_version > 0]
+    one = world({"a": 1.0, "b": 1.0}, until=100.0, quorum=2, overlap="strict", pacing="quorum", grace="infinite")
+    later = [fact for fact in one.facts(Committed) if fact.base_version > 0]
     assert len(later) > 20
     assert {part.steps for fact in later for part in fact.participants} == {8 - 2}
 
 
 def test_a_learner_that_stalled_takes_every_fragment_it_missed_when_it_resumes() -> None:
     """Section 2: in its newest version, at one boundary."""
-    one = world({"a": 1.0, "b": 1.0}, steps=200)
-    one.at(30.5, lambda: one.freeze("b", 20.0))
+    one = world({"a": 1.0, "b": 1.0}, until=30.5, steps=200)
+    one.freeze("b", 20.0)
     one.run(54.0)
     adopted = [s for s in one.said if s.writer == "b" and isinstance(s.fact, Adopted)]
     assert not [s for s in adopted if 31.0 < s.at < 50.0]
@@ -160,9 +154,8 @@ def test_adopting_changes_the_fragment_and_leaves_the_moments_of_the_inner_optim
 
 def test_rebasing_keeps_what_was_done_since_the_read() -> None:
     """Section 2: what the paper throws away, adopt = "rebase" keeps; an addition of this project, off by default."""
-    one = world({"a": 1.0, "b": 1.0}, steps=400, adopt="rebase")
-    one.run(100.0)
+    one = world({"a": 1.0, "b": 1.0}, until=100.0, steps=400, adopt="rebase")
     for name, unit in one.units.items():
-        done = {s.fact.step for s in one.said if s.writer == name and isinstance(s.fact, StepFinished)}
+        done = {fact.step for fact in one.facts(StepFinished, name)}
         for value in unit.values:
             assert {step for (who, _, step), count in value.items() if who == name and count == 1} == done

@@ -9,29 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outer.config import OuterConfig, SyncConfig
+from outer.config import OuterConfig
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.events_effects import Merge, Tick
 from outer.protocol.facts import Committed, Refused, StepOpened, StepPassed
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import FragmentCounters, ReadRequest
 from outer.protocol.quorum import adaptive_grace
-from outer.protocol.syncer import Budget
 from tests.golden.bench import ALL, Bench, bench, reading
-from tests.golden.world import World
+from tests.golden.world import World, running
 
 
-def world(learners: dict[str, float], quorum: int = 1, steps: int = 40, **sync: Any) -> World:
-    config = SyncConfig.model_validate({"P": 2, "H": 4, "tau": 1, "lease_s": 100.0, "grace": 0.0} | sync)
-    made = World(sync=config, learners=learners, quorum=quorum, budget=Budget(None, steps), span_steps=1000)
-    for name in learners:
-        made.start(name)
-    made.run(200.0)
-    return made
-
-
-def commits(world: World) -> list[Committed]:
-    return [said.fact for said in world.said if isinstance(said.fact, Committed)]
+def world(learners: dict[str, float], steps: int = 40, **sync: Any) -> World:
+    given = {"P": 2, "H": 4, "tau": 1, "lease_s": 100.0, "grace": 0.0} | sync
+    return running(learners, given, until=200.0, steps=steps)
 
 
 # ------------------------------------------------------------------ quorum
@@ -68,15 +59,15 @@ def test_by_the_clock_the_syncer_advances_at_most_once_per_step_time_whether_a_f
     opened = [said.at for said in one.said if isinstance(said.fact, StepOpened)]
     settled = [after - before for before, after in pairwise(opened)][3:]
     assert settled and min(settled) >= 1.0
-    assert [said for said in one.said if isinstance(said.fact, StepPassed)], "two of four steps have no fragment"
+    assert one.facts(StepPassed), "two of four steps have no fragment"
 
 
 def test_read_literally_the_loop_merges_each_step_of_each_learner_alone() -> None:
     """Section 3, pacing: K = 1 without grace; why the paper's heterogeneous test went badly, and departure 0002."""
     four = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 1.3}
     literal = {"pacing": "quorum", "participants": "reported", "P": 1, "H": 1, "tau": 0}
-    alone = [len(fact.participants) for fact in commits(world(four, steps=100, **literal))]
-    together = [len(fact.participants) for fact in commits(world(four, steps=100, P=4))]
+    alone = [len(fact.participants) for fact in world(four, steps=100, **literal).facts(Committed)]
+    together = [len(fact.participants) for fact in world(four, steps=100, P=4).facts(Committed)]
     assert alone.count(1) >= 0.95 * len(alone)
     assert set(together[8:]) == {4}, "once all have joined"
 

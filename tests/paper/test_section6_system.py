@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +18,10 @@ from outer.numeric import codec
 from outer.protocol import events_effects as outer
 from outer.protocol.facts import Committed, DonorNamed, LearnerAttached, StepOpened
 from outer.protocol.messages import Report, State, StateRequest, Welcome
-from outer.protocol.syncer import Budget
 from tests.golden.bench import bench
 from tests.golden.loop import joined, notice, only
-from tests.golden.world import Unit, World
+from tests.golden.world import Unit, World, running
 
-T = TypeVar("T")
 H = 4
 SPEED = {"a": 0.1, "b": 0.13, "c": 0.21}
 
@@ -40,27 +38,11 @@ class Watched(World):
         super()._perform(each, effects)
 
 
-def world(learners: dict[str, float] = SPEED, quorum: int = 1, until: float = 4.0, **sync: Any) -> Watched:
-    given = {"P": 2, "H": H, "tau": 1, "read_timeout_s": 0.4, "lease_s": 0.8}
-    config = SyncConfig.model_validate(given | sync)
-    made = Watched(sync=config, learners=learners, quorum=quorum, budget=Budget(None, 10_000))
-    for name in learners:
-        made.start(name)
-    made.run(until)
-    return made
+SYNC = {"P": 2, "H": H, "tau": 1, "read_timeout_s": 0.4, "lease_s": 0.8}
 
 
-def facts(world: World, kind: type[T], writer: str = "", incarnation: int = 0) -> list[T]:
-    said = (s for s in world.said if isinstance(s.fact, kind))
-    return [
-        s.fact for s in said if s.writer == (writer or s.writer) and s.incarnation == (incarnation or s.incarnation)
-    ]
-
-
-def restart(world: World, name: str) -> None:
-    world.kill(name)
-    world.bury(name)
-    world.start(name)
+def world(learners: dict[str, float] = SPEED, until: float = 4.0, kind: type[Watched] = Watched) -> Watched:
+    return running(learners, SYNC, until=until, span_steps=4, kind=kind)
 
 
 # ------------------------------------------------------------------ who talks to whom
@@ -71,7 +53,7 @@ def test_learners_talk_to_the_syncer_alone_until_one_of_them_recovers() -> None:
     one = world()
     talk = {"Donate", "Decline", "Inherit"}
     assert not talk & one.kinds.keys() and one.kinds["Answer"] > 10
-    restart(one, "a")
+    one.restart("a")
     one.run(8.0)
     assert {"Donate", "Inherit"} <= one.kinds.keys()
 
@@ -129,12 +111,12 @@ def test_the_log_tells_who_took_part_with_what_weight_and_when_each_learner_adop
     """Section 6, event tape: all that a replay has to repeat."""
     one = world()
     done = {(s.writer, s.incarnation, s.fact.step) for s in one.said if isinstance(s.fact, StepFinished)}
-    made = {fact.syncer_step: fact for fact in facts(one, Committed)}
+    made = {fact.syncer_step: fact for fact in one.facts(Committed)}
     assert len(made) > 5
     for fact in made.values():
         assert sum(part.weight for part in fact.participants) == pytest.approx(1.0)
         assert all((part.learner, part.incarnation, part.step) in done for part in fact.participants)
-    for adopted in facts(one, Adopted):
+    for adopted in one.facts(Adopted):
         assert adopted.version == 0 or made[adopted.version].fragment == adopted.fragment
 
 
@@ -146,8 +128,8 @@ def test_a_short_stall_is_healed_by_the_ordinary_cycle() -> None:
     one = world()
     one.freeze("b", 2.0)
     one.run(10.0)
-    assert facts(one, DonorNamed) == []
-    last = facts(one, Committed)[-2:]
+    assert one.facts(DonorNamed) == []
+    last = one.facts(Committed)[-2:]
     assert all(("b", 1) in {(p.learner, p.incarnation) for p in fact.participants} for fact in last)
 
 
@@ -155,10 +137,10 @@ def test_a_joiner_is_named_a_peer_and_the_clock_that_it_must_have_seen() -> None
     """Section 6, recovery, steps 1 and 2."""
     one = world()
     clock = max(one.syncer.versions)
-    restart(one, "a")
+    one.restart("a")
     one.run(8.0)
-    [attached] = [fact for fact in facts(one, LearnerAttached) if fact.incarnation == 2]
-    [named], [received] = facts(one, DonorNamed), facts(one, StateReceived, "a", 2)
+    [attached] = [fact for fact in one.facts(LearnerAttached) if fact.incarnation == 2]
+    [named], [received] = one.facts(DonorNamed), one.facts(StateReceived, "a", 2)
     assert attached.syncer_step >= clock == named.syncer_step
     assert (received.source, received.donor) == ("peer", named.donor)
 
@@ -183,22 +165,13 @@ def test_fragments_that_come_during_the_transfer_are_kept_and_adopted_at_its_end
         def _give(self, donor: Unit, request: Any, step: int, syncer_step: int) -> None:
             self.at(self.now + 0.7, lambda: World._give(self, donor, request, step, syncer_step))
 
-    one = Slow(
-        sync=SyncConfig.model_validate({"P": 2, "H": H, "tau": 1, "read_timeout_s": 0.4, "lease_s": 0.8}),
-        learners=SPEED,
-        quorum=1,
-        budget=Budget(None, 10_000),
-    )
-    for name in SPEED:
-        one.start(name)
-    one.run(4.0)
-    restart(one, "a")
+    one = world(kind=Slow)
+    one.restart("a")
     at = one.syncer.committed_step
     one.run(9.0)
-    [received] = facts(one, StateReceived, "a", 2)
+    [received] = one.facts(StateReceived, "a", 2)
     assert received.source == "peer" and received.seconds >= 0.7
-    first = [s.fact for s in one.said if (s.writer, s.incarnation) == ("a", 2) and isinstance(s.fact, Adopted)]
-    kept = [fact for fact in first if fact.after_step == 0]
+    kept = [fact for fact in one.facts(Adopted, "a", 2) if fact.after_step == 0]
     assert {fact.fragment for fact in kept} == {0, 1} and min(fact.version for fact in kept) > at
 
 
@@ -218,11 +191,11 @@ def test_a_state_that_took_more_than_a_round_and_the_time_allowed_is_too_old(
 def test_a_joiner_contributes_what_it_did_on_a_version_of_the_syncer_and_nothing_of_its_donor() -> None:
     """Section 6, recovery, steps 3 and 4. Departure 0010: a copied fragment has no base until the syncer's comes."""
     one = world()
-    restart(one, "a")
+    one.restart("a")
     one.run(8.0)
-    adopted = {fact.fragment: fact for fact in reversed(facts(one, Adopted, "a", 2))}
+    adopted = {fact.fragment: fact for fact in reversed(one.facts(Adopted, "a", 2))}
     took_part = 0
-    for commit in facts(one, Committed):
+    for commit in one.facts(Committed):
         for part in commit.participants:
             if (part.learner, part.incarnation) == ("a", 2):
                 took_part += 1
@@ -234,9 +207,9 @@ def test_a_joiner_contributes_what_it_did_on_a_version_of_the_syncer_and_nothing
 def test_with_nobody_to_copy_from_a_learner_starts_from_the_syncer() -> None:
     """Section 6, recovery. Departure 0010: the paper leaves this case open."""
     one = world({"a": 0.1})
-    restart(one, "a")
+    one.restart("a")
     one.run(8.0)
-    assert [fact.source for fact in facts(one, StateReceived, "a", 2)] == ["syncer"]
+    assert [fact.source for fact in one.facts(StateReceived, "a", 2)] == ["syncer"]
 
 
 def test_the_syncer_needs_to_know_nothing_of_a_recovery_to_merge_what_comes_of_it() -> None:
@@ -258,7 +231,7 @@ def test_a_learner_that_was_never_configured_joins_a_run_and_nothing_stops() -> 
     one.start("d")
     one.run(8.0)
     assert one.syncer.quorum == 1
-    assert {p.learner for p in facts(one, Committed)[-1].participants} == {"a", "b", "d"}
+    assert {p.learner for p in one.facts(Committed)[-1].participants} == {"a", "b", "d"}
     opened = [s.at for s in one.said if isinstance(s.fact, StepOpened) and s.at > 1.0]
     assert max(after - before for before, after in pairwise(opened)) <= 0.2 + 1e-9
 

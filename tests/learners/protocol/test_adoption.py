@@ -6,7 +6,7 @@ import pytest
 
 from learners.protocol.events_effects import Apply, Fetch, Fetched, FetchFailed, Hold, Resume, RunStep
 from learners.protocol.facts import Adopted, AdoptionRefused, StepFinished
-from outer.protocol.messages import FragmentCounters, Grant, ReadRequest, Stop, Welcome
+from outer.protocol.messages import FragmentCounters, Grant, ReadRequest, Welcome
 from tests.golden.loop import TOKENS, Loop, answers, joined, notice, only
 
 
@@ -40,64 +40,6 @@ def test_with_error_feedback_a_version_waits_for_its_notice_and_names_its_read()
     assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite", read_at=None)], "that read went into version 2"
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_rebasing_keeps_everything_for_one_that_did_not_take_part(asked: bool) -> None:
-    loop = joined(adopt="rebase")
-    loop.steps(2)
-    if asked:  # and answered too late to be merged
-        assert len(loop.read(2, 1)) == 1
-    loop.deliver(2, 1)
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=None)]
-    loop.step()
-    assert loop.counters(1) == FragmentCounters(2, base_step=0, steps=4, tokens=4 * TOKENS)
-
-
-def test_a_version_skipped_while_rebasing_is_not_merged_twice() -> None:
-    loop = joined(adopt="rebase")
-    loop.steps(2)
-    assert loop.read(2, 1)[0].step == 2  # steps 1 and 2 merge into version 2, ...
-    loop.step()
-    loop.do(notice(2, 1, merged_step=2), Fetched(1, 6, "v6"))  # ... but by now the newest is 6
-    assert only(Apply, loop.step()) == [], "what version 6 holds is not known before its notice"
-    loop.do(notice(6, 1, merged_step=2))
-    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=2)]
-    loop.step()
-    assert loop.counters(1) == FragmentCounters(6, base_step=2, steps=4, tokens=4 * TOKENS)
-
-
-def test_of_a_read_that_was_answered_twice_either_answer_may_be_the_one_that_merged() -> None:
-    loop = joined(adopt="rebase")
-    loop.steps(2)
-    assert [answer.step for answer in loop.read(2, 1)] == [2]
-    loop.step()
-    assert loop.read(2, 1) == [], "doubled"
-    assert [answer.step for answer in answers(loop.step())] == [4]
-    loop.deliver(2, 1, merged_step=2)
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
-
-
-def test_a_notice_that_comes_late_does_not_hide_what_the_newer_one_said() -> None:
-    loop = joined(adopt="rebase")
-    loop.steps(2)
-    assert loop.read(2, 1)[0].step == 2
-    loop.do(notice(6, 1, merged_step=2), notice(2, 1, merged_step=2), Fetched(1, 6, "v6"))
-    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=2)]
-
-
-def test_a_late_read_does_not_make_a_rebase_forget_what_was_merged() -> None:
-    loop = joined(adopt="rebase")
-    loop.steps(2)
-    loop.read(2, 1)
-    loop.deliver(2, 1, merged_step=2)
-    loop.steps(3)
-    loop.read(6, 1)
-    assert [answer.step for answer in answers(loop.step())] == [6]
-    loop.read(2, 1)  # the old request, doubled and late
-    loop.deliver(6, 1, merged_step=6)
-    loop.steps(2)
-    assert loop.counters(1).base_step == 6
-
-
 def test_of_several_versions_the_newest_is_adopted_and_older_ones_are_refused() -> None:
     loop = joined()
     loop.steps(1)
@@ -122,34 +64,17 @@ def test_a_fragment_whose_time_has_not_come_holds_no_other_back() -> None:
     assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=None)]
 
 
-def test_a_notice_of_what_is_held_or_on_its_way_fetches_nothing() -> None:
+def test_a_notice_of_what_is_held_or_on_its_way_fetches_nothing_and_after_a_failure_it_does() -> None:
     loop = joined()
     loop.steps(1)
-    assert only(Fetch, loop.do(notice(0, 1))) == [] and loop.facts(AdoptionRefused) == []
-    assert only(Fetch, loop.do(notice(1, 1))) == [Fetch(1, 1, "digest")]
-    assert only(Fetch, loop.do(notice(2, 1))) == [Fetch(1, 2, "digest")]
-    assert only(Fetch, loop.do(notice(2, 1))) == []
-    loop.do(Fetched(1, 2, "v2"))
-    assert only(Fetch, loop.do(notice(2, 1))) == []
-
-
-def test_a_fetch_that_failed_is_made_again_at_the_next_notice() -> None:
-    loop = joined()
-    loop.steps(1)
-    loop.do(notice(2, 1))
+    fetched = [only(Fetch, loop.do(notice(*each))) for each in ((0, 1), (1, 1), (2, 1), (2, 1))]
+    assert fetched == [[], [Fetch(1, 1, "digest")], [Fetch(1, 2, "digest")], []]
+    assert loop.facts(AdoptionRefused) == []
     assert only(Fetch, loop.do(FetchFailed(1, 2, "bad_digest"))) == []
     assert loop.facts(AdoptionRefused) == [AdoptionRefused(1, 2, "bad_digest")]
-    assert len(only(Fetch, loop.do(notice(2, 1)))) == 1
-
-
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_notices_grants_and_stops_of_another_epoch_are_ignored(epoch: int) -> None:
-    loop = joined()
-    loop.steps(1)
-    assert loop.do(notice(2, 1, epoch=epoch)) == []
-    loop.do(Grant(epoch, 3, 9, 900, 1000), Grant(1, 2, 9, 900, 1000), Stop(epoch, "enough"))
-    assert len(only(RunStep, loop.step())) == 1
-    assert loop.reports[-1].newest_span == 0
+    assert only(Fetch, loop.do(notice(2, 1))) == [Fetch(1, 2, "digest")]
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Fetch, loop.do(notice(2, 1))) == []
 
 
 # ------------------------------------------------------------------ strict overlap
@@ -180,45 +105,17 @@ def test_strict_overlap_adopts_exactly_tau_steps_after_the_read_and_holds_until_
     assert (loop.facts(StepFinished)[-1].waited_for, loop.facts(StepFinished)[-1].waited_s) == ("adoption", 7.0)
 
 
-def test_in_lock_step_a_read_is_answered_of_its_own_step_however_early_or_late_it_comes() -> None:
-    loop = joined(overlap="strict", H=8)
-    loop.steps(4)  # of which it has heard nothing: nothing was due before
-    [late] = loop.read(4, 1)
-    assert late.step == 4, "what is due is on the host before it is asked for"
-    loop = joined(overlap="strict", tau=3)
-    loop.steps(2)
-    assert loop.read(4, 0, deadline_s=9.0) == []
-    assert answers(loop.step()) == [], "not yet"
-    assert [early.step for early in answers(loop.step())] == [4]
-
-
-def test_a_strict_learner_starts_at_the_syncers_clock() -> None:
-    loop = Loop(overlap="strict")
-    loop.join(versions=(4, 2), syncer_step=5)
-    loop.step()
-    assert loop.facts(StepFinished)[0].step == 6
-
-
-def test_in_lock_step_the_first_step_already_may_be_waited_for() -> None:
-    loop = Loop(overlap="strict", H=2)  # fragment 1 is due at 1
-    loop.join()
-    assert only(Hold, loop.step()) == [] and loop.machine.step == 1
-    assert [hold.reason for hold in only(Hold, loop.step())] == ["adoption"]
-
-
-def test_what_was_read_before_a_strict_learner_joined_is_not_waited_for() -> None:
-    loop = Loop(overlap="strict", tau=2)
-    loop.join(versions=(4, 2), syncer_step=6)  # fragment 1 is read at 6
-    assert only(Hold, [*loop.step(), *loop.step()]) == [] and loop.machine.step == 8
-
-
-def test_a_strict_joiner_that_starts_from_a_newer_version_than_its_clock_does_not_wait_for_it() -> None:
-    loop = Loop(overlap="strict", tau=1)
+@pytest.mark.parametrize(("tau", "clock", "newest"), [(2, 6, 2), (1, 5, 6)])
+def test_a_strict_joiner_starts_at_the_clock_and_waits_for_no_version_that_was_read_before_or_that_it_has(
+    tau: int, clock: int, newest: int
+) -> None:
+    """Fragment 1 is read at 2 and 6."""
+    loop = Loop(overlap="strict", tau=tau)
     loop.compile()
-    loop.do(Welcome(1, 5, 0.0, (4, 2)), notice(6, 1), Fetched(0, 4, "v4"), Fetched(1, 6, "v6"))
+    loop.do(Welcome(1, clock, 0.0, (4, 2)), notice(newest, 1), Fetched(0, 4, "v4"), Fetched(1, newest, "v"))
     loop.do(Grant(1, 3, 0, 0, 200), Resume())
-    assert loop.facts(Adopted)[-1] == Adopted(1, 6, 5, "bootstrap")
-    assert only(Hold, [*loop.step(), *loop.step()]) == [] and loop.machine.step == 7
+    assert loop.facts(Adopted)[-1] == Adopted(1, newest, clock, "bootstrap")
+    assert only(Hold, [*loop.step(), *loop.step()]) == [] and loop.machine.step == clock + 2
 
 
 @pytest.mark.parametrize(("adopt", "base_step"), [("overwrite", 4), ("rebase", 0)])
@@ -235,23 +132,3 @@ def test_with_a_window_an_older_version_waits_until_it_is_known_whether_an_answe
     assert [effect.version for effect in only(Apply, loop.step())] == [1], "they have not"
     loop.step()
     assert loop.counters(1) == FragmentCounters(1, base_step, 5 - base_step, (5 - base_step) * TOKENS)
-
-
-def test_rebasing_waits_for_a_version_that_contains_what_merged() -> None:
-    loop = joined(adopt="rebase", base_window=2)
-    loop.steps(2)
-    loop.do(notice(1, 1))
-    assert loop.read(2, 1)[0].step == 2
-    loop.do(Fetched(1, 1, "v1"), notice(2, 1, merged_step=2))
-    assert only(Apply, loop.step()) == [], "version 1 lacks steps 1 and 2"
-    loop.do(Fetched(1, 2, "v2"))
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
-    loop.step()
-    assert loop.counters(1) == FragmentCounters(2, 2, 3, 3 * TOKENS)
-
-
-def test_rebasing_takes_an_older_version_once_a_newer_notice_says_what_it_holds() -> None:
-    loop = joined(adopt="rebase", base_window=2)
-    loop.steps(2)
-    loop.do(notice(2, 1), notice(6, 1), Fetched(1, 2, "v2"))
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=None)]

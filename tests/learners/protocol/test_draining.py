@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from learners.protocol.events_effects import Event, Exit, Hold, Leave, Resume
+from learners.protocol.events_effects import Event, Exit, Leave, Resume
 from learners.protocol.learner import HOLD_S
-from outer.protocol.messages import DRAINING, STEPPING, Drain, FragmentCounters, Stop, Welcome
+from outer.protocol.messages import DRAINING, Drain, Welcome
 from tests.golden.loop import Loop, joined, only
 
 DRAIN_S = 30.0
@@ -60,27 +60,6 @@ def test_one_that_is_to_leave_asks_for_no_more_samples(told: Event) -> None:
     assert not any(report.wants_span for report in reports)
 
 
-def test_one_that_waits_to_leave_says_at_once_that_it_has_adopted() -> None:
-    loop = joined()
-    loop.do(drain(60.0))
-    loop.step()
-    before = len(loop.reports)
-    assert loop.do(Resume()) == [Hold(HOLD_S, "drain")]
-    assert len(loop.reports) == before, "there is nothing to say"
-    loop.deliver(2, 1)
-    loop.do(Resume())
-    assert len(loop.reports) == before + 1, "it may have been the last that the syncer waited for"
-    assert loop.counters(1) == FragmentCounters(2, 1, 0, 0)
-
-
-@pytest.mark.parametrize("change", [{"epoch": 2}, {"incarnation": 2}])
-def test_a_drain_from_another_epoch_or_for_another_incarnation_is_ignored(change: dict[str, int]) -> None:
-    loop = joined()
-    loop.do(Drain(**{"epoch": 1, "incarnation": 3} | change, reason="scaled down", deadline_s=60.0))
-    loop.step()
-    assert loop.machine.phase == STEPPING
-
-
 def test_one_with_nothing_to_lose_leaves_at_the_next_boundary() -> None:
     joining = Loop()
     joining.compile()
@@ -92,9 +71,3 @@ def test_in_lock_step_nobody_stays_for_others_to_take_what_it_has() -> None:
     loop = joined(overlap="strict")
     loop.do(drain(60.0))
     assert only(Exit, loop.step()) == [Exit("drained")]
-
-
-def test_who_is_told_to_stop_and_then_to_leave_was_stopped() -> None:
-    loop = joined(overlap="strict")
-    loop.do(Stop(1, "enough"), drain(60.0))
-    assert only(Exit, loop.step()) == [Exit("enough")]

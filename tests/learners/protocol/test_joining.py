@@ -1,24 +1,29 @@
-"""A joiner alone: which state it starts from when peers are late, and when it gives up."""
+"""A joiner alone: which state it starts from when peers are late; and a donor: to whom it gives its state, and when."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from learners.protocol.events_effects import (
+    Decline,
+    Donate,
     Exit,
     Fetch,
     Fetched,
-    FetchFailed,
     Inherit,
     Recover,
     Resume,
     StateArrived,
     StateMissed,
+    StateSent,
 )
-from learners.protocol.facts import DonorFailed, StateReceived
+from learners.protocol.facts import Donated, DonorFailed, StateReceived
 from learners.protocol.learner import HOLD_S
-from outer.protocol.messages import State, Welcome
-from tests.golden.loop import Loop, notice, only
+from outer.protocol.messages import State, StateRequest, Stop, Welcome
+from tests.golden.loop import Loop, joined, notice, only
 
 START_S = 60.0  # the loop's
 JOIN_S = 10.0
@@ -34,15 +39,6 @@ def joining(recover: str = "peer") -> Loop:
     return loop
 
 
-@pytest.mark.parametrize(("syncer_step", "seconds"), [(OF_A_ROUND, JOIN_S + 1.0), (OF_MORE, JOIN_S)])
-def test_a_state_that_took_long_by_one_measure_alone_is_taken(syncer_step: int, seconds: float) -> None:
-    loop = joining()
-    loop.now = seconds + 4e-7  # which is not told
-    loop.do(notice(syncer_step, 0), StateArrived(PEERS))
-    assert [effect.state for effect in only(Inherit, loop.do(Resume()))] == [PEERS]
-    assert loop.facts(StateReceived) == [StateReceived("peer", "b", 1, 7, "digest", 800, seconds, (8, 6))]
-
-
 def test_a_state_that_took_more_than_a_round_and_join_s_is_thrown_away_for_the_snapshot() -> None:
     loop = joining()
     loop.now = JOIN_S + 1.0
@@ -54,23 +50,11 @@ def test_a_state_that_took_more_than_a_round_and_join_s_is_thrown_away_for_the_s
     assert loop.facts(StateReceived) == [StateReceived("syncer", "", 0, 0, "", 0, JOIN_S + 1.0)]
 
 
-def test_a_notice_brings_even_the_first_version_to_one_that_holds_none() -> None:
-    assert joining().do(notice(0, 0)) == [Fetch(0, 0, "digest")]
-
-
 def test_in_lock_step_no_peer_is_asked_for_its_state() -> None:
     loop = Loop(recover="peer", overlap="strict")
     loop.compile()
     assert only(Fetch, loop.do(Welcome(1, 4, 0.0, (4, 2)))) == [Fetch(0, 4, ""), Fetch(1, 2, "")]
     assert only(Recover, loop.log) == []
-
-
-def test_of_the_snapshot_only_what_is_neither_here_nor_on_its_way_is_fetched() -> None:
-    loop = joining()
-    loop.do(notice(6, 0), notice(8, 0), Fetched(0, 6, "v6"), FetchFailed(0, 8, "fetch_failed"))
-    assert only(Fetch, loop.do(StateMissed("", 0, "none"))) == [Fetch(1, 2, "")], "6 waits for the boundary"
-    loop.now = HOLD_S
-    assert only(Fetch, loop.do(Resume())) == [], "6 is adopted"
 
 
 @pytest.mark.parametrize(("seconds", "asked"), [(JOIN_S, [(), ("b",)]), (JOIN_S + 1.0, [()])])
@@ -92,3 +76,36 @@ def test_one_for_whom_nothing_ever_comes_fails_after_start_s(recover: str) -> No
         loop.now += HOLD_S
     assert left[0].reason.startswith("failed: no state"), "which ends its process with an error"
     assert loop.now > START_S
+
+
+# ------------------------------------------------------------------ the donor
+
+
+def request(syncer_step: int = 0, deadline_s: float = 60.0) -> StateRequest:
+    return StateRequest(1, "b", 2, "a", 3, syncer_step, deadline_s)
+
+
+def test_one_that_has_waited_beyond_its_deadline_is_given_nothing() -> None:
+    loop = joined()
+    loop.do(request(deadline_s=1.0))
+    loop.step(seconds=1.0)
+    assert only(Donate, loop.log) == []
+
+
+def test_one_that_stops_declines_to_those_that_still_wait() -> None:
+    loop = joined()
+    loop.do(request(syncer_step=4), Stop(1, "enough"))
+    assert only(Decline, loop.step()) == [Decline(request(syncer_step=4), "stopped")]
+
+
+@pytest.mark.parametrize("change", [{"epoch": 2}, {"donor_incarnation": 2}])
+def test_a_request_to_another_epochs_or_incarnations_donor_is_declined(change: dict[str, Any]) -> None:
+    loop = joined()
+    stale = replace(request(), **change)
+    assert loop.do(stale) == [Decline(stale, "stale")]
+
+
+def test_what_was_given_is_said_with_what_was_held_then() -> None:
+    loop = joined()
+    loop.do(StateSent(request(), 4, "its digest", 800, (4, 2)))
+    assert loop.facts(Donated) == [Donated("b", 2, 4, "its digest", 800, (4, 2))]

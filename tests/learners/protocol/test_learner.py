@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from learners.protocol.events_effects import (
+    Answer,
     Apply,
     Boundary,
     Enter,
     Exit,
     Fetch,
     Fetched,
-    FetchFailed,
     Hold,
+    Reattach,
     Resume,
     RunStep,
     Send,
     Stage,
     Staged,
+    StateMissed,
     StepDone,
 )
-from learners.protocol.facts import AdoptionRefused, PhaseEntered, StepFinished
+from learners.protocol.facts import PhaseEntered, StepFinished
 from learners.protocol.learner import HOLD_S
+from learners.protocol.step_timer import StepTime, StepTimer
 from outer.protocol.messages import (
     COMPILING,
     IMPORTING,
@@ -31,6 +32,7 @@ from outer.protocol.messages import (
     STEPPING,
     STOPPED,
     Attach,
+    Drain,
     FragmentCounters,
     Grant,
     Notice,
@@ -55,49 +57,6 @@ def test_it_steps_only_after_every_fragment_was_adopted_from_the_syncer() -> Non
     assert [(apply.fragment, apply.version, apply.mode) for apply in only(Apply, effects)] == [(0, 4, "bootstrap")]
     assert [(run.step, run.start, run.progress) for run in only(RunStep, effects)] == [(1, 0, 0.25)]
     assert [fact.phase for fact in loop.facts(PhaseEntered)] == [IMPORTING, COMPILING, JOINING, STEPPING]
-
-
-def test_fresh_weights_are_never_answered() -> None:
-    loop = Loop()
-    loop.compile()
-    loop.do(Welcome(1, 0, 0.0, (0, 0)))
-    assert loop.read(4, 0) == []
-    loop.do(Fetched(0, 0, "v0"), Fetched(1, 0, "v0"), Grant(1, 3, 0, 0, 200), Resume())
-    assert loop.machine.phase == STEPPING
-    assert answers(loop.log) == [], "a value without a step is nobody's contribution"
-    [answer] = answers(loop.step())
-    assert (answer.step, answer.counters) == (1, FragmentCounters(0, 0, 1, TOKENS))
-
-
-def test_a_joiner_adopts_the_newest_of_what_arrived_meanwhile() -> None:
-    loop = Loop()
-    loop.compile()
-    loop.do(Welcome(1, 0, 0.0, (0, 0)), notice(4, 0), Fetched(0, 4, "v4"), Fetched(0, 0, "v0"), Fetched(1, 0, "v0"))
-    loop.do(Resume())
-    assert [(a.fragment, a.version) for a in only(Apply, loop.log)] == [(0, 4), (1, 0)]
-
-
-def test_a_fetch_that_fails_while_joining_is_tried_again_after_a_while_and_given_up_in_the_end() -> None:
-    loop = Loop()
-    loop.compile()
-    loop.do(Welcome(1, 0, 0.0, (0, 0)), Fetched(1, 0, "v0"))
-    for _ in range(20):
-        assert only(Fetch, loop.do(FetchFailed(0, 0, "fetch_failed"))) == []
-        assert only(Fetch, loop.do(Resume())) == [], "a syncer that answers so fast is asked less often"
-        loop.now += HOLD_S
-        assert [f.fragment for f in only(Fetch, loop.do(Resume()))] == [0]
-    loop.now = 60.0 + HOLD_S
-    loop.do(Resume())
-    [leave] = only(Exit, loop.do(Resume()))
-    assert leave.reason.startswith("failed: no state")
-    assert {fact.reason for fact in loop.facts(AdoptionRefused)} == {"fetch_failed"}
-
-
-def test_a_doubled_welcome_changes_nothing() -> None:
-    loop = joined()
-    loop.step()
-    assert loop.do(Welcome(1, 40, 0.9, (40, 38))) == []
-    assert loop.machine.step == 1
 
 
 def test_phases_never_go_back() -> None:
@@ -171,33 +130,39 @@ def test_where_a_read_may_not_last_until_the_next_boundary_the_next_fragment_is_
     assert only(Stage, loop.do(StepDone(2.0, TOKENS), Boundary(TOKENS))) == [Stage(copied)], "1 is due at 6"
 
 
-def test_what_was_asked_for_in_vain_before_an_adoption_is_copied_when_it_is_due() -> None:
+# ------------------------------------------------------------------ epochs
+
+
+@pytest.mark.parametrize(("epoch", "incarnation"), [(0, 3), (2, 3), (1, 2), (1, 4)])
+def test_what_another_epoch_says_or_another_incarnation_is_told_is_ignored(epoch: int, incarnation: int) -> None:
     loop = joined()
-    loop.steps(2)
-    assert loop.read(4, 0, deadline_s=0.5) == []
-    loop.deliver(4, 0)
     loop.step()
-    loop.now += 1.0
-    assert only(Stage, loop.do(StepDone(2.0, TOKENS), Boundary(TOKENS))) == [Stage((1,))], (
-        "the step that asked for it is committed"
-    )
+    loop.do(Grant(epoch, incarnation, 9, 900, 1000), Drain(epoch, incarnation, "scaled down", 60.0))
+    assert loop.read(2, 1, epoch=epoch, incarnation=incarnation) == []
+    if epoch != 1:
+        assert loop.do(Stop(epoch, "enough"), notice(2, 1, epoch=epoch)) == []
+    effects = loop.step()
+    assert answers(effects) == [] and len(only(RunStep, effects)) == 1
+    assert (loop.machine.phase, loop.reports[-1].newest_span) == (STEPPING, 0)
 
 
-@pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2}, {"incarnation": 2}, {"incarnation": 4}])
-def test_a_read_from_another_epoch_or_for_another_incarnation_is_ignored(change: dict[str, Any]) -> None:
+def test_a_read_that_the_epoch_before_has_asked_for_is_not_answered_to_the_next() -> None:
     loop = joined()
-    loop.steps(1)
-    assert loop.read(2, 1, **change) == []
-    assert answers(loop.step()) == []
+    assert loop.read(2, 1) == [], "no copy is there yet"
+    loop.do(Reattach(), Welcome(2, 0, 0.0, (0, 0)))
+    loop.step()
+    assert only(Answer, loop.log) == []
+    assert len(loop.read(4, 0, epoch=2)) == 1
 
 
-def test_a_copy_of_an_older_step_is_never_answered() -> None:
-    loop = joined()
-    loop.steps(2)  # fragment 1 is due next, and copied
-    loop.do(Notice(1, 2, 0, 0, "digest", 0.0))
-    loop.step()  # now fragment 0 is
-    assert loop.read(6, 1) == []
-    assert [answer.step for answer in answers(loop.step())] == [4]
+def test_one_that_was_joining_goes_on_with_what_it_has() -> None:
+    loop = Loop(recover="peer")
+    loop.compile()
+    loop.do(Welcome(1, 8, 0.0, (8, 6)), Reattach(), Welcome(2, 8, 0.0, (8, 6)))
+    fetches = only(Fetch, loop.do(StateMissed("", 0, "the syncer died")))
+    assert [(fetch.fragment, fetch.version) for fetch in fetches] == [(0, 8), (1, 6)]
+    loop.do(Grant(2, 3, 0, 0, 200), *(Fetched(fetch.fragment, fetch.version, "v") for fetch in fetches), Resume())
+    assert loop.machine.phase == STEPPING
 
 
 # ------------------------------------------------------------------ spans
@@ -243,17 +208,35 @@ def test_without_samples_it_holds_and_the_wait_is_booked_apart_from_the_step() -
     assert waited == [("", 0.0, 1.0), ("", 0.0, 1.0), ("span", 4.0, 1.0), ("", 0.0, 1.0)]
 
 
-def test_waiting_to_join_is_no_part_of_the_wait_for_samples() -> None:
-    loop = Loop()
-    loop.compile()
-    loop.do(Welcome(1, 0, 0.0, (0, 0)), Resume())
-    loop.now = 5.0
-    loop.do(Fetched(0, 0, "v0"), Fetched(1, 0, "v0"), Resume())
-    loop.now = 8.0
-    loop.do(Grant(1, 3, 0, 0, 200), Resume())
-    loop.step()
-    [fact] = loop.facts(StepFinished)
-    assert (fact.waited_for, fact.waited_s, fact.seconds) == ("span", 3.0, 1.0)
+def test_all_waits_of_a_lap_are_taken_off_the_step_and_the_next_lap_starts_without_them() -> None:
+    watch = StepTimer(0.5)
+    watch.start(0.0)
+    watch.hold(0.0, "span")
+    watch.hold(1.0, "span")
+    watch.release(2.0)
+    watch.hold(3.0, "span")
+    watch.release(3.5)
+    assert watch.record_step(5.0) == StepTime(2.5, 2.5, "span")
+    assert watch.record_step(6.5) == StepTime(1.5, 0.0, "")
+    assert watch.step_s.value == 2.0
+
+
+def test_of_a_wait_that_began_before_the_start_only_the_rest_counts_and_for_what_came_last() -> None:
+    watch = StepTimer(0.5)
+    watch.hold(1.0, "")
+    watch.start(5.0)
+    watch.hold(5.0, "span")
+    watch.hold(6.0, "")
+    watch.release(8.0)
+    assert watch.record_step(9.0) == StepTime(1.0, 3.0, "span")
+
+
+def test_what_is_said_is_to_the_microsecond() -> None:
+    watch = StepTimer(0.5)
+    watch.start(0.0)
+    watch.hold(0.0, "span")
+    watch.release(1.0000004)
+    assert watch.record_step(3.0000008) == StepTime(2.0, 1.0, "span")
 
 
 # ------------------------------------------------------------------ the end

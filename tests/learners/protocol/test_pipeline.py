@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -17,16 +16,15 @@ from learners.protocol.events_effects import (
     Resume,
     RunStep,
     Save,
-    Send,
     Stage,
     Staged,
     StepDone,
 )
 from learners.protocol.facts import Adopted, AdoptionRefused, StepFinished
 from learners.protocol.learner import AHEAD, COMPLETION
-from outer.protocol.messages import FragmentCounters, Grant, Notice, Stop, Welcome
+from outer.protocol.messages import FragmentCounters, Grant, Notice, Stop
 from tests.golden.loop import TOKENS, Loop, answers, joined, notice, only
-from tests.learners.protocol.test_state_transfer import request
+from tests.learners.protocol.test_joining import request
 
 
 def ahead(**sync: Any) -> Loop:
@@ -72,15 +70,6 @@ def test_samples_are_used_when_a_step_is_dispatched_and_the_next_batches_are_tol
     assert [(fact.span, fact.position) for fact in loop.facts(StepFinished)] == [(0, 0), (0, 2)]
 
 
-def test_nothing_is_told_of_a_step_in_flight() -> None:
-    loop = ahead()
-    loop.done()
-    assert (loop.reports[-1].step, loop.reports[-1].tokens) == (1, TOKENS)
-    loop.reach()
-    loop.do(Welcome(2, 0, 0.0, (0, 0)))
-    assert (loop.reports[-1].step, loop.reports[-1].counters[0].steps) == (1, 1)
-
-
 def test_what_is_adopted_after_a_step_is_logged_after_it_and_counted_from_it() -> None:
     loop = joined()
     loop.deliver(2, 1)
@@ -98,21 +87,6 @@ def test_what_is_adopted_after_a_step_is_logged_after_it_and_counted_from_it() -
     assert loop.counters(1) == FragmentCounters(2, 1, 1, TOKENS)
 
 
-def test_a_report_between_the_adoption_and_the_end_of_its_step_counts_from_the_base_before() -> None:
-    loop = ahead()
-    loop.done()
-    loop.deliver(2, 1)
-    loop.reach()  # adopts after step 2, which is in flight
-    loop.do(Welcome(2, 0, 0.0, (0, 0)))
-    assert loop.counters(1) == FragmentCounters(0, 0, 1, TOKENS)
-
-
-def test_a_read_that_a_copy_of_the_step_in_flight_answers_is_answered_once_that_is_done() -> None:
-    loop = ahead()
-    assert loop.read(2, 1) == [], "step 1 is in flight"
-    assert [(answer.step, answer.payload) for answer in answers(loop.done())] == [(1, "copy of 1 at 1")]
-
-
 def test_a_read_that_waited_is_answered_from_before_the_adoption_at_the_same_boundary() -> None:
     loop = ahead()
     loop.done()
@@ -122,45 +96,6 @@ def test_a_read_that_waited_is_answered_from_before_the_adoption_at_the_same_bou
     [answer] = answers(loop.done())
     assert (answer.step, answer.counters) == (2, FragmentCounters(0, 0, 2, 2 * TOKENS))
     assert loop.read(8, 0) == [], "no copy of the new version has a step on it"
-
-
-def test_an_answer_comes_after_the_facts_of_its_step() -> None:
-    loop = ahead()
-    loop.done()
-    loop.read(4, 0)
-    loop.reach()
-    kinds = [type(effect).__name__ for effect in loop.done()]
-    assert kinds == ["Emit", "Send", "Answer"]
-
-
-def test_a_read_that_expires_while_its_step_is_in_flight_is_not_answered_but_copied_again() -> None:
-    loop = ahead()
-    loop.done()
-    loop.read(4, 0, deadline_s=0.5)
-    loop.reach()
-    assert answers(loop.done()) == []
-    loop.reach()
-    loop.done()
-    assert [answer.step for answer in loop.read(4, 0, attempt=2)] == [3]
-
-
-def test_a_rebase_finds_the_read_that_was_answered_late() -> None:
-    loop = ahead(adopt="rebase")
-    loop.done()
-    loop.read(2, 0)
-    loop.reach()
-    [answer] = answers(loop.done())
-    loop.deliver(4, 0, merged_step=answer.step)
-    assert only(Apply, loop.reach()) == [Apply(0, 4, "v4", "rebase", read_at=2)]
-
-
-def test_a_new_epoch_forgets_reads_that_wait_for_a_step() -> None:
-    loop = ahead()
-    loop.done()
-    loop.read(4, 0)
-    loop.reach()
-    loop.do(Welcome(2, 0, 0.0, (0, 0)))
-    assert answers(loop.done()) == []
 
 
 # ------------------------------------------------------------------ what needs a completed step
@@ -189,50 +124,12 @@ def test_a_state_is_given_and_saved_only_where_no_step_is_in_flight() -> None:
     assert [run.step for run in only(RunStep, effects)] == [3], "and it steps on"
 
 
-def test_a_donor_is_judged_by_the_loss_of_its_completed_steps() -> None:
-    loop = ahead()
-    loop.do(request())
-    loop.done()
-    loop.reach()
-    loop.done(loss=math.nan)
-    assert only(Donate, loop.do(Resume())) == []
-
-
-def test_without_samples_it_completes_what_is_in_flight_and_only_then_waits() -> None:
-    loop = Loop(span_steps=2)
-    loop.join(samples=4)
-    loop.reach()
-    loop.done()
-    assert waits_for_completion(loop.reach()), "the device does not wait yet"
-    loop.done()
-    assert [hold.reason for hold in only(Hold, loop.do(Resume()))] == ["span"]
-    loop.now += 3.0
-    loop.do(Grant(1, 3, 1, 4, 8), Resume())
-    loop.reach()
-    loop.done()
-    waited = [(fact.seconds, fact.waited_for, fact.waited_s) for fact in loop.facts(StepFinished)]
-    assert waited == [(1.0, "", 0.0), (1.0, "", 0.0), (1.0, "span", 3.0)]
-
-
 def test_a_pause_for_a_snapshot_is_no_part_of_the_step() -> None:
     loop = ahead()
     loop.now += 1.5
     loop.do(StepDone(2.0, TOKENS, paused_s=0.5))
     [fact] = loop.facts(StepFinished)
     assert (fact.seconds, fact.waited_for, fact.waited_s) == (1.0, "snapshot", 0.5)
-
-
-def test_strict_overlap_waits_for_its_version_with_nothing_in_flight() -> None:
-    loop = Loop(overlap="strict", tau=1)
-    loop.join()
-    for _ in range(2):
-        loop.reach()
-        loop.done()
-    assert waits_for_completion(loop.reach()), "fragment 1, read at 2, is adopted after step 3"
-    loop.done()
-    assert [hold.reason for hold in only(Hold, loop.do(Resume()))] == ["adoption"]
-    loop.deliver(2, 1)
-    assert [run.step for run in only(RunStep, loop.do(Resume()))] == [4]
 
 
 # ------------------------------------------------------------------ how much is copied
@@ -249,13 +146,3 @@ def test_what_is_copied_follows_the_syncers_pace() -> None:
         loop.do(Staged(dict.fromkeys(stage.fragments)))
         copied.append(stage.fragments)
     assert copied == [(1,), (0,), (0,), (1,), (1,), (0,), (0,), (1,)], "due within two syncer steps"
-
-
-def test_reports_still_come_once_a_step() -> None:
-    loop = ahead()
-    before = len(loop.reports)
-    for _ in range(5):
-        loop.done()
-        loop.reach()
-    assert len(loop.reports) == before + 5
-    assert [type(e).__name__ for e in loop.log if isinstance(e, Send)]

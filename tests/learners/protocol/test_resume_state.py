@@ -62,15 +62,6 @@ def test_each_snapshot_is_saved_once_and_an_answer_says_whether_it_comes_from_be
     assert loop.reports[-1].snapshot == 2
 
 
-def test_one_that_joins_after_the_cut_is_not_in_it() -> None:
-    loop = Loop()
-    loop.compile()
-    loop.do(Welcome(1, 8, 0.0, (8, 6), snapshot=3))
-    loop.do(Fetched(0, 8, "v8", 3), Fetched(1, 6, "v6", 3), Grant(1, 3, 0, 0, 200, 3), Resume())
-    loop.steps(3)
-    assert loop.machine.phase == STEPPING and saves(loop) == []
-
-
 def suspended() -> tuple[Loop, Save]:
     loop = joined()
     loop.steps(3)

@@ -195,14 +195,3 @@ def test_a_link_whose_answers_never_arrive_goes_down_too_and_comes_back_when_the
     made.due = []  # they are lost
     run(made, 500, 40.0)
     assert made.facts(LinkAdapted)[-1].every == 1
-
-
-def test_an_answer_that_comes_after_its_deadline_counts_once() -> None:
-    made = made_of_two(adaptive=True)
-    member = made.syncer._members.known("a")
-    notes: list[int] = []
-    made.syncer._links.note = lambda member, clock: notes.append(1)  # type: ignore[method-assign]
-    requests = made.syncer._read_requests
-    requests._judge(member, 5, made.syncer._clock)
-    requests._judge(member, 5, made.syncer._clock)
-    assert notes == [1] and member.counted == 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,29 +20,10 @@ from outer.protocol.fragments import (
     most_fragments,
     strided,
 )
-from tests.property_settings import examples
-
-SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 
 
 def tensors(sizes: list[int]) -> tuple[Tensor, ...]:
     return tuple(Tensor(f"t{index}", (size,), "float32") for index, size in enumerate(sizes))
-
-
-def optimum(sizes: list[int], count: int) -> int:
-    """The smallest possible largest bin, by trying every assignment."""
-    return min(
-        max(sum(size for size, bin in zip(sizes, bins, strict=True) if bin == place) for place in range(count))
-        for bins in itertools.product(range(count), repeat=len(sizes))
-    )
-
-
-@examples(60)
-@given(sizes=SIZES, data=st.data())
-def test_the_largest_fragment_is_at_most_four_thirds_of_the_optimum(sizes: list[int], data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, min(3, len(sizes))))
-    largest = max(fragment.size for fragment in balanced(tensors(sizes), count))
-    assert 3 * largest <= 4 * optimum(sizes, count)
 
 
 @pytest.mark.parametrize("fragmentation", FRAGMENTATIONS)

@@ -1,4 +1,4 @@
-"""Who may speak, who is alive, what is lent: members alone, without quorums or merges."""
+"""Who may speak and who is alive: members and their leases alone, without quorums or merges."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outer.protocol.events_effects import Expect
-from outer.protocol.facts import LearnerFenced, LeaseExpired, LeaseRenewed, Refused, SpanGranted, SpanReturned
+from outer.protocol.facts import LeaseExpired, LeaseRenewed, Refused
+from outer.protocol.leases import Leases
 from outer.protocol.members import Members
 from outer.protocol.messages import COMPILING, STEPPING, Attach, Contribution, FragmentCounters, Report
 
@@ -74,31 +77,6 @@ def test_a_stale_report_is_said_once_and_each_stale_contribution_every_time(memb
     assert sorted(said) == ["contribution"] * 3 + ["report"]
 
 
-def test_a_learner_that_was_not_configured_joins_by_being_expected(members: Members) -> None:
-    assert members.expect(1.0, Expect("newcomer", 1, 60.0, 4, "far"))
-    assert "newcomer" in members.names
-    member = members.get("newcomer", 1)
-    assert member is not None and (member.batch_size, member.region) == (4, "far")
-
-
-def test_a_newer_incarnation_fences_the_older_and_old_news_changes_nothing(members: Members) -> None:
-    assert members.expect(1.0, Expect("a", 3, 60.0, 2))
-    assert members.drain_facts() == [LearnerFenced("a", 1, "superseded")]
-    for old in (3, 2, 1):
-        assert not members.expect(2.0, Expect("a", old, 60.0, 2))
-    reasons = [fact.reason for fact in members.drain_facts() if isinstance(fact, Refused)]
-    assert reasons == ["stale_incarnation"] * 3
-    assert members.admit(report(incarnation=3), "report") is not None
-
-
-def test_a_fence_meant_for_an_older_incarnation_does_not_hit_the_newer(members: Members) -> None:
-    members.expect(1.0, Expect("a", 2, 60.0, 2))
-    assert not members.fence("a", "killed", incarnation=1)
-    assert members.fence("a", "killed", incarnation=2)
-    assert not members.fence("a", "killed", incarnation=2), "once"
-    assert not members.fence("nobody", "killed")
-
-
 def test_only_stepping_learners_with_a_lease_are_live_and_a_report_renews_it(members: Members) -> None:
     stepping(members, phase=COMPILING, epoch=None)
     assert members.live == []
@@ -109,53 +87,6 @@ def test_only_stepping_learners_with_a_lease_are_live_and_a_report_renews_it(mem
     stepping(members, now=6.0)
     assert [member.name for member in members.live] == ["a"]
     assert members.drain_facts() == [LeaseExpired("a", 1, STEPPING, 3.0), LeaseRenewed("a", 1, 5.0)]
-
-
-@pytest.mark.parametrize("late", [1, 2])
-def test_a_late_or_doubled_report_does_not_stretch_the_lease_of_a_learner_that_steps(
-    members: Members, late: int
-) -> None:
-    """An early report names the lease of a start, minutes against seconds."""
-    early = report(phase=COMPILING, epoch=None, lease_s=600.0, step=0, step_s=0.0, tokens=0)
-    member = members.admit(early, "report")
-    assert member is not None
-    assert members.record_report(0.0, member, early)
-    assert members.record_report(1.0, member, report(sequence=2))
-    assert not members.record_report(2.0, member, replace(early, sequence=late))
-    assert members.expire(4.0) == ["a"] and members.live == []
-    assert not members.record_report(5.0, member, replace(early, sequence=late))
-    assert members.live == [], "nor does it bring one back to life"
-    assert members.record_report(6.0, member, report(sequence=3)) and len(members.live) == 1
-
-
-def test_a_span_not_arrived_is_lent_again_and_a_new_one_only_after_it(members: Members) -> None:
-    stepping(members, newest_span=-1)
-    member = members.admit(report(), "report")
-    assert member is not None
-    first = members.lend(member)
-    assert members.lend(member) == first
-    stepping(members, newest_span=first.identifier)
-    second = members.lend(member)
-    assert (first.start, first.stop, second.start, second.stop) == (0, 8, 8, 16)
-    assert [fact.span for fact in members.drain_facts() if isinstance(fact, SpanGranted)] == [0, 1]
-
-
-def test_the_part_of_a_loan_after_the_last_committed_step_returns(members: Members) -> None:
-    stepping(members)
-    member = members.admit(report(), "report")
-    assert member is not None
-    members.lend(member)
-    assert members.cover(contribution((0, 3))) == 30
-    members.fence("a", "killed")
-    assert SpanReturned("a", 1, 0, 6, 8) in members.drain_facts()
-
-
-def test_tokens_processed_go_on_counting_over_incarnations(members: Members) -> None:
-    stepping(members, tokens=40)
-    members.expect(1.0, Expect("a", 2, 60.0, 2))
-    assert members.tokens_processed == 40
-    stepping(members, incarnation=2, tokens=5)
-    assert members.tokens_processed == 45
 
 
 def test_rows_tell_what_is_known_and_none_of_what_is_not(members: Members) -> None:
@@ -194,11 +125,6 @@ def test_rows_tell_what_is_known_and_none_of_what_is_not(members: Members) -> No
     assert (gone["alive"], gone["phase"], gone["lease_age_s"], gone["step"]) == (False, "", None, 3)
 
 
-def test_a_report_of_fewer_fragments_than_there_are_breaks_no_row(members: Members) -> None:
-    stepping(members, counters=(FragmentCounters(0, 0, 1, 10),))
-    assert members.rows(1.0, [2, 4])[0]["version_lag"] == 1
-
-
 def test_the_pace_stays_what_it_was_while_nobody_living_has_one(members: Members) -> None:
     """Else a learner that comes back alone, and has not finished a step, would open steps without a pause."""
     assert members.step_s == 0.0, "it is not known of anybody"
@@ -210,9 +136,43 @@ def test_the_pace_stays_what_it_was_while_nobody_living_has_one(members: Members
     assert len(members.live) == 1 and members.step_s == 0.4
     stepping(members, incarnation=2, step_s=0.7)
     assert members.step_s == 0.7
-
-
-def test_the_pace_stays_the_last_known_one_when_a_learner_is_fenced(members: Members) -> None:
-    stepping(members, step_s=0.4)
     members.fence("a", "killed")
-    assert members.step_s == 0.4
+    assert members.step_s == 0.7
+
+
+# ------------------------------------------------------------------ leases
+
+
+def test_a_lease_runs_out_at_its_end_and_is_noticed_once() -> None:
+    leases = Leases()
+    leases.renew("a", "stepping", 10.0, 3.0)
+    assert leases.expire(12.999) == [] and leases.holds("a")
+    [(name, lease)] = leases.expire(13.0)
+    assert (name, lease.phase, lease.renewed_at) == ("a", "stepping", 10.0)
+    assert not leases.holds("a")
+    assert leases.expire(14.0) == []
+    assert leases.next_expiry is None, "what has run out is waited for no more"
+
+
+def test_speaking_again_tells_how_long_the_silence_was() -> None:
+    leases = Leases()
+    assert leases.renew("a", "stepping", 1.0, 3.0) is None
+    assert leases.renew("a", "stepping", 2.0, 3.0) is None, "in time is no silence"
+    leases.expire(9.0)
+    assert leases.renew("a", "stepping", 9.5, 3.0) == 7.5
+    assert leases.holds("a")
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 2.0), st.floats(0.0, 3.0)), min_size=1, max_size=30))
+def test_waking_at_the_next_expiry_misses_none(script: list[tuple[str, float, float]]) -> None:
+    leases, now = Leases(), 0.0
+    ends: dict[str, float] = {}
+    for name, wait, lease_s in script:
+        now += wait
+        for expired, _ in leases.expire(now):
+            assert ends.pop(expired) <= now
+        assert all(end > now for end in ends.values()), "each that has run out was named"
+        assert leases.next_expiry == min(ends.values(), default=None)
+        leases.renew(name, "stepping", now, lease_s)
+        ends[name] = now + lease_s
+        assert leases.holds(name)

@@ -46,15 +46,6 @@ def test_the_two_newest_incarnations_of_a_writer_are_known_and_older_ones_refuse
     assert recorder.state() == [["a", 2, 1], ["a", 3, 1]]
 
 
-def test_a_successor_knows_what_is_durable_and_nothing_else() -> None:
-    recorder = Recorder()
-    recorder.take("a", 1, 0, facts(0, 5))
-    recorder.mark_durable([Run("a", 1, 2)])
-    successor = Recorder(recorder.state())
-    assert successor.durable("a", 1) == 2
-    assert successor.take("a", 1, 0, facts(0, 5)) == (facts(3, 5), None)
-
-
 def test_the_runs_of_a_group_cover_the_losses_in_it() -> None:
     own = [(7, 0.5, StepPassed(3)), (8, 0.5, lost(2, 4)), (9, 0.5, StepPassed(4))]
     assert runs_of("syncer", 2, own) == [Run("a", 1, 4), Run("syncer", 2, 9)]

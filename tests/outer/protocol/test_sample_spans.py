@@ -1,28 +1,21 @@
-"""Samples are lent to one incarnation at a time, and what a dead one left is lent again first."""
+"""Samples are lent to one incarnation at a time, what a dead one left is lent again first; each step counts once."""
 
 from __future__ import annotations
 
 from itertools import permutations
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.sample_spans import RETURNED_MAX, SPAN_STEPS_MAX, Span, SpanPool, span_size
 from tests.property_settings import examples
 
 
 def ranges(spans: list[Span]) -> list[tuple[int, int]]:
     return [(span.start, span.stop) for span in spans]
-
-
-def test_spans_follow_one_another_in_the_order_of_asking() -> None:
-    pool = SpanPool()
-    spans = [pool.grant(name, 1, 8, 2) for name in ("a", "b", "a")]
-    assert ranges(spans) == [(0, 8), (8, 16), (16, 24)]
-    assert [span.identifier for span in spans] == [0, 1, 2]
-    assert pool.newest("a", 1) == spans[2]
-    assert pool.newest("a", 2) is None
 
 
 def test_exactly_what_was_not_committed_returns_and_is_lent_before_anything_new() -> None:
@@ -33,17 +26,6 @@ def test_exactly_what_was_not_committed_returns_and_is_lent_before_anything_new(
     assert ranges(pool.release("a", 1, committed=6)) == [(6, 8), (16, 24)]
     assert pool.release("a", 1, committed=6) == [], "a loan ends once"
     assert ranges([pool.grant("a", 2, 8, 2) for _ in range(3)]) == [(6, 8), (16, 24), (24, 32)]
-
-
-def test_trimmed_spans_are_not_returned_and_the_newest_is_kept() -> None:
-    pool = SpanPool()
-    for _ in range(3):
-        pool.grant("a", 1, 8, 2)
-    pool.trim("a", 1, committed=24)
-    newest = pool.newest("a", 1)
-    assert newest is not None and newest.start == 16
-    assert ranges(pool.release("a", 1, committed=18)) == [(18, 24)]
-    pool.trim("nobody", 1, committed=24)
 
 
 def test_a_returned_range_is_cut_to_whole_batches_of_the_learner_that_gets_it() -> None:
@@ -164,3 +146,34 @@ class Loans(RuleBasedStateMachine):
 
 Loans.TestCase.settings = examples(60, stateful_step_count=25)
 TestLoans = Loans.TestCase
+
+
+# ------------------------------------------------------------------ coverage
+
+
+RANGES = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 12)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=15
+)
+STEP_TOKENS = st.lists(st.integers(1, 9), min_size=45, max_size=45)
+
+
+@given(ranges=RANGES, tokens=STEP_TOKENS)
+def test_each_step_counts_once_however_ranges_overlap(ranges: list[tuple[int, int]], tokens: list[int]) -> None:
+    """`tokens[s - 1]` is what step s brought."""
+    coverage, covered = Coverage(), set[int]()
+
+    def mark(step: int) -> Mark:
+        return Mark(step, sum(tokens[:step]))
+
+    for begin, end in ranges:
+        fresh = set(range(begin + 1, end + 1)) - covered
+        covered |= fresh
+        assert coverage.add(mark(begin), mark(end)) == sum(tokens[step - 1] for step in fresh)
+        assert coverage.tokens == sum(tokens[step - 1] for step in covered)
+        assert coverage.last_step == max(covered)
+        for (_, before), (after, _) in zip(coverage.intervals, coverage.intervals[1:], strict=False):
+            assert before.step < after.step, "what touches is one interval: the books do not grow with the run"
+
+
+def test_nothing_covered_has_no_last_step() -> None:
+    assert (Coverage().tokens, Coverage().last_step) == (0, 0)

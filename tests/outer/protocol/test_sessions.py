@@ -1,13 +1,22 @@
-"""What the syncer does about learners that are to leave: it tells them in time, and lets them."""
+"""What the syncer does about learners that are to leave, and whose state it names to a joiner."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from outer.protocol.events_effects import DrainRequested, Expect, Fence
+from outer.protocol.events_effects import DrainRequested, Fence
 from outer.protocol.facts import DrainStarted, LearnerFenced, Refused
-from outer.protocol.messages import DRAINING, JOINING, STOPPED, Drain, Grant, Notice
-from outer.protocol.syncer import RESEND_S
+from outer.protocol.members import Member
+from outer.protocol.messages import (
+    DRAINING,
+    JOINING,
+    STEPPING,
+    STOPPED,
+    Donor,
+    Drain,
+    FragmentCounters,
+    Report,
+    SeekDonor,
+)
+from outer.protocol.sessions import choose_donor
 from tests.golden.bench import ALL, Bench, bench
 
 NOTICE = "its node is to go"
@@ -35,20 +44,6 @@ def test_one_that_leaves_by_sigterm_is_told_of_a_nearer_end_and_fenced_only_when
     assert [fact.reason for fact in made.facts(LearnerFenced)] == ["drained"]
 
 
-def test_one_that_steps_on_is_told_again_with_what_is_left_of_its_time() -> None:
-    made = bench("a", "b")
-    made.do(DrainRequested("a", 1, "scaled down", 10.0))
-    assert made.facts(DrainStarted) == [DrainStarted("a", 1, "scaled down")]
-    made.now = RESEND_S / 2
-    made.step("a")
-    assert deadlines(made) == [10.0], "it may have heard"
-    made.now = 4.0
-    made.step("a")
-    made.now = 12.0
-    made.step("a")
-    assert deadlines(made) == [10.0, 6.0, 0.0]
-
-
 def test_one_that_has_not_stepped_is_told_nothing_and_fenced_at_once() -> None:
     made = bench("a", "b")
     made.step("a", phase=JOINING)
@@ -58,15 +53,6 @@ def test_one_that_has_not_stepped_is_told_nothing_and_fenced_at_once() -> None:
 
 
 # ------------------------------------------------------------------ who is meant, and what is sent again
-
-
-def test_an_announcement_of_an_incarnation_that_is_gone_is_refused() -> None:
-    made = bench("a", "b")
-    made.join("a")
-    for incarnation in (1, 2):
-        made.do(Expect("a", incarnation, 60.0, 2))
-    assert made.facts(Refused) == [Refused("a", n, "expect", "stale_incarnation") for n in (1, 2)]
-    assert [row["incarnation"] for row in made.syncer.view(0.0)][:2] == [2, 1]
 
 
 def test_who_is_gone_or_unknown_is_asked_for_nothing() -> None:
@@ -86,31 +72,59 @@ def test_what_every_incarnation_processed_is_counted() -> None:
     assert made.syncer.tokens_processed == 3 * 20 + 30
 
 
-def test_a_report_that_comes_twice_is_no_news() -> None:
-    made = bench("a", "b")
-    report = made.peers["a"].report(step=4)
-    made.do(report)
-    made.do(replace(report, step=9))
-    made.do(replace(report, step=9, sequence=report.sequence - 1))
-    assert made.syncer.view(0.0)[0]["step"] == 4
+# ------------------------------------------------------------------ donors
 
 
-def test_a_span_that_does_not_seem_to_have_arrived_is_sent_again_as_it_was() -> None:
-    made = bench("a", "b")
-    for made.now in (1.0, 1.5, 1.0 + RESEND_S, 1.5 + RESEND_S):
-        made.do(made.peers["a"].report(wants_span=True))
-    first, again = made.sent(Grant, "a")
-    assert first == again and (first.epoch, first.incarnation) == (1, 1)
+def named_to(made: Bench, joiner: str) -> str:
+    """The donor that it is given if it asks now."""
+    made.do(SeekDonor(joiner, made.peers[joiner].incarnation, 1))
+    return made.sent(Donor, joiner)[-1].donor
 
 
-def test_a_version_is_told_again_when_two_long_steps_have_not_shown_it() -> None:
-    made = bench("a", "b", sync=ALL)
+def after_a_round() -> Bench:
+    """By their names alone a comes before b."""
+    made = bench("a", "b", "c", sync=ALL)
+    made.commit("a", "b", "c")
+    return made
+
+
+def test_one_that_is_told_to_leave_is_no_donor_though_it_steps_still() -> None:
+    made = after_a_round()
+    made.do(DrainRequested("a", 1, "scaled down", 30.0))
+    made.step("a")
+    assert named_to(made, "c") == "b"
+    made.step("b", phase=DRAINING)  # its host told it
+    assert named_to(made, "c") == ""
+
+
+def test_one_whose_last_contribution_was_not_finite_is_no_donor() -> None:
+    made = after_a_round()
+    made.now += 1.0
+    made.step("a", "b", "c")
+    made.answer("a", defect="non_finite")
+    made.answer("b", "c")
+    assert [fact.reason for fact in made.facts(Refused)] == ["non_finite"]
+    assert named_to(made, "c") == "b"
+    made.adopt("a", "b", "c")
+    made.commit("a", "b", "c")
+    assert named_to(made, "c") == "a", "a finite one clears it, and b has given before"
+
+
+def test_within_the_first_round_there_is_no_donor() -> None:
+    made = bench("a", "b", sync={"P": 2, "H": 4, "tau": 1})
     made.commit("a", "b")
-    made.peers["a"].bases[0] = (0, 0, 0)
-    told, at = len(made.sent(Notice, "a")), made.now
-    for made.now in (at + 1.5, at + 7.9):
-        made.do(made.peers["a"].report(step_s=4.0))
-    assert len(made.sent(Notice, "a")) == told
-    made.now = at + 8.0
-    made.do(made.peers["a"].report(step_s=4.0))
-    assert len(made.sent(Notice, "a")) == told + 1
+    made.join("c")
+    assert made.syncer.committed_step == 2
+    assert named_to(made, "c") == "", "though a and b are whole"
+    made.commit("a", "b")
+    assert made.syncer.committed_step == 4
+    assert named_to(made, "c") == "a"
+
+
+def test_one_of_the_joiners_own_region_gives_before_one_that_has_given_less() -> None:
+    report = Report("", 1, 1, 1, STEPPING, 3.0, 1, 1.0, 10, 0, (FragmentCounters(0, 0, 1, 10),))
+    near = Member("b", 2, "near", 1, report=report, times_donor=5)
+    far = Member("a", 2, "far", 1, report=report)
+    joiner = Member("c", 2, "near", 1)
+    assert choose_donor([far, near], joiner, failed=()) is near
+    assert choose_donor([far, near], joiner, failed=("b",)) is far

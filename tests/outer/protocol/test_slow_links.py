@@ -107,14 +107,6 @@ def test_where_links_do_not_adapt_or_most_are_slow_all_are_waited_for(sync: dict
     assert made.facts(ReadFailed) == []
 
 
-def test_with_grace_without_end_it_is_waited_for_until_the_deadline() -> None:
-    made = made_of_three(grace="infinite", adaptive=False)
-    made.answer("a", "b", took_s=0.1)
-    made.now = 1.0 + TIMEOUT_S
-    made.step("a", "b", "c")
-    assert made.facts(Committed) == [] and made.facts(ReadFailed) == []
-
-
 def test_without_a_quorum_of_answers_a_slow_link_is_waited_for() -> None:
     made = made_of_three()
     made.answer("a", took_s=0.1)

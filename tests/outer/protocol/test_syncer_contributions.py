@@ -1,4 +1,4 @@
-"""The syncer machine and contributions: which are refused, what merges, with what weight, and what becomes durable."""
+"""The syncer machine and contributions: which are refused, what merges, late work too, and with what weight."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from outer.protocol.events_effects import Append, Durable, Merge, Send, Tick
-from outer.protocol.facts import Committed, Quarantined, ReadFailed, Refused, SpanGranted, StepReopened
-from outer.protocol.messages import FragmentCounters, Grant, ReadRequest, Stop
-from outer.protocol.open_step import weigh
+from outer.config import SyncConfig
+from outer.protocol.events_effects import Append, Merge, Send, Tick
+from outer.protocol.facts import Committed, Participant, Quarantined, Refused, StepReopened
+from outer.protocol.messages import FragmentCounters, ReadRequest, Stop
+from outer.protocol.open_step import age, weigh
 from outer.protocol.syncer import NON_FINITE_MAX, RESEND_S
-from tests.golden.bench import ALL, PATIENT, bench, merged, reading
+from tests.golden.bench import ALL, PATIENT, Bench, bench, merged, reading
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"epoch": 2}, "stale_epoch"),
@@ -60,59 +62,6 @@ def test_a_wrong_contribution_is_refused_with_its_reason_and_changes_nothing(
     made.do(Tick())
     [fact] = made.facts(Committed)
     assert [one.learner for one in fact.participants] == ["b", "c"], "and the others commit without it"
-
-
-def test_a_contribution_may_be_of_one_step_and_one_token() -> None:
-    made = bench("a", "b", sync=ALL, peers=PATIENT | {"tokens": 1})
-    made.now = 1.0
-    made.step("a", "b")
-    made.answer("a", "b")
-    [fact] = made.facts(Committed)
-    assert [(one.steps, one.tokens) for one in fact.participants] == [(1, 1), (1, 1)]
-    assert made.syncer.first_step_at == 1.0
-
-
-def test_one_whose_answer_may_not_be_heard_is_waited_for_no_longer() -> None:
-    made = reading("a", "b", "c", sync=ALL)
-    made.answer("a", epoch=9)
-    assert made.facts(ReadFailed) == [ReadFailed("a", 1, 1, 0, "refused")]
-    made.answer("b", "c")
-    assert [one.learner for fact in made.facts(Committed) for one in fact.participants] == ["b", "c"]
-
-
-def test_records_that_become_durable_together_are_all_acted_on() -> None:
-    made = reading("a", "b", journals_itself=False)
-    made.answer("a", "b")
-    made.do(made.peers["a"].report(wants_span=True))
-    [_, grant] = [effect for effect in made.log if isinstance(effect, Append)]
-    made.do(Durable(grant.sequence))
-    assert made.published == [(0, 1)]
-    assert [fact.learner for fact in made.facts(SpanGranted)] == ["a"] and len(made.sent(Grant, "a")) == 1
-
-
-def test_a_doubled_contribution_merges_once_and_after_the_commit_it_is_late() -> None:
-    made = reading("a", "b")
-    made.answer("a")
-    made.answer("a")
-    made.answer("b")
-    made.answer("b")
-    assert [fact.reason for fact in made.facts(Refused)] == ["doubled", "late"]
-    [fact] = made.facts(Committed)
-    assert [one.learner for one in fact.participants] == ["a", "b"]
-
-
-def test_an_answer_to_an_earlier_attempt_at_the_step_is_late() -> None:
-    made = reading("a", "b")
-    early = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
-    made.now = 3.0
-    made.do(Tick())
-    made.now = 4.0
-    made.step("a", "b")
-    assert [request.attempt for request in made.sent(ReadRequest, "a")] == [1, 2]
-    made.do(early)
-    assert [fact.reason for fact in made.facts(Refused)] == ["late"]
-    made.answer("a", "b")
-    assert [one.step for fact in made.facts(Committed) for one in fact.participants] == [2, 2]
 
 
 def test_a_learner_that_stays_non_finite_is_made_to_start_anew_and_others_are_not() -> None:
@@ -167,3 +116,63 @@ def test_a_merge_weighs_by_the_rule(rule: str, shares: list[float]) -> None:
 def test_late_work_weighs_less_and_counts_for_at_most_a_round(rule: str, now: float, late: float) -> None:
     given = weigh(contributions((100, 4), (2500, 100)), (0, 2), 24, rule)
     assert given == pytest.approx([now / (now + late), late / (now + late)])
+
+
+# ------------------------------------------------------------------ late work
+
+
+ROUND = 1  # syncer steps: the only fragment is due at each
+
+
+def window(rounds: int) -> Bench:
+    return bench(
+        "a", "b", "c", peers=PATIENT, sync={"P": 1, "H": ROUND, "tau": 0, "grace": "infinite", "base_window": rounds}
+    )
+
+
+def commit(made: Bench, *contribute: str, adopt: tuple[str, ...] = ()) -> dict[str, Participant]:
+    """Everyone steps; the participants of the commit to which these contribute, and which those adopt."""
+    made.now += 1.0
+    made.step("a", "b", "c")
+    made.answer(*contribute)
+    made.now += made.config.read_timeout_s
+    made.do(Tick())
+    made.adopt(*adopt)
+    return {one.learner: one for one in made.facts(Committed)[-1].participants}
+
+
+def test_a_base_within_the_window_merges_with_its_age_and_one_further_behind_is_not_asked() -> None:
+    made = window(1)
+    commit(made, "a", "b", adopt=("a", "b"))  # c does not answer, and does not adopt
+    assert [one.age for one in commit(made, "a", "b", "c", adopt=("a", "b")).values()] == [0, 0, 1]
+    made = window(1)
+    for _ in range(2):
+        commit(made, "a", "b", adopt=("a", "b"))
+    made.step("a", "b", "c")
+    assert made.asked(made.syncer.syncer_step) == ["a", "b"], "c is two versions behind"
+
+
+@pytest.mark.parametrize(
+    ("base", "version", "rounds"),
+    [
+        (None, 8, -1),
+        (12, 8, -1),
+        (-1, 8, -1),
+        (7, 8, -1),
+        (8, 8, 0),
+        (4, 8, 1),
+        (0, 8, 2),
+        (0, 5, 2),
+        (0, 1, 1),
+        (1, 9, 2),
+    ],
+)
+def test_an_age_is_in_rounds_and_what_is_no_version_has_none(base: int | None, version: int, rounds: int) -> None:
+    assert age(base, version, 4) == rounds
+
+
+def test_a_window_sends_differences_and_needs_free_overlap() -> None:
+    assert SyncConfig().codec == "fp32" and SyncConfig(base_window=1).codec == "fp32_delta"
+    assert SyncConfig(base_window=1, codec="bf16").codec == "bf16"
+    with pytest.raises(ValidationError, match="base_window needs overlap"):
+        SyncConfig(base_window=1, overlap="strict")
