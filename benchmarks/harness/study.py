@@ -31,7 +31,7 @@ from orchestrator.cli.compare import seeds_of  # noqa: E402
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported  # noqa: E402
 from orchestrator.cli.options import AsJson  # noqa: E402
 from orchestrator.cli.recipes import prepare  # noqa: E402
-from orchestrator.compare.comparison import Difference, difference, spread  # noqa: E402
+from orchestrator.compare.comparison import LossDifference, difference, spread  # noqa: E402
 from orchestrator.recipe.config import ChaosConfig, Recipe  # noqa: E402
 from orchestrator.recipe.problems import InputError, Problem  # noqa: E402
 from orchestrator.store.run_store import RUNS  # noqa: E402
@@ -131,7 +131,7 @@ def _trained(recipe: Recipe, seeds: list[int], folder: Path) -> list[dict[str, A
     return sorted(rows, key=lambda row: int(row["seed"]))
 
 
-def _words(found: Difference | None) -> str:
+def _words(found: LossDifference | None) -> str:
     if found is None:
         return "difference: no seed is in both studies"
     interval = "one seed, no interval" if found.half_width is None else f"± {found.half_width:.4f}, 95 %"

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Overrides
@@ -25,10 +23,9 @@ from orchestrator.recipe.problems import InputError, Problem, explain
 from orchestrator.store.run_store import RUNS, RunStore, alone
 
 if TYPE_CHECKING:
-    from orchestrator.compare.comparison import Comparison
     from orchestrator.compare.runs import ComparedRun, Real
 
-PAGE, RESULT, LOCK = "compare.html", "compare.json", "compare.lock"
+RESULT, LOCK = "compare.json", "compare.lock"
 OWN_PLAN = "recipe"
 SEEDS_MOST = 1000
 
@@ -48,7 +45,7 @@ def compare(
         str | None, typer.Option(metavar="MODE", help="What differences are taken against [data_parallel].")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.html [runs/NAME-compare].")
+        Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.json [runs/NAME-compare].")
     ] = None,
     checkpoint_s: Annotated[
         float | None,
@@ -62,7 +59,7 @@ def compare(
 ) -> None:
     """Train a recipe in several ways, and set them side by side; the same command continues."""
     with reported(as_json):
-        from orchestrator.compare import comparison, page, runs
+        from orchestrator.compare import comparison, runs, tables
         from orchestrator.compare.modes import chosen, reference
 
         asked = chosen(modes)
@@ -93,12 +90,13 @@ def compare(
         result = comparison.compared(found, base)
         told = comparison.as_json(result, str(folder)) | {"name": resolved.name}
         store.write_json(RESULT, told)
-        store.write_text(PAGE, page.html(result, resolved, plan))
         if as_json:
             typer.echo(json.dumps(told))
         else:
-            _print(result)
-            typer.echo(f"{folder / PAGE}; the runs are beside it, in MODE/seed-N")
+            for table in tables.tables(result):
+                Console().print(table)
+            typer.echo(tables.sentence(result))
+            typer.echo(f"{folder / RESULT}; the runs are beside it, in MODE/seed-N")
         failed = [run for run in all_runs if not run.outcome().ok]
         for run in failed:
             typer.echo(f"warning: {run.store.root} is NOT OK: {runs.reason(run)}", err=True)
@@ -177,20 +175,3 @@ class _Bars:
         self._progress.update(bar, completed=news["progress"])
         if isinstance(news["eval_loss"], float):
             self._progress.update(bar, loss=f"{news['eval_loss']:.4f}")
-
-
-# ------------------------------------------------------------------ the tables
-
-
-def _print(result: Comparison) -> None:
-    from orchestrator.compare.page import losses, sentence, speed
-
-    console = Console()
-    for one in (losses(result), speed(result)):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, name in enumerate(one.columns):
-            table.add_column(name, justify="right" if index in one.numeric else "left", overflow="fold")
-        for row in one.rows:
-            table.add_row(*row)
-        console.print(table)
-    typer.echo(sentence(result))

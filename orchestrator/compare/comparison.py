@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scipy.special import stdtrit
+
 from orchestrator.compare.modes import Mode
 from orchestrator.compare.outcome import RunOutcome
 
 
 @dataclass(frozen=True)
-class Difference:
+class LossDifference:
     """The first ones' held-out losses minus the second ones', over paired seeds."""
 
     seeds: tuple[int, ...]
@@ -47,8 +49,8 @@ class Row:
     eval_loss: tuple[float | None, float | None]
     at_tokens: float | None  # held-out loss at Comparison.tokens
     at_seconds: float | None  # held-out loss at Comparison.seconds
-    against: Difference | None  # of losses at equal tokens to the reference; None for the reference itself
-    against_calm: Difference | None  # of a case with faults to the same mode without
+    against: LossDifference | None  # of losses at equal tokens to the reference; None for the reference itself
+    against_calm: LossDifference | None  # of a case with faults to the same mode without
     relative: float | None  # against.mean / the reference's mean loss
     relative_calm: float | None = None  # against_calm.mean / the same mode's mean loss without faults
 
@@ -112,7 +114,7 @@ def _mean(outcomes: Sequence[RunOutcome], of: Callable[[RunOutcome], float | Non
     return statistics.fmean(known) if known else None
 
 
-def _paired_mean(rows: Sequence[dict[str, Any]], found: Difference) -> float:
+def _paired_mean(rows: Sequence[dict[str, Any]], found: LossDifference) -> float:
     return statistics.fmean(row["eval_loss"] for row in rows if row["seed"] in found.seeds)
 
 
@@ -163,14 +165,14 @@ def _row_as_json(row: Row) -> dict[str, Any]:
 # ------------------------------------------------------------------ paired differences
 
 
-def difference(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> Difference | None:
+def difference(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> LossDifference | None:
     """None where no seed is in both with a finite loss."""
     before = {row["seed"]: row["eval_loss"] for row in theirs if row["eval_loss"] is not None}
     pairs = [(row["seed"], row["eval_loss"] - before[row["seed"]]) for row in ours if _both(row, before)]
     if not pairs:
         return None
     seeds, each = zip(*pairs, strict=True)
-    return Difference(seeds, each, statistics.fmean(each), half_width(each) if len(each) > 1 else None)
+    return LossDifference(seeds, each, statistics.fmean(each), half_width(each) if len(each) > 1 else None)
 
 
 def _both(row: dict[str, Any], others: dict[int, float]) -> bool:
@@ -185,22 +187,4 @@ def spread(losses: Sequence[float]) -> tuple[float | None, float | None]:
 
 def half_width(samples: Sequence[float]) -> float:
     """Half of Student's 95 % interval for the mean of two or more independent samples."""
-    return quantile(len(samples) - 1) * statistics.stdev(samples) / math.sqrt(len(samples))
-
-
-def quantile(freedom: int) -> float:
-    """The 0.975 quantile of Student's distribution, by bisection of the angle atan(t / sqrt(freedom)).
-
-    The probability of |T| < t is the finite sum of Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        term = math.sin(angle) if freedom % 2 == 0 else math.sin(angle) * math.cos(angle)
-        within = 0.0 if freedom % 2 == 0 else angle
-        for power in range(freedom % 2, freedom - 1, 2):
-            within += term
-            term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
-        within *= 1.0 if freedom % 2 == 0 else 2 / math.pi
-        low, high = (angle, high) if within < 0.95 else (low, angle)
-    return math.sqrt(freedom) * math.tan(low)
+    return float(stdtrit(len(samples) - 1, 0.975)) * statistics.stdev(samples) / math.sqrt(len(samples))

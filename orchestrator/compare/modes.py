@@ -25,7 +25,6 @@ class Mode:
     """One way to train."""
 
     name: str
-    words: str
     change: Callable[[Recipe, Plain], Plain]  # (recipe, its values) -> tables to replace
 
     @property
@@ -79,15 +78,8 @@ def _data_parallel(recipe: Recipe, plain: Plain) -> Plain:
     return {}
 
 
-MODES = {
-    mode.name: mode
-    for mode in (
-        Mode("decoupled", "the recipe as it is: nobody waits", _decoupled),
-        Mode("data_parallel", "one model, the batch of all learners in each step", _data_parallel),
-        Mode("diloco", "all wait for the merge of the whole model every H steps", _diloco),
-        Mode("streaming", "all wait for each fragment tau steps after its read", _streaming),
-    )
-}
+CHANGES = {"decoupled": _decoupled, "data_parallel": _data_parallel, "diloco": _diloco, "streaming": _streaming}
+MODES = {name: Mode(name, change) for name, change in CHANGES.items()}
 
 
 def unfit(mode: str, reason: str, fix: str) -> InputError:
