@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -114,7 +113,6 @@ def _plan_context(
     plan_context = PlanContext(
         nodes=there,
         source=source,  # type: ignore[arg-type]
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         store=str(store.root),
         shared_store=on_network(store.root),
     )

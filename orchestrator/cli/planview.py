@@ -28,7 +28,6 @@ def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
         (_fragments_heading(plan), [_fragments(plan)]),
         ("budget", list(_pace(plan))),
         ("traffic of payloads", [_traffic(plan), *_compared(plan)]),
-        ("storage, log and recovery, at any age of the run", list(_storage(plan))),
         ("memory, without activations and data", [_memory(plan)]),
         ("links", _links(plan)),
         ("rates, and where they come from", list(_rates(plan))),
@@ -139,22 +138,6 @@ def _compared(plan: Plan) -> Iterator[str]:
             f"plain data-parallel training: each learner sends and receives {plain} in every step, {ratio:.3g} times "
             "as much as here"
         )
-
-
-def _storage(plan: Plan) -> Iterator[str]:
-    told, aged = plan.storage, plan.upkeep
-    if told.journal_bytes:
-        rate = _amount(told.journal_per_second_bytes)
-        kept = f"{rate} a second, at most {_amount(told.journal_bytes)} kept"
-        yield f"the journal takes {_amount(told.commit_bytes)} for a commit, {kept}"
-    yield f"a checkpoint has {_amount(told.checkpoint_bytes)}"
-    check, failover, silent, end = map(
-        seconds, (aged.check_core_s, aged.failover_s, aged.failover_silent_s, aged.end_s)
-    )
-    log = f"{_amount(aged.log_day_bytes)} a day, {_amount(aged.log_run_bytes)} in all"
-    yield f"the log: {log}; `diloco check` takes {check} of a core"
-    yield f"from a syncer's death to the next commit: {failover}; from its silence: {silent}"
-    yield f"from the last commit to the report: {end}"
 
 
 def _memory(plan: Plan) -> Table:

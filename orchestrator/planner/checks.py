@@ -12,7 +12,7 @@ from orchestrator.planner.sizing.nodes import GIB
 from orchestrator.planner.sizing.rates import floor_s
 from orchestrator.planner.sizing.traffic import SHARE
 from orchestrator.recipe.problems import Problem
-from orchestrator.recipe.resources import local_store_bytes, memory_share
+from orchestrator.recipe.resources import memory_share
 from outer.protocol.fragments import LARGE
 from outer.protocol.leases import longest_s
 
@@ -304,37 +304,9 @@ def _store(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _this_machine(plan: Plan) -> Iterator[Problem]:
-    """Warn of a local run that asks for more than this host's cores or its object store.
-
-    Versions that learners hold are objects of Ray's store, which cannot move them out while they are held.
-    """
-    if not plan.context.local:
-        return
-    learners, cores = len(plan.recipe.learners), plan.context.cores
-    asked = sum(pool.unit_resources.get("CPU", 0.0) for pool in plan.recipe.learners.values())
-    if asked > cores:
-        yield Problem(
-            "pools",
-            None,
-            f"learners ask for {asked:g} CPU and this machine has {cores} cores: they take turns, and each step "
-            f"lasts about {asked / cores:.3g} times as long as alone",
-            "nothing, for a demonstration; fewer learners to measure speed",
-        )
-    held = learners * plan.traffic.joining_bytes
-    if held > (room := local_store_bytes()):
-        yield Problem(
-            "model",
-            plan.recipe.model,
-            f"versions held by {learners} learners take {gib(held)} of this machine's object store of {gib(room)}: Ray "
-            "puts the rest on disk, slowly",
-            "fewer learners or a smaller model here; a cluster's store is 30 % of a node's memory",
-        )
-
-
 WARNINGS = (
     *(_quorum, _grace, _momentum, _budget, _overlap, _balance, _codec, _links),
-    *(_waiting, _store, _this_machine),
+    *(_waiting, _store),
 )
 
 

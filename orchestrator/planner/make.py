@@ -10,11 +10,11 @@ from orchestrator.planner.checks import checked
 from orchestrator.planner.forecast import forecast
 from orchestrator.planner.plan import Pace, Plan, PlanContext
 from orchestrator.planner.sizing import capacity, memory
-from orchestrator.planner.sizing.costs import cost, storage, upkeep, value_bytes
+from orchestrator.planner.sizing.costs import cost
 from orchestrator.planner.sizing.fault_tolerance import expected, fault_outcomes
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.rates import unit_step_s
-from orchestrator.planner.sizing.traffic import home, of_nodes, of_regions, table, traffic
+from orchestrator.planner.sizing.rates import FAILOVER, STORE, unit_step_s
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, home, of_nodes, of_regions, table, traffic
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import Problem
 
@@ -37,7 +37,7 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         pace.step_s,
     )
     hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or home(recipe)
-    aged = upkeep(recipe, value_bytes(shapes), pace.syncer_steps, pace.step_s, context.step_s)
+    read_s = (DOWN_BYTES * shapes.elements + sum(shapes.outer_state_bytes)) / STORE.value
     losses = expected(recipe)
     foreseen = forecast(recipe, shapes, context.step_s, hub) if context.forecast else None
     whole = foreseen if foreseen is not None and foreseen.whole else None
@@ -57,15 +57,13 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         regions=regions,
         pace=pace,
         traffic=moved,
-        storage=storage(recipe, shapes, pace.step_s),
-        upkeep=aged,
         memory=memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools]),
         loads=(
             *of_regions(recipe, moved, hub, pace.step_s),
             *of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
         ),
         expected=losses,
-        fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s, aged.failover_s),
+        fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s, FAILOVER.value + read_s),
         forecast=foreseen,
         cost=cost(recipe, shapes.step_tokens, context.step_s, run_tokens, committed, run_s),
     )

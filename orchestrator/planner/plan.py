@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from orchestrator.planner.forecast import Forecast
 from orchestrator.planner.sizing.capacity import Placement
-from orchestrator.planner.sizing.costs import CONSTANTS, Cost, Storage, Upkeep
+from orchestrator.planner.sizing.costs import Cost
 from orchestrator.planner.sizing.fault_tolerance import Expected, FaultOutcome
 from orchestrator.planner.sizing.memory import Memory
 from orchestrator.planner.sizing.model_sizes import Shapes
@@ -28,7 +28,6 @@ class PlanContext:
 
     nodes: Sequence[Node]
     source: Literal["declared", "this machine", "cluster"]
-    cores: int  # of this machine
     store: str  # the run's folder
     shared_store: bool  # it is on a network file system
     step_s: float | None = None  # of one inner step, without a pool's slowdown; None: as in `fleet`
@@ -65,8 +64,6 @@ class Plan:
     regions: Mapping[str, str | None]  # of each learner and the syncer, as far as it is known
     pace: Pace
     traffic: Traffic
-    storage: Storage
-    upkeep: Upkeep
     memory: dict[str, Memory]
     loads: tuple[LinkLoad, ...]
     expected: Expected
@@ -120,7 +117,7 @@ class Plan:
         return learners + [name for name, place in self.placement.services.items() if place == node.name]
 
 
-JSON_FIELDS = "fragments", "pace", "traffic", "storage", "upkeep", "expected", "fault_outcomes", "forecast", "cost"
+JSON_FIELDS = "fragments", "pace", "traffic", "expected", "fault_outcomes", "forecast", "cost"
 
 
 def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
@@ -143,7 +140,7 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
             for name, one in plan.memory.items()
         },
         "links": [asdict(load) | {"share": load.share} for load in plan.loads],
-        "constants": {name: constant._asdict() for name, constant in (rates(recipe) | CONSTANTS).items()},
+        "constants": {name: constant._asdict() for name, constant in rates(recipe).items()},
         "limits": [_problem(problem) for problem in plan.limits],
         "warnings": [_problem(problem) for problem in plan.warnings],
         "commands": list(commands),

@@ -1,36 +1,14 @@
-"""Costs of a run: the price of its tokens, what the store keeps, how its log grows, how long failovers take.
-
-Units are paid for as long as they can be had, also while they restart. Records and headers in the store, a few hundred
-bytes a commit, are not counted. None of the times depends on how old the run is.
-"""
+"""The price of a run's tokens. Units are paid for as long as they can be had, also while they restart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.rates import DAY_S, HOUR_S, STORE, Constant, availability, fleet_pool, unit_step_s
+from orchestrator.planner.sizing.rates import HOUR_S, availability, fleet_pool, unit_step_s
 from orchestrator.recipe.config import Recipe
-from outer.journal.chain import SEGMENT_ROWS
-from outer.journal.journal import SNAPSHOT_GROUPS
 
-ELEMENT_BYTES = 4  # parameters are kept in float32
 BILLION = 1e9
-
-EARLIER = "commit 6429e58"  # of scripts that are gone
-CONSTANTS = {
-    "step_bytes": Constant(15.0, "bytes of log for a learner's step and its adoption", f"log_size.py, {EARLIER}"),
-    "commit_bytes": Constant(74.0, "bytes of log for a commit", f"log_size.py, {EARLIER}"),
-    "contribution_bytes": Constant(39.0, "bytes of log for a contribution", f"log_size.py, {EARLIER}"),
-    "failover_s": Constant(2.8, "seconds from a syncer's death to the next commit", f"failover.py, {EARLIER}"),
-    "read_rows_s": Constant(
-        150_000.0, "facts that are read from segments, a second and core", f"log_size.py, {EARLIER}"
-    ),
-    "fold_rows_s": Constant(680_000.0, "facts that checks and accounts take, the same", f"check_speed.py, {EARLIER}"),
-    "report_s": Constant(10.0, "seconds to write summary and report", "assumed"),
-    "store_bytes_s": STORE,
-}
 
 
 @dataclass(frozen=True)
@@ -83,71 +61,4 @@ def cost(
         run_hours=hours,
         run_cost=None if per_hour is None or hours is None else per_hour * hours,
         unpriced=unpriced,
-    )
-
-
-@dataclass(frozen=True)
-class Storage:
-    """The bytes that the store takes. A rate is None while a step's length is not given."""
-
-    commit_bytes: float  # of a commit on average, before it is announced; 0 without a journal
-    journal_per_second_bytes: float | None
-    journal_bytes: int  # at most
-    checkpoint_bytes: int  # all parts
-
-
-def storage(recipe: Recipe, shapes: Shapes, step_s: float | None) -> Storage:
-    """`step_s`: seconds of a syncer step, if known."""
-    sizes = value_bytes(shapes)
-    kept = sum(sizes) if recipe.durability.mode == "journal" else 0
-    mean = kept / len(sizes)
-    part = shapes.parameter_bytes + shapes.inner_state_bytes + ELEMENT_BYTES * shapes.elements  # what it was sent last
-    return Storage(
-        commit_bytes=mean,
-        journal_per_second_bytes=None if step_s is None else kept / (recipe.sync.round_steps * step_s),
-        # Between two snapshots nothing is removed, and each fragment's newest value stays.
-        journal_bytes=int(kept + max(SNAPSHOT_GROUPS, len(sizes)) * mean),
-        checkpoint_bytes=sum(sizes) + len(recipe.learners) * part,
-    )
-
-
-def value_bytes(shapes: Shapes) -> list[int]:
-    """The size of each fragment with its outer state."""
-    return [ELEMENT_BYTES * f.size + state for f, state in zip(shapes.fragments, shapes.outer_state_bytes, strict=True)]
-
-
-@dataclass(frozen=True)
-class Upkeep:
-    """None: not known without the length of a step."""
-
-    log_day_bytes: float | None
-    log_run_bytes: float
-    failover_s: float  # from the syncer's death to the next commit
-    failover_silent_s: float  # of one that is frozen or cut off
-    end_s: float  # from the last commit to summary and report
-    check_core_s: float  # of `diloco check` afterwards, on one core
-
-
-def upkeep(
-    recipe: Recipe, values: Sequence[int], syncer_steps: int, syncer_step_s: float | None, step_s: float | None
-) -> Upkeep:
-    """`values`: bytes of each fragment with its outer state. `syncer_step_s`: of the syncer's clock. `step_s`: of a
-    learner without slowdown.
-    """
-    sizes = {name: constant.value for name, constant in CONSTANTS.items()}
-    learners, share = len(recipe.learners), len(values) / recipe.sync.round_steps  # of the syncer steps that commit
-    taken = [unit_step_s(recipe, pool, step_s) for pool in recipe.learners.values()]
-    steps = sum(1.0 if syncer_step_s is None or not seconds else syncer_step_s / seconds for seconds in taken)
-    each = steps * sizes["step_bytes"] + share * (sizes["commit_bytes"] + learners * sizes["contribution_bytes"])
-    rows = syncer_steps * (steps * (1.0 + share) + share * (1.0 + learners))  # a step, its adoptions; commits
-    row_s = 1.0 / sizes["read_rows_s"] + 1.0 / sizes["fold_rows_s"]
-    read_s = sum(values) / sizes["store_bytes_s"]
-    failover_s = sizes["failover_s"] + read_s
-    return Upkeep(
-        log_day_bytes=None if syncer_step_s is None else each * DAY_S / syncer_step_s,
-        log_run_bytes=each * syncer_steps,
-        failover_s=failover_s,
-        failover_silent_s=recipe.run.syncer_lease_s + failover_s,
-        end_s=sizes["report_s"] + min(rows, SEGMENT_ROWS) * row_s + read_s,
-        check_core_s=rows * row_s,
     )

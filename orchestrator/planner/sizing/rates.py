@@ -23,6 +23,9 @@ class Constant(NamedTuple):
 
 MERGE = Constant(11e9, "bytes that a merge reads and writes, a second and core", "benchmarks/merge.py")
 STORE = Constant(1e9, "bytes that a store takes or gives a second", "assumed")
+FAILOVER = Constant(
+    2.8, "seconds from a syncer's death to the next commit, beside reading its values", "commit 6429e58"
+)
 # By codec: bytes of float32 that become a payload, and that a payload becomes, a second and core.
 ENCODE = {"bf16": 8.5e9, "int8": 4.5e9, "int4": 8.2e9, "fp4": 7.6e9, "topk": 1.4e9}
 DECODE = {"bf16": 4.7e9, "int8": 6.0e9, "int4": 5.7e9, "fp4": 6.2e9, "topk": 6.0e9}
@@ -32,7 +35,7 @@ PASSES = 2  # over the payloads of a merge: their products, then their sum
 def rates(recipe: Recipe) -> dict[str, Constant]:
     """Those of this recipe, by name. A link is `link A - B`, in bits a second."""
     codec, links = recipe.sync.codec, recipe.fleet.links
-    found = {"merge": MERGE, "store": STORE}
+    found = {"merge": MERGE, "store": STORE, "failover": FAILOVER}
     for what, known in (("encode", ENCODE), ("decode", DECODE)):
         if codec in known:
             words = f"bytes of float32 to and from {codec}, a second and core"

@@ -16,7 +16,6 @@ from learners.training.trainer import Trainer
 from learners.training.tree import deal
 from orchestrator.accounting.summary import ELEMENT_BYTES
 from orchestrator.cli.plan import _wanted
-from orchestrator.planner import checks
 from orchestrator.planner.make import make
 from orchestrator.planner.plan import Plan, PlanContext, as_json
 from orchestrator.planner.sizing import capacity, memory
@@ -64,9 +63,7 @@ def shapes(*sizes: int, parameter_bytes: int = 4 * 350, step_tokens: int = 768) 
 def planned(
     wanted: Recipe | None = None, of: Shapes | None = None, nodes: list[str] | None = None, **setting: Any
 ) -> Plan:
-    base = PlanContext(
-        from_text(nodes or SPACIOUS), "declared", cores=2, store="/shared/run", shared_store=True, forecast=False
-    )
+    base = PlanContext(from_text(nodes or SPACIOUS), "declared", store="/shared/run", shared_store=True, forecast=False)
     return make(wanted or recipe(), of or shapes(), replace(base, **setting))
 
 
@@ -317,7 +314,7 @@ def test_full_precision_across_regions_is_warned_of_and_within_one_is_not() -> N
     (warning,) = planned(recipe(pools=SPREAD, sync=full)).warnings
     assert warning.field == "sync.codec"
     assert planned(recipe(sync=full), nodes=["CPU=100,region=west"]).warnings == ()
-    local = planned(recipe(pools=SPREAD, sync=full), nodes=["CPU=100"], source="this machine", cores=100)
+    local = planned(recipe(pools=SPREAD, sync=full), nodes=["CPU=100"], source="this machine")
     assert local.warnings == ()
 
 
@@ -325,21 +322,6 @@ def test_a_store_of_one_host_is_warned_of_where_there_are_several() -> None:
     (warning,) = planned(shared_store=False).warnings
     assert (warning.field, warning.value) == ("run-dir", "/shared/run")
     assert planned(nodes=["CPU=100"], shared_store=False).warnings == ()
-
-
-def test_more_learners_than_cores_are_warned_of_only_where_ray_is_told_of_more() -> None:
-    (warning,) = planned(nodes=["CPU=100"], source="this machine", cores=2).warnings
-    assert "4 CPU and this machine has 2 cores" in warning.message
-    assert planned(nodes=["CPU=100"], source="this machine", cores=4).warnings == ()
-
-
-def test_versions_beyond_the_local_object_store_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "local_store_bytes", lambda: 512 * 2**20)
-    size = 512 * 2**20 // 4 // 4 // 4  # 4 learners, 4 fragments, 4 bytes
-    here: dict[str, Any] = {"nodes": ["CPU=100"], "source": "this machine", "cores": 4}
-    assert planned(of=shapes(size, size, size, size), **here).warnings == ()
-    (warning,) = planned(of=shapes(size, size, size, size + 1), **here).warnings
-    assert warning.field == "model"
 
 
 # ------------------------------------------------------------------ limits
@@ -489,7 +471,7 @@ def test_the_keys_of_the_json_are_these() -> None:
     told = json.loads(json.dumps(as_json(planned(one), ["x"]), allow_nan=False))
     assert set(told) == {
         *("name", "config_hash", "ok", "recipe", "source", "nodes", "placement", "at_max", "model", "fragments"),
-        *("pace", "traffic", "storage", "upkeep", "memory", "constants", "links", "expected"),
+        *("pace", "traffic", "memory", "constants", "links", "expected"),
         *("fault_outcomes", "forecast", "cost", "limits", "warnings", "commands"),
     }
     assert set(told["placement"]) == {"learners", "services", "shortfalls"}
