@@ -27,9 +27,8 @@ BUDGETS = {
 }
 TOTALS = {PACKAGES: 63_000, ("tests",): 47_400, ("benchmarks",): 8000}
 
-# Class names with two definitions: the events and effects of the two machines, and what waits for a better name.
+# Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
-TO_RENAME = {"Difference", "Job", "Simulated", "Tally", "Tape"}  # of the lock-step harness, which leaves production
 
 
 def files(folders: Iterable[str]) -> list[Path]:
@@ -62,7 +61,7 @@ def test_a_class_name_is_defined_once_in_production_but_for_the_two_sides_of_a_p
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 defined[node.name].add(str(path))
     twice = {name: sorted(where) for name, where in defined.items() if len(where) > 1}
-    assert {name: where for name, where in twice.items() if name not in TWO_SIDES | TO_RENAME} == {}
+    assert {name: where for name, where in twice.items() if name not in TWO_SIDES} == {}
 
 
 def test_the_orchestrator_holds_only_folders_and_its_composition_root() -> None:
