@@ -17,14 +17,16 @@ from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.cli.summary import block
 from orchestrator.cli.terminal import LiveView
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.problems import Problem
+from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump
 from orchestrator.report.write import HTML
 from orchestrator.runtime.job import misplaced
 from orchestrator.store import watch
 from orchestrator.store.readers import RECIPE_FILE, status_of
 from orchestrator.store.resume import occupied, reopen
+from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
+from outer.journal.object_store import Folder
 
 
 def run(
@@ -40,7 +42,7 @@ def run(
         bool,
         typer.Option(
             "--fresh",
-            help="Remove an earlier run from the same store, instead of resuming it.",
+            help="Begin anew, and rename an earlier run's folder.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -50,27 +52,24 @@ def run(
         with apart(as_json):
             resolved = prepare(recipe, overrides, further=lambda asked: _misused_store(asked, run_dir, fresh))
             store = store_of(resolved, run_dir)
-        if fresh and store.exists:
-            shutil.rmtree(store.root)
-        if watch.going_on(store):
-            typer.echo(f"{resolved.name}: is running already; following it. Ctrl-C leaves it running.", err=True)
-            follow(store, as_json)
-        store.create()
-        resumed = not store.empty
-        if resumed:
-            reopen(store)
-            typer.echo(f"{resolved.name}: resuming the run in {store.root}; --fresh would start again", err=True)
-        store.write_text(RECIPE_FILE, dump(resolved))
+        lock = _alone(store, resolved, fresh)
         view = LiveView(Console(stderr=as_json), as_json)
+        begun = not store.empty
         try:
+            if begun:
+                reopen(store)
+                typer.echo(f"{resolved.name}: resuming the run in {store.root}; --fresh would start again", err=True)
+            store.write_text(RECIPE_FILE, dump(resolved))
             with apart(as_json):  # Ray prints too
-                summary = _train(resolved, store, address, context.obj.starter, view.update)
+                summary = _train(resolved, store, address, context.obj.starter, view.update, lock)
         except BaseException:
-            if not resumed and store.read_text("status.json") is None:
+            lock.stop()
+            if not begun and lock.held and store.read_text("status.json") is None:
                 shutil.rmtree(store.root)  # nothing has begun: nothing is left
             raise
         finally:
             view.close()
+            lock.release()
         typer.echo(json.dumps(summary) if as_json else block(summary, str(store.root)))
         if not store.path(HTML).exists():
             typer.echo(f"warning: no report was written; see why with: diloco report {store.root}", err=True)
@@ -83,19 +82,44 @@ def _misused_store(recipe: Recipe, run_dir: str | None, fresh: bool) -> list[Pro
     return misplaced(run_dir, store.root, Path.cwd()) or occupied(store, fresh, recipe)
 
 
+def _alone(store: RunStore, recipe: Recipe, fresh: bool) -> RunLock:
+    """Take the run's lock, in the folder that an earlier run is renamed from where the run is to begin anew."""
+
+    def taken() -> RunLock:
+        store.create()
+        lock = RunLock(Folder(store.root), str(store.root))
+        lock.take(lambda words: typer.echo(words, err=True))
+        return lock
+
+    try:
+        lock = taken()
+        if problems := occupied(store, fresh, recipe):  # it may have changed while the lock was waited for
+            lock.release()
+            raise InputError(problems)
+        if fresh and not store.empty:
+            typer.echo(f"{recipe.name}: the earlier run is in {store.set_aside()}", err=True)
+            lock = taken()
+    except OSError as error:
+        fix = "give another --run-dir"
+        raise InputError([Problem("run-dir", str(store.root), f"cannot be used: {error}", fix)]) from error
+    lock.keep()
+    return lock
+
+
 def _train(
     recipe: Recipe,
     store: RunStore,
     address: str | None,
     starter: Callable[..., Any] | None,
     on_status: Callable[[Mapping[str, Any]], None],
+    lock: RunLock,
 ) -> dict[str, Any]:
     from orchestrator.runtime import launch  # Ray begins here, after everything that can be refused was
 
     try:
         if address:
-            return launch.run_attached(recipe, store, address, starter, on_status)
-        return launch.run_embedded(recipe, store, starter, on_status)
+            return launch.run_attached(recipe, store, address, starter, on_status, lock)
+        return launch.run_embedded(recipe, store, starter, on_status, lock)
     except KeyboardInterrupt:
         if not address:
             raise

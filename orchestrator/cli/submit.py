@@ -29,7 +29,7 @@ def submit(
     ] = None,
     overrides: Overrides = None,
     working_dir: Annotated[Path, typer.Option(help="The folder that is sent to the cluster.")] = Path("."),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run left in the same store.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, and rename an earlier run's folder.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return once the job is submitted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout; the job's output on stderr.")] = False,
 ) -> None:

@@ -32,6 +32,7 @@ from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store import checkpoints
 from orchestrator.store.export import write_final
 from orchestrator.store.readers import STATUS_FILE, object_of, status_if_any
+from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import ENDING, ProgressTracker, RunInfo, model
 from outer import heap
@@ -59,8 +60,9 @@ class RunFailed(Exception):
 class OrchestratorActor:
     """Created detached and named; `run_dir` is the run's store."""
 
-    def __init__(self, recipe: Recipe, run_dir: str, placement: RunPlacement) -> None:
+    def __init__(self, recipe: Recipe, run_dir: str, placement: RunPlacement, lock: RunLock) -> None:
         heap.keep_small()
+        self._lock = lock
         self._recipe, self._placement = recipe, placement
         self._store = RunStore(run_dir)
         self._code = code_digest()
@@ -122,7 +124,9 @@ class OrchestratorActor:
         self._stop_reason = self._stop_reason or reason
 
     async def begin(self) -> None:
-        """Start the run, which goes on even if nobody waits for it."""
+        """Start the run, which goes on even if nobody waits for it. Raises InputError where another works on it."""
+        await asyncio.to_thread(self._lock.take)
+        self._lock.keep(self._replaced)
         self._main = asyncio.create_task(self._run())
 
     async def result(self) -> dict[str, Any]:
@@ -149,6 +153,7 @@ class OrchestratorActor:
             self._state = outcome
             self._write_status()
             self._dismiss()
+            await asyncio.to_thread(self._lock.release)
             self._leaving = asyncio.create_task(self._leave())
 
     async def _beat(self) -> None:
@@ -343,7 +348,7 @@ class OrchestratorActor:
         self._log.emit(fact)
 
     def _replaced(self, why: str) -> None:
-        """A later orchestrator writes the log, and has taken the run over."""
+        """A later orchestrator writes the log or has the lock: it has taken the run over."""
         print(f"{NAME}: {why}", flush=True)  # in the actor's own log
         os._exit(0)
 

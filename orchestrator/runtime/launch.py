@@ -29,10 +29,12 @@ from orchestrator.runtime import actor, job, metrics_actor, syncer_manager
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
+from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import RunLost
 from outer import heap
 from outer.bulk import SHARD_CPUS
+from outer.journal.object_store import Folder
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 0.5
@@ -55,22 +57,28 @@ class ClusterUnreachable(ConnectionError):
     """No Ray cluster answers at the address."""
 
 
-def run_embedded(recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus) -> dict[str, Any]:
-    """Start a local Ray, run to the end, and shut it down. One interrupt stops cleanly, a second one at once."""
+def run_embedded(
+    recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus, lock: RunLock | None = None
+) -> dict[str, Any]:
+    """Start a local Ray, run to the end, and shut it down. One interrupt stops cleanly, a second one at once.
+
+    `lock`: the run's, which this process has and hands to the orchestrator. None: the orchestrator takes it.
+    """
     with local_cluster(recipe, store) as namespace:
         placement = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
-        return start_and_wait(recipe, store, placement, starter, on_status, detach=False)
+        return start_and_wait(recipe, store, placement, starter, on_status, detach=False, lock=lock)
 
 
 def run_attached(
-    recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus
+    recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus, lock: RunLock
 ) -> dict[str, Any]:
     """Run on the cluster at this address. Interrupted: the run goes on without this shell."""
     dashboard = connect(address, namespace := f"diloco-{recipe.name}")
     try:
         reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
         store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
-        return start_and_wait(recipe, store, RunPlacement(namespace, cores=0), starter, on_status, detach=True)
+        placement = RunPlacement(namespace, cores=0)
+        return start_and_wait(recipe, store, placement, starter, on_status, detach=True, lock=lock)
     finally:
         ray.shutdown()
 
@@ -121,7 +129,13 @@ def _knock(address: str) -> None:
 
 
 def start_and_wait(
-    recipe: Recipe, store: RunStore, placement: RunPlacement, starter: Starter | None, on_status: OnStatus, detach: bool
+    recipe: Recipe,
+    store: RunStore,
+    placement: RunPlacement,
+    starter: Starter | None,
+    on_status: OnStatus,
+    detach: bool,
+    lock: RunLock | None = None,
 ) -> dict[str, Any]:
     """Start a run on the cluster that this process is connected to, and wait for its summary.
 
@@ -132,8 +146,9 @@ def start_and_wait(
         admit(recipe.run.control)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # after Ray's own: asked to end, end cleanly
+    lock = lock or RunLock(Folder(store.root), str(store.root))
     for left in reversed(range(ORCHESTRATORS_MAX)):
-        orchestrator = _orchestrator(recipe, store, placement)
+        orchestrator = _orchestrator(recipe, store, placement, lock)
         ended = orchestrator.result.remote()
         if recipe.run.metrics:
             metrics_actor.start(recipe, store, placement.namespace, placement.local)
@@ -155,19 +170,22 @@ def start_and_wait(
     return summary
 
 
-def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement) -> Any:
+def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement, lock: RunLock) -> Any:
     """Start an orchestrator; it takes over what an earlier one has left."""
     options = named("orchestrator", placement.namespace, actor.ORCHESTRATOR_CPUS)
     options |= control(recipe.run.control, anywhere=placement.local)
     try:
-        orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), placement)
+        made = ray.remote(actor.OrchestratorActor).options(**options)
+        orchestrator = made.remote(recipe, str(store.root), placement, lock)
     except ValueError as error:  # Ray's word for a name that is taken
         fix = "give the run another name (--set name=OTHER), or stop that one: diloco stop"
         raise InputError([Problem("name", recipe.name, "a run of this name is already running there", fix)]) from error
     try:
         ray.get(orchestrator.begin.remote(), timeout=BEGIN_S)
-    except BaseException:
+    except BaseException as error:
         ray.kill(orchestrator)  # else it would wait for ever
+        if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, InputError):
+            raise error.cause from None  # another process works on the run
         raise
     return orchestrator
 

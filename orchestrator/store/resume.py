@@ -14,7 +14,6 @@ from orchestrator.recipe.toml_text import stored_hash
 from orchestrator.store.checkpoints import REQUEST_FILE
 from orchestrator.store.readers import RECIPE_FILE, recipe_of, status_if_any
 from orchestrator.store.run_store import RunStore
-from orchestrator.store.watch import going_on
 from outer.journal.chain import identity
 from outer.journal.object_store import absolute, objects
 from outer.protocol.manifest import flatten
@@ -39,10 +38,6 @@ def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
         return list(taken(recipe))
     if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
         return problem("is not empty and holds no run", "give another --run-dir, or --set name=OTHER")
-    if fresh and going_on(store):
-        return problem(
-            "holds a run that is still running", "stop it first, or give the run another name: --set name=OTHER"
-        )
     return list(taken(recipe) if fresh else unlike(store, recipe))
 
 

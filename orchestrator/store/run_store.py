@@ -12,11 +12,13 @@ import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store import run_lock
 
 RUNS = Path("runs")  # where runs are kept that name no folder of their own
 GRANTS_KEPT = 256  # files of each kind and holder, the newest
@@ -42,10 +44,17 @@ class RunStore:
 
     @property
     def empty(self) -> bool:
-        return not self.exists or not any(self.root.iterdir())
+        return not self.exists or all(entry.name == run_lock.FOLDER for entry in self.root.iterdir())
 
     def create(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
+
+    def set_aside(self) -> Path:
+        """Rename the folder to NAME.1, or the next number that is free. Returns the new path. Raises OSError."""
+        for number in count(1):
+            if not (aside := self.root.with_name(f"{self.root.name}.{number}")).exists():
+                return self.root.rename(aside)
+        raise AssertionError("unreachable")
 
     def path(self, name: str) -> Path:
         """Where the file of this name is, or would be."""

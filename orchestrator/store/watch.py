@@ -26,13 +26,6 @@ class RunLost(RuntimeError):
     """The orchestrator writes no status any more."""
 
 
-def going_on(store: RunStore) -> bool:
-    """Return whether the run's orchestrator is alive."""
-    status = status_if_any(store) or {}
-    running = words.part(status, "run").get("state") in ("starting", "running")
-    return running and age_s(status) <= SILENT_S and has_news(store, status)
-
-
 def age_s(status: Mapping[str, Any]) -> float:
     """Return how long ago, by this host's clock, a status was written."""
     return time.time() - (status.get("written_at") or 0.0)

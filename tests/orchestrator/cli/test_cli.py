@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import resource
 import subprocess
 import sys
-import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,10 @@ from typer.testing import CliRunner
 import orchestrator.runtime
 from orchestrator.cli.app import PROVE, CommandEntry, build
 from orchestrator.recipe.toml_text import load
+from orchestrator.store import run_lock
+from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
+from outer.journal.object_store import Folder
 from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +62,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def record(*call: Any) -> dict[str, Any]:
         world["call"] = call
-        *_, on_status = call
+        *_, on_status, _ = call
         on_status({"run": {"name": "local", "state": "running"}})
         if world["error"] is not None:
             raise world["error"]
@@ -192,27 +193,8 @@ def test_words_that_are_not_understood_are_json_too_when_asked_for(words: list[s
     assert "Usage: " in result.stderr
 
 
-@contextlib.contextmanager
-def alive(store: RunStore) -> Iterator[None]:
-    """Somebody writes this run's status."""
-    over = threading.Event()
-
-    def write() -> None:
-        while not over.wait(0.1):
-            store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time()})
-
-    store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time()})
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(DEADLINE_S)
-
-
 def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_removed_only_when_asked(
-    invoke: Invoke, trained: dict[str, Any], tmp_path: Path
+    invoke: Invoke, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert invoke("run", LOCAL).exit_code == 0
     store = RunStore.named("local")
@@ -220,16 +202,22 @@ def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_r
     again = invoke("run", LOCAL)
     assert again.exit_code == 2
     assert "it has finished" in again.stderr
-    with alive(store):
-        assert "is still running" in invoke("run", LOCAL, "--fresh").stderr
     store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time() - 3600})
+    monkeypatch.setattr(run_lock, "RENEW_S", 0.1)
+    other = RunLock(Folder(store.root), "theirs")
+    other.take()
+    other.keep()  # as its orchestrator does while it ends, too, and whatever the clocks say
+    for options in ([], ["--fresh"]):
+        refused = invoke("run", LOCAL, *options)
+        assert refused.exit_code == 2 and "works on this run" in refused.stderr and "Traceback" not in refused.stderr
+    other.release()
     store.write_text("left-over", "")
     on = invoke("run", LOCAL)
     assert on.exit_code == 0 and "resuming the run" in on.stderr
     assert "is not what the run in this folder was begun with" in invoke("run", LOCAL, "--set", "seed=8").stderr
     assert store.path("left-over").exists()
     assert invoke("run", LOCAL, "--fresh").exit_code == 0
-    assert not store.path("left-over").exists()
+    assert not store.path("left-over").exists() and (tmp_path / "runs" / "local.1" / "left-over").exists()
     assert invoke("run", LOCAL, "--set", "name=second").exit_code == 0
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "a.txt").write_text("mine")
@@ -259,7 +247,7 @@ def test_run_hands_over_recipe_store_starter_and_prints_the_summary_or_it_alone_
     invoke: Invoke, trained: dict[str, Any]
 ) -> None:
     result = invoke("run", LOCAL, "--set", "name=mine", "--set", "pools.0.learners=2")
-    recipe, store, given, _ = trained["call"]
+    recipe, store, given, *_ = trained["call"]
     assert result.exit_code == 0
     assert (recipe.name, len(recipe.learners), given) == ("mine", 2, starter)
     assert store.root == Path.cwd() / "runs" / "mine"
