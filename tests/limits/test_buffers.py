@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,44 +23,16 @@ from outer.actor import UNDELIVERED_MAX, Outbox, SyncerActor
 from outer.journal import journal as journals
 from outer.journal.groups import FactRun, Logged
 from outer.journal.journal import StoredJournal
-from outer.journal.object_store import Bytes
 from outer.protocol.facts import Committed, Participant, StepOpened
 from outer.protocol.messages import Attach, Contribution, FragmentCounters, ReadRequest, Report, Stop
 from outer.protocol.recorder import INCARNATIONS_KEPT, Recorder, runs_of
 from outer.protocol.recovery import Entry
 from tests.golden.bench import MANIFEST, Bench
 from tests.limits.sizes import deep_size
+from tests.orchestrator.eventlog.logs import Memory
 from tests.waiting import DEADLINE_S, in_a_loop, until
 
 LIMIT = 1000
-
-
-class Memory:
-    """A store of objects in a dict."""
-
-    retries = False
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-
-    def create(self, name: str, parts: Sequence[Bytes]) -> None:
-        if name in self.objects:
-            raise FileExistsError(name)
-        self.objects[name] = b"".join(parts)
-
-    def read(self, name: str) -> bytes:
-        if name not in self.objects:
-            raise FileNotFoundError(name)
-        return self.objects[name]
-
-    def names(self, prefix: str) -> list[str]:
-        return sorted(name for name in self.objects if name.rpartition("/")[0] == prefix)
-
-    def folders(self, prefix: str) -> list[str]:
-        return []
-
-    def remove(self, name: str) -> None:
-        self.objects.pop(name, None)
 
 
 def test_facts_and_what_is_known_of_them_stay_bounded_while_the_syncer_comes_and_goes() -> None:

@@ -1,4 +1,4 @@
-"""Logs of format 2 in a folder, made of given events."""
+"""Logs of format 2 in a folder, made of given events; and a store of objects in memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,37 @@ from orchestrator.eventlog.log_writer import LogWriter
 from outer.journal.chain import Segmented
 from outer.journal.groups import FactRun
 from outer.journal.journal import StoredJournal
-from outer.journal.object_store import Folder, Objects
+from outer.journal.object_store import Bytes, Folder, Objects
 
 GUESTS = ("orchestrator", "chaos")
+
+
+class Memory:
+    """A store of objects in a dict."""
+
+    retries = False
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def create(self, name: str, parts: Sequence[Bytes]) -> None:
+        if name in self.objects:
+            raise FileExistsError(name)
+        self.objects[name] = b"".join(parts)
+
+    def read(self, name: str) -> bytes:
+        if name not in self.objects:
+            raise FileNotFoundError(name)
+        return self.objects[name]
+
+    def names(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.objects if name.rpartition("/")[0] == prefix)
+
+    def folders(self, prefix: str) -> list[str]:
+        return []
+
+    def remove(self, name: str) -> None:
+        self.objects.pop(name, None)
 
 
 def runs(events: Iterable[Event]) -> list[FactRun]:

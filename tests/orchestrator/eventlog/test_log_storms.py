@@ -23,18 +23,17 @@ from outer.journal.journal import StaleEpoch, StoredJournal
 from outer.journal.object_store import Bytes
 from outer.protocol.facts import StepOpened
 from outer.protocol.recorder import Recorder, Run
+from tests.orchestrator.eventlog.logs import Memory
 
 MOVES, LEARNERS = 150, ("a", "b")
 
 
-@dataclass
-class Store:
-    """Objects in memory; a request may fail before or after it is done."""
+class Store(Memory):
+    """A request may fail before or after it is done."""
 
-    chance: Random
-    retries: bool = False
-    kept: dict[str, bytes] = field(default_factory=dict)
-    troubled: bool = False
+    def __init__(self, chance: Random) -> None:
+        super().__init__()
+        self.chance, self.troubled = chance, False
 
     def _trouble(self) -> str:
         return self.chance.choice(["", "", "", "before", "after"]) if self.troubled else ""
@@ -42,27 +41,14 @@ class Store:
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
         if (what := self._trouble()) == "before":
             raise OSError("it did not answer")
-        if name in self.kept:
-            raise FileExistsError(name)
-        self.kept[name] = b"".join(parts)
+        super().create(name, parts)
         if what == "after":
             raise OSError("its answer was lost")
-
-    def read(self, name: str) -> bytes:
-        if name not in self.kept:
-            raise FileNotFoundError(name)
-        return self.kept[name]
-
-    def names(self, prefix: str) -> list[str]:
-        return sorted(name for name in self.kept if name.rpartition("/")[0] == prefix)
-
-    def folders(self, prefix: str) -> list[str]:
-        return []
 
     def remove(self, name: str) -> None:
         if self._trouble():
             raise OSError("it did not answer")
-        self.kept.pop(name, None)
+        super().remove(name)
 
 
 @dataclass

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from learners.protocol.facts import StepFinished
@@ -16,18 +16,15 @@ from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.time.explanations import RANKS
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerRequested
 from orchestrator.report import tables
-from orchestrator.report.canvas import labels
-from orchestrator.report.data import Data, FaultMark, collect
-from orchestrator.report.figures import GROUPS, grouped, share_class
+from orchestrator.report.data import Data, collect
+from orchestrator.report.figures import GROUPS, grouped
 from orchestrator.report.fold import TIMELINE_FIRST, TIMELINE_LAST, ReportFold
-from orchestrator.report.series import Series, chunks, merged
+from orchestrator.report.series import KEPT, Series
 from orchestrator.report.tables import timeline
-from outer.protocol.facts import LearnerFenced, LeaseExpired
-from tests.orchestrator.histories import BASE, END, altered, history, inserted, is_a, without
+from tests.orchestrator.histories import BASE, altered, blocks, history, inserted, is_a, restarted, without
 from tests.orchestrator.order import canonical
 
 RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
@@ -39,31 +36,32 @@ def data(events: list[Event] | None = None, recipe: dict[str, Any] = RECIPE) -> 
 
 
 def collected(log: list[Event], summary: Any, verdicts: list[Verdict], recipe: dict[str, Any] = RECIPE) -> Data:
-    return collect(folded(blocks(log)), recipe, summary, verdicts)
-
-
-def folded(blocks: Iterable[Block]) -> ReportFold:
     accounts = Accounts()
     fold = ReportFold(accounts)
-    drive([accounts, fold], blocks)
-    return fold
+    drive([accounts, fold], blocks(canonical(log)))
+    return collect(fold, recipe, summary, verdicts)
 
 
-def blocks(events: list[Event], rows: int = 1 << 20) -> Iterator[Block]:
-    """These events in the log's order, in blocks of so many rows."""
-    ordered = canonical(events)
-    return (block_of(ordered[start : start + rows], start) for start in range(0, len(ordered), rows))
+def test_what_a_later_epoch_repeats_counts_once() -> None:
+    once, twice = data(), data(restarted(history()))
+    assert twice.waits[0].count == once.waits[0].count
+    assert twice.rounds == once.rounds
+    assert [link.up for link in twice.links] == [link.up for link in once.links]
 
 
-def test_neighbours_are_shared_out_evenly_and_drawn_by_median_and_quantiles() -> None:
-    assert [list(chunk) for chunk in chunks(range(7), 3)] == [[0, 1], [2, 3], [4, 5, 6]]
-    assert list(chunks([], 3)) == []
-    series = Series(1)
-    series.take([0, 1, 2, 3, 4], [5, 1, 3, 2, 4])
-    [bin] = series.bins()
-    assert (bin.x, *(bin.columns[0].middle(share) for share in (0.5, 0.1, 0.9))) == (2.0, 3.0, 1.0, 5.0)
-    series.most = 9
-    assert [(bin.x, bin.columns[0].median) for bin in series.bins()] == list(enumerate((5, 1, 3, 2, 4)))
+def test_a_long_series_is_kept_as_bins_of_the_medians_and_quantiles_of_neighbours() -> None:
+    rng, xs = np.random.default_rng(1), np.arange(20.0 * KEPT)
+    ys = rng.normal(5.0, 1.0, len(xs)) + xs / KEPT
+    long = Series(240, 8)
+    for start in range(0, len(xs), 10_007):
+        long.take(xs[start : start + 10_007], ys[start : start + 10_007])
+    bins = long.bins()
+    assert 120 <= len(bins) <= 240 and sum(bin.count for bin in bins) == len(xs)
+    for bin, first in zip(bins, range(0, len(xs), bins[0].count), strict=True):
+        of = slice(first, first + bins[0].count)
+        assert bin.x == pytest.approx(xs[of].mean())
+        assert bin.columns[0].median == pytest.approx(np.median(ys[of]), rel=0.01)
+        assert bin.columns[0].middle(0.9) == pytest.approx(np.quantile(ys[of], 0.9), rel=0.015)
 
 
 def test_auxiliary_values_are_tabulated_by_their_means_over_the_first_and_the_last_steps() -> None:
@@ -78,21 +76,13 @@ def test_auxiliary_values_are_tabulated_by_their_means_over_the_first_and_the_la
     assert name == "accuracy" and float(first) < float(whole) < float(last)
 
 
-def test_spans_that_nearly_touch_are_one() -> None:
-    assert merged([(5.0, 6.0), (0.0, 1.0), (1.2, 2.0), (0.5, 0.6)], 0.3) == [(0.0, 2.0), (5.0, 6.0)]
-
-
 def test_faults_are_marked_on_the_incarnation_that_they_hit_until_its_recovery() -> None:
     kill, freeze = data().marks
     assert (kill.number, kill.kind, kill.target, kill.incarnation) == (1, "kill", "c", 1)
     assert (kill.at_s, kill.until_s) == pytest.approx((9.5, 18.2), abs=1e-5)
     assert (freeze.number, freeze.kind, freeze.target, freeze.incarnation) == (2, "freeze", "a", 1)
-
-
-def test_a_death_that_nobody_injected_is_marked_too() -> None:
-    death = data(without(history(), is_a(FaultInjected, fault_kind="kill"))).marks[0]
-    assert (death.kind, death.target, death.incarnation) == ("kill", "c", 1)
-    assert death.at_s == pytest.approx(9.0, abs=1e-5)
+    death, _ = data(without(history(), is_a(FaultInjected, fault_kind="kill"))).marks
+    assert (death.kind, death.target, death.incarnation) == ("kill", "c", 1), "though nobody injected it"
 
 
 def test_a_kind_of_fault_that_the_summary_does_not_list_is_marked_and_listed_behind_the_others() -> None:
@@ -121,17 +111,6 @@ def test_the_lanes_tell_each_incarnation_from_its_request_to_its_end() -> None:
     assert told["a", 1].expired == (pytest.approx((22.5, 24.0), abs=1e-5),)
 
 
-def test_a_lease_that_expires_ends_with_the_learner() -> None:
-    lapses = [
-        Event("syncer", 9, number, BASE + at, LeaseExpired(name, 1, "stepping", 3.0))
-        for number, (at, name) in enumerate([(9.8, "c"), (15.0, "a")])
-    ]
-    told = {(lane.learner, lane.incarnation): lane for lane in data([*history(), *lapses]).lanes}
-    assert told["c", 1].expired == (), "it was dead by then"
-    start, stop = told["a", 1].expired[-1]
-    assert stop - start == pytest.approx(END - 15.0, abs=0.5), "to its end"
-
-
 def test_a_learner_that_only_waits_for_a_place_when_the_log_ends_has_a_lane_and_an_account() -> None:
     """A run that fails while a learner is being restarted."""
     events = [event for event in history() if event.at < BASE + 11.6]
@@ -147,13 +126,6 @@ def test_each_round_counts_who_took_part() -> None:
     assert rounds.by_learner["b"] == (2,) * 8
     assert rounds.by_learner["c"] == (2, 2, 0, 0, 2, 2, 2, 2)  # dead from 9.5, stepping again from 17
     assert rounds.by_learner["a"] == (2, 2, 2, 2, 2, 0, 2, 2)  # frozen at 22, overwritten at 24
-
-
-@pytest.mark.parametrize(
-    ("taken", "commits", "level"), [(0, 0, 0), (0, 8, 0), (1, 8, 1), (2, 8, 2), (4, 8, 3), (7, 8, 4), (8, 8, 5)]
-)
-def test_none_and_all_are_shares_of_their_own(taken: int, commits: int, level: int) -> None:
-    assert share_class(taken, commits) == level
 
 
 def test_the_bytes_of_all_links_are_those_of_the_summary() -> None:
@@ -193,15 +165,6 @@ def test_the_books_table_has_every_fate_and_sums_to_what_was_processed() -> None
     assert rows["processed"] == sum(count for fate, count in rows.items() if fate != "processed") == 888
 
 
-def test_failed_checks_come_first() -> None:
-    events = without(history(), is_a(LearnerFenced, reason="killed"))
-    results = [
-        row[0]
-        for row in tables.checks(data(altered(events, is_a(Evaluated, syncer_step=32), loss=math.nan)).verdicts).rows
-    ]
-    assert results == sorted(results, key=["✗ failed", "? unknown", "✓ passed", "– not exercised"].index)
-
-
 def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_out() -> None:
     told = timeline(data())
     kinds = {row[2] for row in told.rows}
@@ -211,15 +174,6 @@ def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_ou
     long = timeline(data(inserted(history(), is_a(LearnerRequested), *many)))
     assert len(long.rows) == TIMELINE_FIRST + TIMELINE_LAST
     assert f"{len(told.rows) + 300 - TIMELINE_FIRST - TIMELINE_LAST:,} between them" in long.note
-
-
-def test_faults_that_are_too_close_for_numbers_share_them_or_have_none() -> None:
-    def mark(number: int) -> FaultMark:
-        return FaultMark(number, "kill", "a", 1, 0.0, 0, None)
-
-    assert labels([(mark(1), 0.0), (mark(2), 5.0), (mark(3), 100.0)], 1.0) == [("1,2", 0.0), ("3", 100.0)]
-    assert labels([(mark(n), 10.0 * n) for n in range(9)], 1.0) == [], "a chain of them would point nowhere"
-    assert labels([(mark(n), 50.0 * n) for n in range(30)], 1.0) == []
 
 
 def test_a_very_long_table_says_what_it_leaves_out() -> None:
