@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from learners.conformance import fingerprint
-from orchestrator.cli.app import build
+from tests.orchestrator import calling
 
 # Where in a batch a word's samples stand is a matter of Python's hash of it, which each process seeds anew.
 SOURCE = """
@@ -61,15 +60,15 @@ tokens = 1000
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working directory with the task in it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "words", raising=False)
+    for name in ("words", "exits"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "words.py").write_text(SOURCE)
     (tmp_path / "words.toml").write_text(RECIPE)
+    (tmp_path / "exits.py").write_text(EXITS)
 
 
-def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(build(), ["check-task", *arguments], catch_exceptions=False)
+def invoke(*words: str) -> Any:
+    return calling.invoke("check-task", *words)
 
 
 def test_a_sound_task_passes_in_a_process_of_its_own_too_and_what_it_prints_is_not_in_the_json() -> None:
@@ -92,9 +91,8 @@ def test_what_the_hash_seed_decides_is_found_and_explained() -> None:
     assert result.stdout.endswith("1 failed\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_what_cannot_be_built_is_wrong_input() -> None:
+    for arguments, says in (
         (["no.such:Task"], "does not import"),
         (["words:Wrods"], "does not import"),
         (["words:SOURCE"], "does not import"),
@@ -102,12 +100,9 @@ def test_what_the_hash_seed_decides_is_found_and_explained() -> None:
         (["words:np.zeros"], "cannot be built"),
         (["none.toml"], "no such file"),
         (["words:Words", "--set", "inner.lr=-1"], "inner.lr"),
-    ],
-)
-def test_what_cannot_be_built_is_wrong_input(arguments: list[str], says: str) -> None:
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert says in result.stderr and "fix: " in result.stderr
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 2 and says in result.stderr and "fix: " in result.stderr
 
 
 EXITS = """
@@ -128,13 +123,7 @@ class InitExits(Words):
 """
 
 
-@pytest.fixture
-def exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "exits.py").write_text(EXITS)
-    monkeypatch.delitem(sys.modules, "exits", raising=False)
-
-
-def test_a_loss_that_exits_is_a_finding_and_a_factory_that_does_is_wrong_input(exits: None) -> None:
+def test_a_loss_that_exits_is_a_finding_and_a_factory_that_does_is_wrong_input() -> None:
     result = invoke("exits:LossExits", "--json")
     findings = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
     assert (result.exit_code, findings["loss"]["status"]) == (5, "fail")
@@ -146,9 +135,9 @@ def test_a_loss_that_exits_is_a_finding_and_a_factory_that_does_is_wrong_input(e
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_no_command_takes_the_exit_of_a_task_for_its_own(exits: None, command: str) -> None:
+def test_no_command_takes_the_exit_of_a_task_for_its_own(command: str) -> None:
     Path("exits.toml").write_text(RECIPE.replace("words:Words", "exits:InitExits").replace("size = 2", ""))
-    result = CliRunner().invoke(build(), [command, "exits.toml", "--json"])
+    result = calling.invoke(command, "exits.toml", "--json")
     assert (result.exit_code, json.loads(result.stdout)["error"]["code"]) == (4, 4), result.output
     assert not Path("runs").exists()
 

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 from orchestrator.cli import checkpoint
-from orchestrator.cli.app import build
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import CheckpointFailed
 from orchestrator.eventlog.log_writer import LogWriter
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
-from orchestrator.store import checkpoints, watch
-from orchestrator.store.checkpoints import REQUEST_FILE, CheckpointManifest, CheckpointPart
+from orchestrator.store import watch
+from orchestrator.store.checkpoints import REQUEST_FILE
 from orchestrator.store.run_store import RunStore
-from outer.journal import checkpoint_parts
-from outer.journal.groups import Logged
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
-from outer.numeric import codec
-from outer.protocol.facts import Committed, Participant
 from outer.protocol.fragments import Fragment, Tensor
-from outer.protocol.recovery import Entry
+from tests.orchestrator import taking
+from tests.orchestrator.calling import invoke
 from tests.waiting import DEADLINE_S, until
 
 FRAGMENTS = (
@@ -42,13 +37,14 @@ INITIAL = {0: np.zeros(7, np.float32), 1: np.full(4, 0.1, np.float32)}
 THETA = np.arange(7, dtype=np.float32)
 
 
+RECIPE = {"name": "demo", "pools": [{"name": "a"}], "budget": {"tokens": 10}}
+
+
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.chdir(tmp_path)
+def store(monkeypatch: pytest.MonkeyPatch) -> RunStore:
     monkeypatch.setattr(checkpoint, "POLL_S", 0.01)
-    recipe = {"name": "demo", "pools": [{"name": "a"}], "budget": {"tokens": 10}}
     made = RunStore.named("demo")
-    made.write_text("config.toml", dump(Recipe.model_validate(recipe)))
+    made.write_text("config.toml", dump(Recipe.model_validate(RECIPE)))
     status(made, "running")
     return made
 
@@ -57,49 +53,19 @@ def status(store: RunStore, state: str, age_s: float = 0.0) -> None:
     store.write_json("status.json", {"run": {"name": "demo", "state": state}, "written_at": time.time() - age_s})
 
 
-def journal(store: RunStore) -> StoredJournal:
-    """One epoch's, in which fragment 0 has committed."""
-    made = StoredJournal(Folder(store.root), "journal", 1, len(FRAGMENTS))
-    made.open()
-    one = Participant("learner-a-0", 1, 1, 0, 1, 8, 1.0, "d", 8)
-    record = Committed(5, 0, 1, 0, (one,), 1, codec.digest(THETA), 1.0, 8, 0.1, 0.2, 0.3, "why")
-    made.write([Logged(Entry(1, 0, record), 0, 1.0, [THETA, np.arange(3)])])
-    return made
-
-
 def take(store: RunStore, snapshot: int, journaled: StoredJournal | None = None) -> None:
-    journaled = journaled or StoredJournal(Folder(store.root), "journal", 99, len(FRAGMENTS))
-    run = journaled.run or "run"
-    header, arrays = journaled.cut().part(1, snapshot, FRAGMENTS, INITIAL)
-    part = CheckpointPart(
-        **checkpoint_parts.write(Folder(store.root), snapshot, checkpoint_parts.SYNCER, header, arrays)
-    )
-    manifest = CheckpointManifest(
-        snapshot=snapshot,
-        run=run,
-        config_hash="c",
-        final=False,
-        epoch=1,
-        syncer_step=5,
-        tokens_committed=8,
-        created_at=time.time(),
-        parts=[part],
-        omitted=[],
-    )
-    checkpoints.write(Folder(store.root), manifest)
+    kept = Folder(store.root)
+    journaled = journaled or StoredJournal(kept, "journal", 99, len(FRAGMENTS))
+    taking.take(kept, snapshot, journaled, FRAGMENTS, INITIAL)
 
 
 @pytest.fixture
 def taken(store: RunStore) -> RunStore:
-    """With checkpoints 1 and 2."""
-    journaled = journal(store)
+    """With checkpoints 1 and 2, and a journal in which fragment 0 has committed."""
+    journaled = taking.journal(Folder(store.root), len(FRAGMENTS), [THETA])
     for snapshot in (1, 2):
         take(store, snapshot, journaled)
     return store
-
-
-def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(build(), arguments, catch_exceptions=False)
 
 
 def flip(path: Path) -> None:
@@ -193,42 +159,31 @@ def test_list_shows_all_that_are_there_and_what_is_damaged(taken: RunStore) -> N
     assert [(each["snapshot"], bool(each["damage"])) for each in told] == [(1, True), (2, False)]
 
 
-def test_verify_passes_what_is_whole(taken: RunStore) -> None:
+def test_verify_passes_what_is_whole_and_names_what_is_damaged_with_the_code_of_a_failed_check(taken: RunStore) -> None:
     shown = invoke("checkpoint", "verify")
     assert (shown.exit_code, shown.stdout.count("whole")) == (0, 3)
     told = json.loads(invoke("checkpoint", "verify", "demo", "2", "--json").stdout)
     assert told == {"ok": True, "checkpoints": [{"snapshot": 2, "damage": []}], "journal": {"damage": []}}
-
-
-@pytest.mark.parametrize(
-    ("victim", "told"),
-    [
-        ("checkpoints/000001/syncer", "DAMAGED  checkpoint 1\n         syncer: its checksum"),
-        ("checkpoints/000002/manifest", "DAMAGED  checkpoint 2\n         manifest: its checksum"),
-        ("journal/000000000001", "DAMAGED  journal\n         group 1: its checksum"),
-        ("journal/identity", "DAMAGED  journal\n         identity: its checksum"),
-    ],
-)
-def test_verify_names_what_is_damaged_with_the_code_of_a_failed_check(taken: RunStore, victim: str, told: str) -> None:
-    flip(taken.path(victim))
-    shown = invoke("checkpoint", "verify")
-    assert shown.exit_code == 5
-    assert told in shown.stdout and shown.stdout.count("DAMAGED") == 1
-    assert json.loads(invoke("checkpoint", "verify", "--json").stdout)["ok"] is False
-
-
-def test_verify_of_one_reads_no_other_and_names_those_there_are(taken: RunStore) -> None:
-    flip(taken.path("checkpoints/000001/syncer"))
-    flip(taken.path("journal/000000000001"))
-    assert invoke("checkpoint", "verify", "demo", "2").exit_code == 0
-    assert invoke("checkpoint", "verify", "demo", "1").exit_code == 5
     absent = invoke("checkpoint", "verify", "demo", "7")
     assert absent.exit_code == 2 and "there are 1, 2" in absent.stderr
+    for victim, words in (
+        ("checkpoints/000002/manifest", "DAMAGED  checkpoint 2\n         manifest: its checksum"),
+        ("journal/identity", "DAMAGED  journal\n         identity: its checksum"),
+        ("journal/000000000001", "DAMAGED  journal\n         group 1: its checksum"),
+        ("checkpoints/000001/syncer", "DAMAGED  checkpoint 1\n         syncer: its checksum"),
+    ):
+        flip(taken.path(victim))
+        shown = invoke("checkpoint", "verify")
+        assert (shown.exit_code, shown.stdout.count("DAMAGED")) == (5, 1) and words in shown.stdout
+        one = invoke("checkpoint", "verify", "demo", "1", "--json")
+        assert one.exit_code == (5 if "1/syncer" in victim else 0), "of one: no other is read"
+        assert json.loads(one.stdout)["ok"] == (one.exit_code == 0)
+        flip(taken.path(victim))
 
 
 def test_a_store_that_is_away_is_an_error_in_words(store: RunStore) -> None:
-    recipe = {"name": "demo", "pools": [{"name": "a"}], "budget": {"tokens": 10}, "durability": {"store": "no://a/b"}}
-    store.write_text("config.toml", dump(Recipe.model_validate(recipe)))
+    away = RECIPE | {"durability": {"store": "no://a/b"}}
+    store.write_text("config.toml", dump(Recipe.model_validate(away)))
     result = invoke("checkpoint", "list")
     assert result.exit_code == 2 and 'durability.store = "no://a/b": cannot be read' in result.stderr
 
@@ -248,21 +203,16 @@ def test_export_takes_a_checkpoints_parameters_where_it_is_told_to(taken: RunSto
     np.testing.assert_array_equal(tensors["embed"], INITIAL[1], "it had not committed")
 
 
-@pytest.mark.parametrize("which", ["7", "0", "old", "-1", ""])
-def test_export_of_a_checkpoint_that_is_not_there_names_those_that_are(taken: RunStore, which: str) -> None:
-    result = invoke("export", "demo", f"--checkpoint={which}")
-    assert result.exit_code == 2 and "there are 1, 2" in result.stderr
-    assert not Path("model.safetensors").exists()
-
-
-@pytest.mark.parametrize("part", ["syncer", "manifest"])
-def test_export_of_a_damaged_checkpoint_is_refused_with_the_others(taken: RunStore, part: str) -> None:
-    flip(taken.path(f"checkpoints/000002/{part}"))
-    result = invoke("export", "demo", "--checkpoint", "newest")
-    assert result.exit_code == 2
-    assert "checkpoint 2 is damaged" in result.stderr and "give another: 1" in result.stderr
-
-
-def test_without_any_checkpoint_the_list_is_empty_and_export_says_how_to_take_one(store: RunStore) -> None:
+def test_export_of_a_checkpoint_that_is_not_there_or_damaged_names_those_that_are_whole(taken: RunStore) -> None:
+    for which in ("7", "0", "old", "-1", ""):
+        result = invoke("export", "demo", f"--checkpoint={which}")
+        assert result.exit_code == 2 and "there are 1, 2" in result.stderr
+    for part in ("syncer", "manifest"):
+        flip(taken.path(f"checkpoints/000002/{part}"))
+        result = invoke("export", "demo", "--checkpoint", "newest")
+        assert result.exit_code == 2
+        assert "checkpoint 2 is damaged" in result.stderr and "give another: 1" in result.stderr
+    shutil.rmtree(taken.path("checkpoints"))
     assert json.loads(invoke("checkpoint", "list", "--json").stdout) == {"checkpoints": []}
     assert "diloco checkpoint now" in invoke("export", "demo", "--checkpoint", "newest").stderr
+    assert not Path("model.safetensors").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import re
 import resource
@@ -9,16 +11,18 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 import orchestrator.runtime
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.cli.app import PROVE, CommandEntry, build
+from orchestrator.cli.errors import reported
 from orchestrator.recipe.toml_text import load
 from orchestrator.store import run_lock
 from orchestrator.store.run_lock import RunLock
@@ -28,24 +32,10 @@ from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 LOCAL = str(ROOT / "deploy" / "recipes" / "local.toml")
-Invoke = Callable[..., Any]
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-@pytest.fixture
-def invoke() -> Invoke:
-    def call(*arguments: str) -> Any:
-        return CliRunner().invoke(build(starter=starter), arguments, catch_exceptions=False)
-
-    return call
+def invoke(*words: str) -> Any:
+    return CliRunner().invoke(build(starter=starter), words, catch_exceptions=False)
 
 
 def starter() -> None:
@@ -130,71 +120,46 @@ def test_every_error_at_once_with_exit_code_2_within_5_s_of_work_without_ray_or_
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.toml"]
 
 
-@pytest.mark.parametrize(
-    ("override", "field", "says"),
-    [
-        ("sync.quorm=3", "sync.quorm", "did you mean sync.quorum?"),
-        ("sync.quorum=5", "sync.quorum", "give 1 to 4"),
-        ("task=no.such:Model", "task", "importable"),
-    ],
-)
-def test_one_error_names_the_field_and_the_fix(
-    invoke: Invoke, tmp_path: Path, override: str, field: str, says: str
-) -> None:
-    result = invoke("run", LOCAL, "--set", override)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "1 problem in the input" in result.stderr
-    assert f"\n{field}" in result.stderr
-    assert says in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_errors_are_json_on_stdout_when_asked_for(invoke: Invoke) -> None:
-    result = invoke("run", LOCAL, "--json", "--set", "sync.quorm=3", "--set", "sync.H=-5")
-    error = json.loads(result.stdout)["error"]
-    assert (result.exit_code, error["code"], error["kind"]) == (2, 2, "input")
-    assert {problem["field"] for problem in error["problems"]} == {"sync.quorm", "sync.H"}
-    assert all(problem["message"] and problem["fix"] for problem in error["problems"])
-
-
-@pytest.mark.parametrize("number", ["nan", "-inf"])
-def test_an_error_is_strict_json_whatever_number_was_given(invoke: Invoke, number: str) -> None:
+def test_errors_are_strict_json_on_stdout_when_asked_for() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    result = invoke("plan", LOCAL, "--node", f"CPU={number}", "--json")
-    error = json.loads(result.stdout, parse_constant=refuse)["error"]
-    assert (result.exit_code, error["problems"][0]["value"]) == (2, number)
+    for words, told in (
+        (("run", LOCAL, "--set", "sync.quorm=3", "--set", "sync.H=-5"), {"sync.quorm": 3, "sync.H": -5}),
+        (("plan", LOCAL, "--node", "CPU=nan"), {"--node CPU": "nan"}),
+        (("plan", LOCAL, "--node", "CPU=-inf"), {"--node CPU": "-inf"}),
+    ):
+        result = invoke(*words, "--json")
+        error = json.loads(result.stdout, parse_constant=refuse)["error"]
+        assert (result.exit_code, error["code"], error["kind"]) == (2, 2, "input")
+        assert {problem["field"]: problem["value"] for problem in error["problems"]} == told
+        assert all(problem["message"] and problem["fix"] for problem in error["problems"])
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_other_rooms_add_commands_and_words_that_are_not_understood_are_json_too_when_asked_for() -> None:
+    group = typer.Typer()
+    group.command("hello")(lambda: typer.echo("from elsewhere"))
+    group.command("goodbye")(lambda: None)
+    app = build(extensions=[CommandEntry(PROVE, "other", "Say something", lambda: group)])
+    assert CliRunner().invoke(app, ["other", "hello"]).stdout == "from elsewhere\n"
+    for words, says in (
         (["status", "--jsn"], "--jsn"),
         (["no-such-command"], "no-such-command"),
         (["scale", "local", "many"], "'N'"),
-        (["scale"], "Missing"),
         (["plan"], "Missing"),
         (["other", "hello", "--loud"], "--loud"),
-    ],
-)
-def test_words_that_are_not_understood_are_json_too_when_asked_for(words: list[str], says: str) -> None:
-    group = typer.Typer()
-    group.command("hello")(lambda: None)
-    group.command("goodbye")(lambda: None)
-    app = build(extensions=[CommandEntry(PROVE, "other", "Say something", lambda: group)])
-    plain, result = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--json"]))
-    assert (plain.exit_code, plain.stdout, result.exit_code) == (2, "", 2)
-    error = json.loads(result.stdout)["error"]
-    assert (error["code"], error["kind"]) == (2, "input")
-    assert says in error["problems"][0]["message"]
-    assert error["problems"][0]["fix"].endswith("--help")
-    assert "Usage: " in result.stderr
+    ):
+        plain, result = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--json"]))
+        assert (plain.exit_code, plain.stdout, result.exit_code) == (2, "", 2)
+        error = json.loads(result.stdout)["error"]
+        assert (error["code"], error["kind"]) == (2, "input")
+        assert says in error["problems"][0]["message"]
+        assert error["problems"][0]["fix"].endswith("--help")
+        assert "Usage: " in result.stderr
 
 
 def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_removed_only_when_asked(
-    invoke: Invoke, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert invoke("run", LOCAL).exit_code == 0
     store = RunStore.named("local")
@@ -227,7 +192,7 @@ def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_r
     assert "object storage is not supported" in invoke("run", LOCAL, "--run-dir", "s3://bucket/a").stderr
 
 
-def test_a_foreign_package_of_our_names_is_refused_by_run_and_doctor(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_foreign_package_of_our_names_is_refused_by_run_and_doctor(tmp_path: Path) -> None:
     (tmp_path / "outer").mkdir()
     assert invoke("doctor").exit_code == 0  # a folder without __init__.py hides nothing
     (tmp_path / "outer" / "__init__.py").write_text("")
@@ -244,7 +209,7 @@ def test_a_foreign_package_of_our_names_is_refused_by_run_and_doctor(invoke: Inv
 
 
 def test_run_hands_over_recipe_store_starter_and_prints_the_summary_or_it_alone_as_json(
-    invoke: Invoke, trained: dict[str, Any]
+    trained: dict[str, Any],
 ) -> None:
     result = invoke("run", LOCAL, "--set", "name=mine", "--set", "pools.0.learners=2")
     recipe, store, given, *_ = trained["call"]
@@ -260,56 +225,49 @@ def test_run_hands_over_recipe_store_starter_and_prints_the_summary_or_it_alone_
     assert "local: running" in alone.stderr
 
 
-@pytest.mark.parametrize("by_environment", [True, False])
-def test_an_address_goes_to_a_cluster(
-    invoke: Invoke, trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch, by_environment: bool
-) -> None:
-    if by_environment:
-        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert invoke("run", LOCAL, *([] if by_environment else ["--address", "10.0.0.1:6379"])).exit_code == 0
+def test_an_address_goes_to_a_cluster(trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert invoke("run", LOCAL, "--address", "10.0.0.1:6379").exit_code == 0
     assert trained["call"][2:4] == ("10.0.0.1:6379", starter)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    assert invoke("run", LOCAL, "--set", "name=two").exit_code == 0
+    assert trained["call"][2:4] == ("10.0.0.2:6379", starter)
 
 
-@pytest.mark.parametrize(
-    ("summary", "code"),
-    [
-        ({"ok": True, "state": "finished"}, 0),
-        ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "violated", "reason": "x"}]}, 5),
-        ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "unknown", "reason": "x"}]}, 5),
-        ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "pass", "reason": ""}]}, 5),
-        ({"ok": False, "state": "failed", "checks": [{"name": "books", "status": "violated", "reason": "x"}]}, 4),
-        ({"ok": False, "state": "stopped"}, 0),
-    ],
-)
-def test_the_exit_code_tells_how_a_run_ended(
-    invoke: Invoke, trained: dict[str, Any], summary: dict[str, Any], code: int
-) -> None:
-    trained["summary"] |= summary
-    assert invoke("run", LOCAL).exit_code == code
+def test_the_exit_code_tells_how_a_run_ended(trained: dict[str, Any]) -> None:
+    def check(status: str) -> list[dict[str, str]]:
+        return [{"name": "books", "status": status, "reason": "x"}]
+
+    for number, (ok, state, checks, code) in enumerate(
+        (
+            (True, "finished", [], 0),
+            (False, "finished", check("violated"), 5),
+            (False, "finished", check("unknown"), 5),
+            (False, "finished", check("pass"), 5),
+            (False, "failed", check("violated"), 4),
+            (False, "stopped", [], 0),
+        )
+    ):
+        trained["summary"] |= {"ok": ok, "state": state, "checks": checks}
+        assert invoke("run", LOCAL, "--set", f"name=run-{number}").exit_code == code, (ok, state, checks)
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "kind"),
-    [
+def test_what_run_raises_becomes_a_message_and_a_code(trained: dict[str, Any]) -> None:
+    errors: tuple[tuple[BaseException, int, str], ...] = (
         (ConnectionError("no answer"), 3, "unreachable"),
         (RuntimeError("boom"), 4, "failed"),
         (KeyboardInterrupt(), 130, "interrupted"),
-    ],
-)
-def test_what_run_raises_becomes_a_message_and_a_code(
-    invoke: Invoke, trained: dict[str, Any], error: BaseException, code: int, kind: str
-) -> None:
-    trained["error"] = error
-    result = invoke("run", LOCAL, "--json")
-    assert result.exit_code == code
-    assert json.loads(result.stdout)["error"]["kind"] == kind
-    assert str(error) in result.stderr
+    )
+    for number, (error, code, kind) in enumerate(errors):
+        trained["error"] = error
+        result = invoke("run", LOCAL, "--json", "--set", f"name=run-{number}")
+        assert (result.exit_code, json.loads(result.stdout)["error"]["kind"]) == (code, kind)
+        assert str(error) in result.stderr
 
 
 # ------------------------------------------------------------------ init, status, stop
 
 
-def test_init_writes_a_recipe_that_runs_and_overwrites_nothing(invoke: Invoke, trained: dict[str, Any]) -> None:
+def test_init_writes_a_recipe_that_runs_and_overwrites_nothing(trained: dict[str, Any]) -> None:
     assert invoke("init", "my-run.toml").exit_code == 0
     assert load("my-run.toml").name == "my-run"
     assert not load("my-run.toml").chaos.active
@@ -320,7 +278,7 @@ def test_init_writes_a_recipe_that_runs_and_overwrites_nothing(invoke: Invoke, t
     assert invoke("init", "no/such/folder.toml").exit_code == 2
 
 
-def test_status_reads_the_store_and_says_how_old_it_is(invoke: Invoke) -> None:
+def test_status_reads_the_store_and_says_how_old_it_is() -> None:
     RunStore.named("demo").write_json(
         "status.json", {"run": {"name": "demo", "state": "running"}, "written_at": time.time() - 75}
     )
@@ -333,7 +291,7 @@ def test_status_reads_the_store_and_says_how_old_it_is(invoke: Invoke) -> None:
     assert 70 < json.loads(invoke("status", "demo", "--json").stdout)["age_s"] < 80
 
 
-def test_an_unknown_run_is_refused_with_the_known_ones(invoke: Invoke) -> None:
+def test_an_unknown_run_is_refused_with_the_known_ones() -> None:
     for name in ("demo", "other"):
         RunStore.named(name).write_json("status.json", {})
     for arguments in (["dmeo"], [], ["elsewhere/runs"]):
@@ -343,7 +301,7 @@ def test_an_unknown_run_is_refused_with_the_known_ones(invoke: Invoke) -> None:
     assert 'did you mean "demo"?' in invoke("stop", "dmeo").stderr
 
 
-def test_stop_leaves_a_request_in_the_store_of_a_run_that_has_not_ended(invoke: Invoke) -> None:
+def test_stop_leaves_a_request_in_the_store_of_a_run_that_has_not_ended() -> None:
     store = RunStore.named("demo")
     store.write_json("status.json", {"run": {"state": "finished"}})
     assert "has finished" in invoke("stop", "demo").stdout
@@ -353,3 +311,58 @@ def test_stop_leaves_a_request_in_the_store_of_a_run_that_has_not_ended(invoke: 
     request = store.read_json("stop")
     assert request["reason"] == "enough"
     assert abs(request["at"] - time.time()) < DEADLINE_S
+
+
+@pytest.mark.parametrize("words", [["--help"], ["status", "demo"]])
+def test_help_and_status_start_at_once_for_they_import_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
+    RunStore.named("demo").write_json("status.json", {})
+    heavy = ("ray", "jax", "numpy", "pyarrow", "orchestrator.recipe.config", "chaos")
+    code = (
+        "import sys\nfrom orchestrator.__main__ import main\n"
+        f"try:\n    main()\nfinally:\n    print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+# ------------------------------------------------------------------ check, and output that nobody reads
+
+
+def test_check_passes_only_what_is_known_to_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert invoke("check", str(tmp_path)).exit_code == 5, "an empty folder keeps nothing"
+    assert invoke("check", "no-such-run").exit_code == 2
+    verdicts: list[Verdict] = []
+    monkeypatch.setattr("orchestrator.checkers.suite.check_run", lambda *_: verdicts)
+    for code, *statuses in (
+        (0, "pass", "pass"),
+        (0, "pass", "idle"),
+        (5, "pass", "violated"),
+        (5, "pass", "unknown"),
+        (5, "idle"),
+        (5,),
+    ):
+        verdicts[:] = [Verdict(f"check-{number}", "a promise", each, "why") for number, each in enumerate(statuses)]  # type: ignore[arg-type]
+        shown = invoke("check", str(tmp_path), "--json")
+        told = json.loads(shown.stdout)
+        assert (shown.exit_code, told["ok"]) == (code, code == 0)
+        assert [check["status"] for check in told["checks"]] == statuses
+
+
+def test_a_reader_of_our_output_may_close_it_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        """A pipe that nobody reads."""
+
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with (tmp_path / "stdout").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)  # rich closes what is behind it
+        with pytest.raises(BrokenPipeError), reported():
+            Console(file=Gone()).print("a table")
+        monkeypatch.undo()

@@ -6,28 +6,14 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from learners.training.devices.accelerators import accelerators
 from orchestrator.cli import doctor
-from orchestrator.cli.app import build
+from tests.orchestrator.calling import invoke
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def _on_a_machine_without_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(build(), arguments, catch_exceptions=False)
 
 
 def test_doctor_reports_every_matter() -> None:
@@ -54,30 +40,27 @@ def test_doctor_fails_below_a_bound_and_without_a_package(monkeypatch: pytest.Mo
     assert "no-such-package-here: not installed" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("mode", "bits", "status"),
-    [
-        (None, None, "warning"),
-        (None, 0o644, "warning"),
+def test_doctor_judges_authentication(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    for mode, bits, status in (
+        ("", None, "warning"),
         ("disabled", None, "warning"),
         ("token", None, "failure"),
+        ("", 0o644, "warning"),
         ("token", 0o644, "failure"),
         ("token", 0o600, "ok"),
         ("tokn", 0o600, "failure"),
-    ],
-)
-def test_doctor_judges_authentication(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str | None, bits: int | None, status: str
-) -> None:
-    token = tmp_path / "token"
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    if mode is not None:
-        monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    if bits is not None:
-        token.write_text("secret")
-        token.chmod(bits)
-    report = json.loads(invoke("doctor", "--json").stdout)
-    assert [finding["status"] for finding in report["findings"] if finding["name"] == "authentication"] == [status]
+    ):
+        if mode:
+            monkeypatch.setenv("RAY_AUTH_MODE", mode)
+        else:
+            monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+        if bits is not None:
+            token.write_text("secret")
+            token.chmod(bits)
+        found = [each.status for each in doctor.findings(tmp_path) if each.name == "authentication"]
+        assert found == [status], (mode, bits)
 
 
 def test_doctor_finds_accelerators_and_what_jax_lacks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

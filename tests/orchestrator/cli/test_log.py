@@ -8,15 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from orchestrator.cli import log as command
-from orchestrator.cli.app import build
 from orchestrator.cli.errors import CHECK_FAILED, FAILED, INPUT
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.reader import events
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
+from tests.orchestrator.calling import invoke
 from tests.orchestrator.eventlog.logs import chunks, journal, of_syncer, write, write_log
 from tests.orchestrator.histories import event_of, history
 
@@ -35,29 +34,21 @@ def status(store: RunStore, state: str, at: float | None = None) -> None:
 
 
 def run(*arguments: str) -> tuple[int, list[Event], str]:
-    result = CliRunner().invoke(build(), ["log", *arguments])
+    result = invoke("log", *arguments)
     return result.exit_code, [event_of(line) for line in result.stdout.splitlines()], result.stderr
 
 
-def test_the_whole_log_is_printed_in_its_order(store: RunStore) -> None:
+def test_the_log_is_printed_in_its_order_as_strict_json_or_those_kinds_that_were_asked_for(store: RunStore) -> None:
     write_log(store.root, EVENTS)
     code, said, _ = run(str(store.root))
     assert (code, said) == (0, [*events(store.root)]) and len(said) == len(EVENTS)
-
-
-def test_only_the_kinds_that_were_asked_for_are_printed(store: RunStore) -> None:
-    write_log(store.root, EVENTS)
+    for line in invoke("log", str(store.root)).stdout.splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(name))
     code, said, _ = run(str(store.root), "--kind", "Committed", "--kind", "StepOpened")
     assert code == 0 and {type(event.fact).__name__ for event in said} == {"Committed", "StepOpened"}
-
-
-def test_a_kind_that_is_none_is_a_wrong_input(store: RunStore) -> None:
     code, _, told = run(str(store.root), "--kind", "Comitted")
     assert code == INPUT and 'did you mean "Committed"?' in told
-
-
-def test_a_folder_without_a_run_is_a_wrong_input(tmp_path: Path) -> None:
-    assert run(str(tmp_path / "none"))[0] == INPUT
+    assert run("none")[0] == INPUT
 
 
 def test_damage_is_named_and_what_can_be_read_is_printed(store: RunStore) -> None:
@@ -95,10 +86,3 @@ def test_following_a_run_whose_orchestrator_is_gone_says_so(store: RunStore) -> 
     status(store, "running", at=1.0)
     code, said, told = run(str(store.root), "--follow")
     assert code == FAILED and "no status for" in told and len(said) == len(EVENTS)
-
-
-def test_each_line_is_strict_json(store: RunStore) -> None:
-    write_log(store.root, EVENTS)
-    result = CliRunner().invoke(build(), ["log", str(store.root)])
-    for line in result.stdout.splitlines():
-        json.loads(line, parse_constant=lambda name: pytest.fail(name))

@@ -6,12 +6,13 @@ import http.server
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import socket
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,28 @@ from ray.dashboard.modules.job.cli import submit
 
 from orchestrator.cli import jobs
 from orchestrator.cli.submission import EXCLUDES, carries_sources, packed, runtime_env, submission
-from orchestrator.recipe.toml_text import load
+from orchestrator.recipe.toml_text import load, template
 from orchestrator.recipe.validation import resolve
 from orchestrator.runtime import launch
 from orchestrator.runtime.job import JOB_CONFIG, misplaced, submission_id
 from orchestrator.store.run_store import RunStore
 from outer import heap
 from outer.protocol.manifest import code_digest
-from tests.orchestrator.cli.submitting import SHARED, alone, arguments, invoke
+from tests.orchestrator.calling import invoke
 
 ROOT = Path(__file__).parents[3]
-Invoke = Callable[..., Any]
+
+
+SHARED = "file:///shared/runs/a"
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone(tmp_path, monkeypatch)
+def _recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(template("demo"))
+
+
+def arguments(address: str) -> list[str]:
+    return ["submit", "recipe.toml", "--address", address, "--run-dir", SHARED]
 
 
 @pytest.fixture
@@ -76,20 +83,16 @@ def test_a_wrong_recipe_and_wrong_places_are_refused_together(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
+def test_each_wrong_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    for given, field in (
         (["--run-dir", SHARED, "--working-dir", "no-such"], "--working-dir"),
         (["--run-dir", SHARED, "--working-dir", "inner"], "recipe"),
         (["--run-dir", "s3://bucket/a"], "run-dir"),
         ([], "--run-dir"),
-    ],
-)
-def test_each_wrong_place_is_named(tmp_path: Path, arguments: list[str], field: str) -> None:
-    (tmp_path / "inner").mkdir()
-    result = invoke("submit", "recipe.toml", "--address", "http://127.0.0.1:1", *arguments)
-    assert result.exit_code == 2
-    assert f"\n{field}" in result.stderr
+    ):
+        result = invoke("submit", "recipe.toml", "--address", "http://127.0.0.1:1", *given)
+        assert result.exit_code == 2 and f"\n{field}" in result.stderr, given
 
 
 # ------------------------------------------------------------------ the way to the server
@@ -115,15 +118,18 @@ def test_a_server_that_accepts_and_says_nothing_has_a_deadline(monkeypatch: pyte
     assert "ReadTimeout" in result.stderr
 
 
-@pytest.mark.parametrize(("status", "says"), [(401, "it asks for a token"), (403, "it refuses this token")])
-def test_a_missing_or_wrong_token_is_said_with_the_fix(server: Any, status: int, says: str) -> None:
+def test_who_answers_otherwise_than_a_job_server_is_said_with_the_fix(server: Any) -> None:
     address, world = server
-    world["status"] = status
-    result = invoke(*arguments(address))
-    assert result.exit_code == 3
-    assert says in result.stderr
-    assert "RAY_AUTH_TOKEN_PATH" in result.stderr
-    assert "Authorization" not in world["headers"]
+    for status, content, says in (
+        (401, {}, "it asks for a token"),
+        (403, {}, "it refuses this token"),
+        (200, {"hello": "world"}, "no job server answers"),
+    ):
+        world.update(status=status, content=content)
+        result = invoke(*arguments(address))
+        assert result.exit_code == 3 and says in result.stderr
+        assert status == 200 or "RAY_AUTH_TOKEN_PATH" in result.stderr
+        assert "Authorization" not in world["headers"]
 
 
 def test_the_token_that_the_environment_names_is_sent_and_one_that_cannot_be_read_refused(
@@ -133,20 +139,10 @@ def test_the_token_that_the_environment_names_is_sent_and_one_that_cannot_be_rea
     world["status"] = 403
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
     missing = invoke(*arguments(address))
-    assert missing.exit_code == 2
-    assert f"{tmp_path / 'token'}" in missing.stderr
+    assert missing.exit_code == 2 and f"{tmp_path / 'token'}" in missing.stderr
     (tmp_path / "token").write_text("secret\n")
     assert invoke(*arguments(address)).exit_code == 3
     assert world["headers"]["Authorization"] == "Bearer secret"
-    assert "secret" not in missing.stderr
-
-
-def test_what_is_no_job_server_is_said_to_be_none(server: Any) -> None:
-    address, world = server
-    world["content"] = {"hello": "world"}
-    result = invoke(*arguments(address))
-    assert result.exit_code == 3
-    assert "no job server answers" in result.stderr
 
 
 # ------------------------------------------------------------------ what is sent
@@ -200,7 +196,8 @@ def test_a_checkout_is_sent_as_it_is_and_any_other_folder_with_the_packages(tmp_
         names = {entry.name for entry in folder.iterdir()}
         assert names == {"recipe.toml", "own.py", "outer", "learners", "orchestrator", "chaos"}
         assert (folder / "own.py").read_text() == "x = 1\n"
-        assert digest_in(folder) == code_digest()
+        source = folder / "outer" / "protocol" / "manifest.py"
+        assert runpy.run_path(str(source))["code_digest"]() == code_digest()
     assert not folder.exists()
     assert (tmp_path / "own.py").exists()
 
@@ -217,18 +214,21 @@ SECRET = (
 )
 
 
-@pytest.mark.parametrize("by", ["diloco submit", ".rayignore", ".gitignore"])
+@pytest.mark.parametrize("by", ["diloco submit", ".gitignore"])
 def test_no_keys_and_tokens_are_sent(tmp_path: Path, by: str) -> None:
     folder, package = tmp_path / "checkout", tmp_path / "package.zip"
     for name in (*SECRET, "own.py", "tokens.py", "certs.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
-    if by != "diloco submit":
+    excludes = runtime_env(folder)["excludes"]
+    if by == ".gitignore":
         shutil.copy(ROOT / by, folder)
-    excludes = runtime_env(folder)["excludes"] if by == "diloco submit" else []
+        excludes = []
     create_package(str(folder), package, include_gitignore=by == ".gitignore", excludes=excludes)
     sent = {name for name in zipfile.ZipFile(package).namelist() if not name.endswith("/")}
     assert sent - {by} == {"own.py", "tokens.py", "certs.py"}
+    ignored = [line for line in (ROOT / ".rayignore").read_text().splitlines() if not line.startswith("#")]
+    assert ignored == list(EXCLUDES), "Ray's own command leaves out the same"
 
 
 def test_the_processes_of_a_job_and_of_a_local_cluster_have_one_heap_each(
@@ -253,48 +253,21 @@ def test_the_processes_of_a_job_and_of_a_local_cluster_have_one_heap_each(
     assert os.environ.get("MALLOC_ARENA_MAX") is None
 
 
-def test_rays_own_command_leaves_out_what_ours_does() -> None:
-    ignored = [line for line in (ROOT / ".rayignore").read_text().splitlines() if not line.startswith("#")]
-    assert ignored == list(EXCLUDES)
-
-
-def digest_in(folder: Path) -> str:
-    """The digest of the sources that a process in this folder would compute."""
-    found: dict[str, Any] = {"__file__": str(ROOT / "outer" / "protocol" / "manifest.py"), "__name__": "there"}
-    source = (folder / "outer" / "protocol" / "manifest.py").read_text()
-    exec(
-        source.replace("Path(__file__).resolve()", f"Path({str(folder / 'outer' / 'protocol' / 'manifest.py')!r})"),
-        found,
-    )
-    told: str = found["code_digest"]()
-    return told
-
-
 # ------------------------------------------------------------------ inside a job
 
 
-@pytest.mark.parametrize("run_dir", [None, "runs/a", "inside"])
-def test_inside_a_job_a_run_keeps_out_of_the_jobs_own_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_dir: str | None
-) -> None:
+def test_inside_a_job_a_run_keeps_out_of_the_jobs_own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     about = {"runtime_env": {"working_dir": "gcs://a.zip"}, "metadata": {"job_submission_id": "id-1"}}
     monkeypatch.setenv(JOB_CONFIG, json.dumps(about))
-    given = str(tmp_path / "run") if run_dir == "inside" else run_dir
-    result = invoke("run", "recipe.toml", *(["--run-dir", given] if given else []))
-    assert result.exit_code == 2
-    assert "\n--run-dir" in result.stderr
-    assert "file:///shared/runs/NAME" in result.stderr
+    for given in ([], ["--run-dir", "runs/a"], ["--run-dir", str(tmp_path / "run")]):
+        result = invoke("run", "recipe.toml", *given)
+        assert result.exit_code == 2 and "\n--run-dir" in result.stderr
+        assert "file:///shared/runs/NAME" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
     assert submission_id() == "id-1"
-
-
-def test_any_shared_folder_will_do_inside_a_job_and_any_at_all_outside(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     outside = tmp_path.parent / "shared"
-    assert misplaced(None, tmp_path / "runs" / "a", tmp_path) == []
-    assert submission_id() is None
-    monkeypatch.setenv(JOB_CONFIG, json.dumps({"runtime_env": {"working_dir": "gcs://a.zip"}}))
     assert misplaced(f"file://{outside}", outside, tmp_path) == []
     monkeypatch.setenv(JOB_CONFIG, json.dumps({"runtime_env": {}}))
     assert misplaced(str(tmp_path / "a"), tmp_path / "a", tmp_path) == [], "the folder is nobody's copy"
+    monkeypatch.delenv(JOB_CONFIG)
+    assert misplaced(None, tmp_path / "runs" / "a", tmp_path) == [] and submission_id() is None
