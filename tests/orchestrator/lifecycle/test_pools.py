@@ -40,13 +40,12 @@ def names(*indices: int) -> tuple[str, ...]:
     return tuple(f"learner-spot-{index}" for index in indices)
 
 
-def test_every_learner_up_to_max_that_is_not_wanted_asks_for_a_place() -> None:
-    made = controller({"name": "base", "learners": 2}, SPOT)
-    assert made.claims() == list(names(1, 2))
-
-
 def test_a_place_that_stays_free_is_taken_and_the_log_says_by_whom() -> None:
+    made = recipe()
+    local = Controller(made.learners, backoff_s=1.0, hang_s=20.0, pools=made.pools, quorum=1, local=True)
+    assert local.claims() == [], "a Ray of the run's own has no nodes that come"
     made = controller()
+    assert made.claims() == list(names(1, 2))
     assert [each.learner for each in made.advance(0.0)] == list(names(0))
     run(made, "learner-spot-0")
     assert made.follow(1.0, {"learner-spot-2"}) == []
@@ -54,11 +53,8 @@ def test_a_place_that_stays_free_is_taken_and_the_log_says_by_whom() -> None:
     assert found == [RecordScaling("spot", 2, names(2), (), "a place has come free for it")]
     assert made.advance(4.0) == [Start("learner-spot-2")]
     assert made.claims() == list(names(1)), "the others wait on"
-
-
-def test_a_place_that_comes_and_goes_between_two_looks_is_not_taken() -> None:
     made = controller()
-    for now in range(20):
+    for now in range(20):  # it comes and goes between two looks
         assert made.follow(float(now), {"learner-spot-1"} if now % 2 else set()) == []
 
 
@@ -72,6 +68,7 @@ def test_a_learner_whose_place_is_gone_for_long_is_let_go_and_asks_for_one_again
     for name in names(0, 1):
         run(made, name)
     lost(made, "learner-spot-0", 100.0)
+    assert made.follow(50.0, set()) == made.follow(99.0, names(0, 1)) == [], "it finds another place in time"
     assert made.follow(100.0, set()) == []
     assert made.follow(100.0 + LET_GO_S - 0.1, set()) == []
     record, released = made.follow(100.0 + LET_GO_S, set())
@@ -91,14 +88,6 @@ def test_one_that_already_asks_ray_for_an_incarnations_place_is_told_to_leave() 
     _, asked = made.follow(LET_GO_S, set())
     assert isinstance(asked, AskToLeave) and (asked.learner, asked.incarnation) == ("learner-spot-0", 1)
     assert made.claims() == ["learner-spot-2"], "until it has left"
-
-
-def test_a_learner_that_finds_another_place_in_time_stays() -> None:
-    made = controller(SPOT | {"learners": 2})
-    made.advance(0.0)
-    lost_at = LET_GO_S - 1.0
-    assert made.follow(0.0, set()) == made.follow(lost_at, set()) == made.follow(lost_at + 1.0, names(0, 1)) == []
-    assert made.follow(lost_at + 2.0, set()) == [], "its time begins anew"
 
 
 @pytest.mark.parametrize(("pools", "quorum"), [([SPOT | {"learners": 2, "min": 2}], 1), ([SPOT | {"learners": 2}], 2)])
@@ -121,17 +110,13 @@ def test_a_pool_whose_nodes_come_and_go_takes_them_later_each_time() -> None:
     assert waits[0] == SETTLED_S
     assert waits[1:4] == [HOLD_S, 2 * HOLD_S, 4 * HOLD_S]
     assert max(waits) == waits[-1] == HOLD_S_MAX
-
-
-def test_a_node_that_stayed_is_taken_again_at_once() -> None:
-    follower = NodeFollower("spot")
-    follower.look(0.0, ["a"], [], 1)
-    assert follower.look(SETTLED_S, ["a"], [], 1).added == ("a",)
-    left_at = SETTLED_S + STAY_S
-    follower.look(left_at, [], ["a"], 1)
-    assert follower.look(left_at + LET_GO_S, [], ["a"], 1).removed == ("a",)
-    follower.look(left_at + 20.0, ["a"], [], 1)
-    assert follower.look(left_at + 20.0 + SETTLED_S, ["a"], [], 1).added == ("a",)
+    follower.look(now, ["a"], [], 1)
+    assert follower.look(now + HOLD_S_MAX, ["a"], [], 1).added == ("a",)
+    now += HOLD_S_MAX + STAY_S
+    follower.look(now, [], ["a"], 1)
+    assert follower.look(now + LET_GO_S, [], ["a"], 1).removed == ("a",)
+    follower.look(now + 20.0, ["a"], [], 1)
+    assert follower.look(now + 20.0 + SETTLED_S, ["a"], [], 1).added == ("a",), "it had stayed long"
 
 
 def test_a_later_orchestrator_wants_what_an_earlier_one_left() -> None:
@@ -161,12 +146,6 @@ def test_a_pool_below_what_is_needed_does_not_wait_to_take_a_place() -> None:
     assert "takes nobody" in found.reason
     assert not any(follower.look(now, ["b"], [], 1) for now in (19.0, 22.0))
     assert follower.look(23.0, ["b"], ["c"], 0).added == ("b",)
-
-
-def test_a_ray_of_the_runs_own_has_no_nodes_that_come() -> None:
-    made = recipe()
-    local = Controller(made.learners, backoff_s=1.0, hang_s=20.0, pools=made.pools, quorum=1, local=True)
-    assert local.claims() == []
 
 
 @given(

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from orchestrator.accounting.accounts import Accounts
-from orchestrator.cli.app import build
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import PoolScaled
 from orchestrator.lifecycle.actions import AskToLeave, End, RecordScaling, Release, Start
@@ -23,7 +21,8 @@ from orchestrator.recipe.toml_text import dump
 from orchestrator.store import watch
 from orchestrator.store.readers import object_of
 from orchestrator.store.run_store import RunStore
-from tests.orchestrator.histories import BASE, END, history
+from tests.orchestrator.calling import invoke
+from tests.orchestrator.histories import BASE, history
 from tests.waiting import until
 
 
@@ -38,47 +37,33 @@ POOLS = {"east": 2, "west": 2}
 # ------------------------------------------------------------------ what may be asked for
 
 
-@pytest.mark.parametrize(
-    ("pool", "learners", "pools", "told"),
-    [
-        ("east", 0, POOLS, "1 to 4"),
-        ("east", 5, POOLS, "1 to 4"),
-        ("eastt", 2, POOLS, 'did you mean "east"?'),
-        ("west", 0, {"east": 1, "west": 2}, "give at least 1"),
-        ("west", LEARNERS_MAX + 1, POOLS, f"0 to {LEARNERS_MAX}"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_what_can(pool: str, learners: int, pools: dict[str, int], told: str) -> None:
-    [problem] = problems(recipe(), pools, pool, learners, local=False)
-    assert told in problem.fix
-
-
-def test_a_pool_scales_between_its_min_and_max_and_locally_to_what_its_ray_was_made_for() -> None:
-    for learners in (1, 2, 4):
-        assert list(problems(recipe(), POOLS, "east", learners, local=True)) == [], "between its min and max"
+def test_what_cannot_be_is_refused_with_what_can() -> None:
+    for pool, learners, local, told in (
+        ("east", 0, False, "1 to 4"),
+        ("east", 5, False, "1 to 4"),
+        ("eastt", 2, False, 'did you mean "east"?'),
+        ("west", LEARNERS_MAX + 1, False, f"0 to {LEARNERS_MAX}"),
+        ("west", 5, True, "give 0 to 4"),  # what its Ray was made for
+    ):
+        [problem] = problems(recipe(), POOLS, pool, learners, local=local)
+        assert told in problem.fix
+    [problem] = problems(recipe(), {"east": 1, "west": 2}, "west", 0, local=False)
+    assert "give at least 1" in problem.fix
+    for change, field in (({"overlap": "strict"}, "sync.overlap"), ({"quorum": "all"}, "sync.quorum")):
+        assert any(each.field == field for each in problems(recipe(sync=change), POOLS, "east", 3, False))
+    for pool, learners in (("east", 1), ("east", 4), ("west", 4)):
+        assert list(problems(recipe(), POOLS, pool, learners, local=True)) == []
     assert list(problems(recipe(), POOLS, "west", 5, local=False)) == []
-    [problem] = problems(recipe(), POOLS, "west", 5, local=True)
-    assert ("its local Ray" in problem.message, problem.fix) == (True, "give 0 to 4")
 
 
-def test_lock_step_and_a_quorum_of_all_do_not_scale() -> None:
-    assert any(p.field == "sync.overlap" for p in problems(recipe(sync={"overlap": "strict"}), POOLS, "east", 3, False))
-    assert any(p.field == "sync.quorum" for p in problems(recipe(sync={"quorum": "all"}), POOLS, "east", 3, False))
-
-
-@pytest.mark.parametrize("asked", [None, "many", -1, True, 2.0, [3], {"east": 3}, 0, 5, 10**9])
-def test_a_request_for_what_cannot_be_changes_nothing(asked: Any) -> None:
-    east = recipe().pools[0]
+def test_a_request_for_what_cannot_be_changes_nothing(tmp_path: Path) -> None:
+    east, store = recipe().pools[0], RunStore(tmp_path)
     assert requested({"learners": 3}, east, 2, local=False) == 3
-    assert requested({"learners": asked}, east, 2, local=False) == 2
-    assert requested({}, east, 2, local=False) == requested(None, east, 2, local=False) == 2
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "[1]", "1", "null", '"4"', "\x00", '{"learners": [1]}', "[" * 9999])
-def test_a_file_that_holds_no_request_is_none(tmp_path: Path, content: str) -> None:
-    store = RunStore(tmp_path)
-    store.write_text(request_file("east"), content)
-    assert requested(object_of(store, request_file("east")), recipe().pools[0], 2, local=False) == 2
+    for asked in (None, "many", -1, True, 2.0, [3], {"east": 3}, 0, 5, 10**9):
+        assert requested({"learners": asked}, east, 2, local=False) == 2
+    for content in ("", "{", "[]", "[1]", "1", "null", '"4"', "\x00", '{"learners": [1]}', "[" * 9999):
+        store.write_text(request_file("east"), content)
+        assert requested(object_of(store, request_file("east")), east, 2, local=False) == 2
     store.path("a-folder").mkdir()
     assert object_of(store, "a-folder") is None
 
@@ -103,31 +88,24 @@ def running(*names: str) -> Controller:
     return made
 
 
-def test_one_that_is_not_wanted_drains_or_is_not_started_and_stays_away() -> None:
+def test_one_that_is_not_wanted_drains_or_is_not_started_and_stays_away_until_it_is_wanted_again() -> None:
     made = running("a", "b")
     assert made.unwant("b", "scaled") == [AskToLeave("b", 1, "scaled")]
     assert made.unwant("b", "scaled") == [], "asked once"
     made.left("b", 1)
     assert made.advance(1e9) == []
     assert made.wanted == ["a"]
-    early = Controller(["a"], backoff_s=1.0, hang_s=20.0)
-    assert early.unwant("a", "scaled") == early.advance(0.0) == [], "one never started is just not started"
-
-
-def test_one_that_is_wanted_again_comes_back_once_it_has_left() -> None:
-    made = running("a")
     made.unwant("a", "scaled")
     made.want("a")
-    assert made.advance(1.0) == [], "it is still there"
+    assert made.advance(1e9) == [], "it is still there"
     made.left("a", 1)
-    assert made.advance(1.0) == [Start("a")]
-
-
-def test_one_whose_node_goes_leaves_and_another_incarnation_follows_at_once() -> None:
+    assert made.advance(1e9) == [Start("a")]
+    early = Controller(["a"], backoff_s=1.0, hang_s=20.0)
+    assert early.unwant("a", "scaled") == early.advance(0.0) == [], "one never started is just not started"
     made = running("a")
     assert made.drain("a", "its node goes") == [AskToLeave("a", 1, "its node goes")]
     made.left("a", 1)
-    assert made.advance(0.0) == [Start("a")]
+    assert made.advance(0.0) == [Start("a")], "it is wanted still"
 
 
 def test_one_that_dies_or_hangs_while_it_drains_is_not_restarted_when_unwanted() -> None:
@@ -165,12 +143,9 @@ def test_a_pool_that_grows_wants_more_learners_and_one_that_shrinks_drains_its_l
         AskToLeave("learner-east-2", 0, "pool east is scaled to 1"),
         AskToLeave("learner-east-1", 1, "pool east is scaled to 1"),
     ]
-
-
-def test_one_that_waits_for_its_next_start_gives_its_place_back_when_its_pool_shrinks() -> None:
     made = of_pools()
     made.lost(0.0, "learner-east-1", 1)
-    assert made.scale(1.0, "east", {"learners": 1})[1:] == [Release("learner-east-1")]
+    assert made.scale(1.0, "east", {"learners": 1})[1:] == [Release("learner-east-1")], "it waits for its next start"
 
 
 def test_two_requests_that_together_leave_fewer_than_the_quorum_are_not_both_met() -> None:
@@ -189,27 +164,21 @@ def scaled(*events: tuple[float, PoolScaled]) -> Accounts:
     return Accounts.of([*history(), *said])
 
 
-def test_time_counts_while_a_learner_is_wanted() -> None:
-    part = scaled((20.0, PoolScaled("p", 2, (), ("b",)))).results().goodput
-    whole = scaled().results().goodput
-    assert whole is not None and part is not None
-    assert sum(part.seconds["b"].values()) == pytest.approx(20.0, abs=1e-5)
-    assert sum(part.seconds["a"].values()) == pytest.approx(sum(whole.seconds["a"].values()))
-    assert sum(part.categories.values()) == pytest.approx(1.0)
-
-
-def test_one_that_joins_later_counts_from_there() -> None:
-    accounts = scaled((5.0, PoolScaled("p", 4, ("d",), ())), (9.0, PoolScaled("p", 3, (), ("d",))))
-    assert accounts.results().wanted_s["d"] == pytest.approx(4.0, abs=1e-5)
-    assert accounts.wanted.learners == ["a", "b", "c", "d"]
-
-
-def test_participation_is_of_the_learners_wanted_at_each_commit() -> None:
-    whole = scaled().tallies.participation
-    part = scaled((END / 2, PoolScaled("p", 4, ("d",), ()))).tallies.participation
-    assert whole is not None and part is not None
-    assert part.by_learner == whole.by_learner | {"d": 0.0}
-    assert part.mean < whole.mean
+def test_time_and_participation_count_while_a_learner_is_wanted() -> None:
+    whole = scaled()
+    said = ((16.0, PoolScaled("p", 4, ("d",), ())), (20.0, PoolScaled("p", 3, (), ("b",))))
+    part = scaled(*said, (22.0, PoolScaled("p", 2, (), ("d",))))
+    before, after = whole.results().goodput, part.results().goodput
+    assert before is not None and after is not None
+    assert sum(after.seconds["b"].values()) == pytest.approx(20.0, abs=1e-5)
+    assert sum(after.seconds["a"].values()) == pytest.approx(sum(before.seconds["a"].values()))
+    assert sum(after.categories.values()) == pytest.approx(1.0)
+    assert part.results().wanted_s["d"] == pytest.approx(6.0, abs=1e-5)
+    assert part.wanted.learners == ["a", "b", "c", "d"]
+    shares, fewer = whole.tallies.participation, part.tallies.participation
+    assert shares is not None and fewer is not None
+    assert fewer.by_learner.keys() == {"a", "b", "c", "d"} and fewer.by_learner["d"] == 0.0
+    assert fewer.by_learner["a"] == shares.by_learner["a"]
 
 
 # ------------------------------------------------------------------ the command
@@ -234,10 +203,6 @@ def status(store: RunStore, state: str, pools: dict[str, int], age_s: float = 0.
     store.write_json("status.json", {"run": run, "learners": rows, "written_at": time.time() - age_s})
 
 
-def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(build(), ["scale", *arguments])
-
-
 def test_scale_leaves_a_request_and_waits_until_it_is_heard(store: RunStore) -> None:
     def hear() -> None:
         until(lambda: store.read_json(request_file("east")) is not None, "a request", pause_s=0.01)
@@ -245,7 +210,7 @@ def test_scale_leaves_a_request_and_waits_until_it_is_heard(store: RunStore) -> 
 
     thread = threading.Thread(target=hear)
     thread.start()
-    result = invoke("east", "4", "demo", "--wait", "--json")
+    result = invoke("scale", "east", "4", "demo", "--wait", "--json")
     thread.join()
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout) == {"pool": "east", "before": 2, "learners": 4, "settled": True}
@@ -253,22 +218,18 @@ def test_scale_leaves_a_request_and_waits_until_it_is_heard(store: RunStore) -> 
     assert store.read_json(request_file("west")) is None
 
 
-def test_scale_refuses_before_it_asks(store: RunStore) -> None:
-    assert invoke("east", "9", "demo").exit_code == 2
-    assert invoke("west", "9999999", "demo").exit_code == 2
+def test_scale_refuses_before_it_asks(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert invoke("scale", "east", "9", "demo").exit_code == 2
+    assert invoke("scale", "west", "9999999", "demo").exit_code == 2
     store.write_json("cluster.json", {"token_path": "/tmp/token"})
-    local = invoke("west", "5", "demo")
+    local = invoke("scale", "west", "5", "demo")
     assert local.exit_code == 2 and "its local Ray" in local.stderr
     status(store, "finished", POOLS)
-    ended = invoke("east", "3", "demo")
+    ended = invoke("scale", "east", "3", "demo")
     assert ended.exit_code == 2 and "has finished" in ended.stderr
-    assert not list(store.root.glob("scale*"))
-
-
-def test_scale_refuses_a_run_that_says_nothing_any_more(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "NEWS_S", 0.0)
     status(store, "running", POOLS, age_s=watch.SILENT_S + 1)
-    dead = invoke("east", "3", "demo")
+    dead = invoke("scale", "east", "3", "demo")
     assert dead.exit_code == 2 and "starting, ending or dead" in dead.stderr
     assert not list(store.root.glob("scale*"))
 
@@ -285,5 +246,5 @@ def test_a_host_whose_clock_is_behind_scales_all_the_same(store: RunStore, monke
         heard.set()
 
     monkeypatch.setattr(watch.time, "sleep", write_on)
-    assert invoke("east", "3", "demo").exit_code == 0
+    assert invoke("scale", "east", "3", "demo").exit_code == 0
     assert heard.is_set() and store.read_json("status.json") != first

@@ -1,20 +1,25 @@
-"""A data-parallel run's log adds up, and faults of a plan strike its ranks from outside."""
+"""A data-parallel run: its log adds up, a plan's faults strike its ranks, errors again and again end it."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from orchestrator.__main__ import faults
-from orchestrator.recipe.config import ChaosConfig
+from orchestrator.recipe.config import ChaosConfig, Recipe
+from orchestrator.runtime import launch
+from orchestrator.runtime.data_parallel import trainer
+from orchestrator.runtime.data_parallel.checkpoint_interval import Interval, interval
 from orchestrator.runtime.data_parallel.history import (
     EVALUATIONS_FILE,
     FAULTS_FILE,
@@ -26,7 +31,10 @@ from orchestrator.runtime.data_parallel.history import (
     lines,
 )
 from orchestrator.runtime.data_parallel.striking import Striker
+from orchestrator.runtime.data_parallel.trainer import RESTARTS, NoProgress, RestartCap
+from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.store.run_store import RunStore
+from tests.replay.shaken import recipe
 from tests.waiting import DEADLINE_S, until
 
 
@@ -65,42 +73,25 @@ def test_steps_after_the_checkpoint_of_a_restart_are_lost_and_done_again(store: 
     json.dumps(told, allow_nan=False)
 
 
-def test_time_in_which_no_command_ran_does_not_count(store: RunStore) -> None:
-    log = LineLog(store.path(STEPS_FILE))
-    log.write(kind="attached", at=1106.0)  # a thousand seconds later
-    log.write(kind="started", step=4, at=1109.0)
-    for step in range(5, 9):
-        log.write(kind="step", step=step, at=1106.0 + step, seconds=1.0, loss=1.0)
-    held_out = LineLog(store.path(EVALUATIONS_FILE))
-    for step, at in ((4, 104.0), (8, 1114.0)):
-        held_out.write(kind="evaluated", step=step, at=at, loss=2.0)
-    found = history(store)
-    (restart,) = found.restarts
-    assert (found.wall_s, found.away_s, restart.outage_s, restart.recovery_s) == (14.0, 1000.0, 5.0, 7.0)
-    assert found.evaluations == [(4, 4.0, 2.0), (8, 14.0, 2.0)]
-
-
-def test_what_all_wait_for_a_frozen_rank_is_blocked(store: RunStore) -> None:
-    LineLog(store.path(STEPS_FILE)).write(kind="step", step=7, at=117.0, seconds=11.0, loss=1.0)
+def test_time_is_productive_blocked_or_away(store: RunStore, tmp_path: Path) -> None:
+    empty = history(RunStore(tmp_path / "not-begun"))
+    assert (empty.wall_s, empty.goodput_time, empty.finished) == (None, None, False)
+    log, held_out = LineLog(store.path(STEPS_FILE)), LineLog(store.path(EVALUATIONS_FILE))
+    log.write(kind="step", step=7, at=117.0, seconds=11.0, loss=1.0)  # all wait for a frozen rank
     found = history(store)
     assert (found.wall_s, found.productive_s, found.blocked_s) == (17.0, 7.5, 9.5)
-
-
-def test_a_restart_from_the_checkpoint_before_the_newest_loses_all_steps_after_it(store: RunStore) -> None:
-    log = LineLog(store.path(STEPS_FILE))
-    log.write(kind="checkpoint", step=6, at=106.5, seconds=0.1)
-    log.write(kind="started", step=4, at=110.0)
+    log.write(kind="checkpoint", step=6, at=117.5, seconds=0.1)
+    log.write(kind="attached", at=1117.0)  # a thousand seconds without any command
+    log.write(kind="started", step=4, at=1120.0)  # the newest checkpoint is damaged: from the one before
+    assert history(store).step == 4
+    for step in range(5, 9):
+        log.write(kind="step", step=step, at=1116.0 + step, seconds=1.0, loss=1.0)
+    for step, at, loss in ((4, 104.0, 2.0), (6, 106.0, float("nan")), (8, 1124.0, 2.0)):
+        held_out.write(kind="evaluated", step=step, at=at, loss=loss)
     found = history(store)
-    assert (found.step, found.productive_s) == (4, 4.0)
-
-
-def test_losses_that_are_not_finite_are_null(store: RunStore) -> None:
-    held_out = LineLog(store.path(EVALUATIONS_FILE))
-    held_out.write(kind="evaluated", step=0, at=100.0, loss=6.0)
-    held_out.write(kind="evaluated", step=6, at=106.0, loss=float("nan"))
-    found = history(store)
-    assert found.evaluations == [(0, 0.0, 6.0)]
-    assert found.summary(64)["eval_loss"] is None
+    (restart,) = found.restarts
+    assert (found.wall_s, found.away_s, restart.lost_steps) == (24.5, 999.5, 3)
+    assert found.evaluations == [(4, 4.0, 2.0), (8, 24.5, 2.0)], "without those that are not finite"
     assert "NaN" not in store.path(EVALUATIONS_FILE).read_text()
 
 
@@ -114,11 +105,6 @@ def test_a_run_whose_last_evaluation_failed_says_so_and_is_not_ok(store: RunStor
     assert (told["ok"], told["state"], told["eval_loss"]) == (False, "finished", None)
     assert "ValueError: no memory" in told["reason"]
     assert [each["step"] for each in told["not_evaluated"]] == [6]
-
-
-def test_a_run_that_has_not_begun_has_no_time(tmp_path: Path) -> None:
-    found = history(RunStore(tmp_path))
-    assert (found.wall_s, found.goodput_time, found.finished) == (None, None, False)
 
 
 @pytest.fixture
@@ -144,20 +130,14 @@ def test_a_plan_strikes_the_rank_of_its_learner_and_no_process_that_took_its_num
     names = ["learner-a-0", "learner-a-1"]
     plan = faults(ChaosConfig.model_validate({"faults": planned}), names, 0)
     with Striker(store, names, plan):
-        deadline = time.monotonic() + DEADLINE_S
-        while len(told := list(lines(store.path(FAULTS_FILE)))) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(list(lines(store.path(FAULTS_FILE)))) == 3, "three faults are told", pause_s=0.01)
+    told = list(lines(store.path(FAULTS_FILE)))
     assert [(line["kind"], line["injected"]) for line in told] == [("kill", False), ("corrupt", False), ("kill", True)]
+    planned.append({"kind": "kill", "learner": "learner-a-0", "at_step": 3})
+    with Striker(store, names, faults(ChaosConfig.model_validate({"faults": planned}), names, 0)):
+        until(lambda: len(list(lines(store.path(FAULTS_FILE)))) == 4, "what was done is not done again", pause_s=0.01)
+    assert [line["number"] for line in lines(store.path(FAULTS_FILE))] == [0, 1, 2, 4]
     assert process.wait(DEADLINE_S) < 0 and not psutil.pid_exists(process.pid)
-
-
-def test_a_fault_that_was_done_is_not_done_again_and_one_that_was_passed_over_is(store: RunStore) -> None:
-    store.write_json(PROGRESS_FILE, {"step": 6, "steps": 8})
-    planned = [{"kind": "kill", "learner": "learner-a-0", "at_step": step} for step in (5, 3)]
-    LineLog(store.path(FAULTS_FILE)).write(number=1, kind="kill", injected=True)
-    with Striker(store, ["learner-a-0"], faults(ChaosConfig.model_validate({"faults": planned}), ["learner-a-0"], 0)):
-        until(lambda: len(list(lines(store.path(FAULTS_FILE)))) == 2, "the other fault is told")
-    assert [line["number"] for line in lines(store.path(FAULTS_FILE))] == [1, 0]
 
 
 def test_faults_that_cannot_go_on_fail_the_run(store: RunStore) -> None:
@@ -170,3 +150,82 @@ def test_faults_that_cannot_go_on_fail_the_run(store: RunStore) -> None:
 
     with pytest.raises(RuntimeError, match="no more"), Striker(store, [], ((), random())):
         assert failed.wait(DEADLINE_S)
+
+
+# ------------------------------------------------------------------ how often checkpoints are taken
+
+
+def chosen(**chaos: Any) -> Interval:
+    given = ChaosConfig.model_validate(chaos)
+    return interval(given, faults(given, ["learner-a-0"], 0)[0], 600.0)
+
+
+def kills(key: str, *values: float) -> list[dict[str, Any]]:
+    return [{"kind": "kill", "learner": "any", key: value} for value in values]
+
+
+def test_checkpoints_come_often_enough_for_the_plans_kills() -> None:
+    frozen = [{"kind": "freeze", "learner": "any", "at_s": 3.0}]
+    assert chosen() == chosen(faults=frozen) == chosen(mtbf_s=8.0, kinds=["freeze"]) == Interval(600.0)
+    assert chosen(mtbf_s=50.0) == Interval(20.0), "half of them freeze: sqrt(2 x 2 s x 100 s), by Young and Daly"
+    assert chosen(mtbf_s=20.0, kinds=["kill"]).seconds == 5.0, "at most a quarter of their mean gap"
+    assert chosen(faults=kills("at_s", 10.0, 60.0)).seconds == 7.5
+    by_step = chosen(faults=kills("at_step", 40, 80))
+    assert by_step == Interval(600.0, 10)
+    assert by_step.in_steps(0.5) == 10 and by_step.in_steps(100.0) == 6
+
+
+# ------------------------------------------------------------------ its end
+
+ERRORS: dict[int, BaseException] = {1: ValueError("Traceback:\n  the batch is empty")}
+GIVEN = recipe(20)
+
+
+def test_errors_without_a_new_step_end_the_run_with_the_newest_one(tmp_path: Path) -> None:
+    cap, log = RestartCap(str(tmp_path)), LineLog(tmp_path / STEPS_FILE)
+    for _ in range(RESTARTS * 3):  # restarts that the plan causes do not count
+        LineLog(tmp_path / FAULTS_FILE).write(kind="kill", injected=True)
+        cap.after_exception(None, ERRORS)
+    for step in (5, 6):
+        log.write(kind="step", step=step, at=1.0, seconds=1.0)
+        cap.after_exception(None, ERRORS)
+    for _ in range(RESTARTS - 1):
+        log.write(kind="step", step=6, at=1.0, seconds=1.0)  # done again: not new
+        cap.after_exception(None, ERRORS)
+    with pytest.raises(NoProgress, match=r"after step 6; rank 1, .*\n.*ValueError: Traceback:\n  the batch is empty"):
+        cap.after_exception(None, ERRORS)
+
+
+def test_an_interrupt_is_one_although_ray_train_makes_it_an_exit_with_code_0() -> None:
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    @trainer.interruptible()
+    def fit() -> None:
+        signal.signal(signal.SIGINT, leave)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        fit()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_writes_its_recipe_before_anything_and_its_summary_when_that_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, seen = RunStore(tmp_path / "run"), list[Any]()
+
+    def cluster(recipe: Recipe, store: RunStore) -> Any:
+        seen.append(store.path(RECIPE_FILE).exists())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "local_cluster", cluster)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(GIVEN, store, Interval(0.0), ((), iter(())), lambda news: None)
+    assert seen == [True]
+    log = LineLog(store.path(STEPS_FILE))
+    log.write(kind="step", step=1, at=2.0, seconds=1.0, loss=1.0)
+    log.write(kind="finished", step=1, at=3.0)
+    assert trainer.run(GIVEN, store, Interval(0.0), ((), iter(())), lambda news: None).finished
+    assert store.read_json("summary.json")["state"] == "finished"

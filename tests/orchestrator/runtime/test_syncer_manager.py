@@ -86,46 +86,28 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
-def test_what_is_told_reaches_the_successor_though_nobody_else_looks(play: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("ended", ["", "shard 1: ActorDiedError"])
+def test_two_who_notice_one_end_bring_one_successor_and_what_is_told_reaches_it(
+    play: Callable[..., Any], ended: str
+) -> None:
+    """It dies, or says itself why it is over."""
     first, second = Epoch(), Epoch()
 
     async def story(scene: Scene) -> None:
         assert await scene.syncer.call("expect", 1, patience_s=30.0) == "expect answered"
-        first.alive = False
-        assert await scene.syncer.call("fence", 1, patience_s=30.0) == "fence answered"
-
-    scene = play(story, first, second)
-    assert first.told == ["start", "expect"] and second.told == ["start", "fence"]
-    assert scene.reached == [first, second] and scene.lost == [(1, "died")] and scene.killed == [first]
-
-
-def test_two_who_notice_one_death_bring_one_successor(play: Callable[..., Any]) -> None:
-    first, second = Epoch(), Epoch()
-
-    async def story(scene: Scene) -> None:
-        await scene.syncer.call("expect", patience_s=30.0)
-        await scene.syncer.view()
-        first.alive = False
-        told = asyncio.ensure_future(scene.syncer.call("fence", patience_s=30.0))
+        first.alive, first.ended = bool(ended), ended
+        if not ended:
+            told = asyncio.ensure_future(scene.syncer.call("fence", patience_s=30.0))
         assert await scene.syncer.view() is None
+        if ended:
+            told = asyncio.ensure_future(scene.syncer.call("fence", patience_s=30.0))
         assert await told == "fence answered"
         seen = await scene.syncer.view()
         assert seen is not None and seen["said"] == "view answered"
 
-    assert play(story, first, second).lost == [(1, "died")]
-
-
-def test_one_that_says_that_it_is_over_is_ended_and_followed(play: Callable[..., Any]) -> None:
-    first, second = Epoch(), Epoch()
-
-    async def story(scene: Scene) -> None:
-        await scene.syncer.call("expect", patience_s=30.0)
-        first.ended = "shard 1: ActorDiedError"
-        assert await scene.syncer.view() is None
-        assert await scene.syncer.call("fence", patience_s=30.0) == "fence answered"
-
     scene = play(story, first, second)
-    assert [(fact.cause, fact.detail) for fact in scene.said] == [("died", "shard 1: ActorDiedError")]
+    assert scene.lost == [(1, "died")] and scene.killed == [first] and scene.reached == [first, second]
+    assert second.told == ["start", "fence", "view"] and (not ended or scene.said[0].detail == ended)
 
 
 def test_one_that_does_not_answer_is_followed_after_its_lease(play: Callable[..., Any]) -> None:
