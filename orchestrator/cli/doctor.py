@@ -37,6 +37,7 @@ TESTED = {
     "optax": "0.2.8",
     "pydantic": "2.14",
     "numpy": "2.4",
+    "scipy": "1.17",
     "numba": "0.68",
     "xxhash": "4.1",
     "ml_dtypes": "0.6",
