@@ -6,6 +6,7 @@ And the deadlines of transfers, which follow their bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 SLOWEST_LINK = 4 * 2**20  # bytes/s; over a slower one, large transfers miss their deadlines
 IN_FLOOR = 2**20  # bytes that the floor of a deadline is enough for
@@ -26,35 +27,40 @@ class Leases:
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._expired: set[str] = set()
-        self._soonest = float("inf")  # lower bound on the next expiry; renewals do not raise it
+        self._queue: list[
+            tuple[float, str]
+        ] = []  # a heap: when each lease may run out; longer ones stay where they are
+        self._queued: dict[str, float] = {}  # the time in the queue that counts for each learner
 
     def renew(self, learner: str, phase: str, now: float, lease_s: float) -> float | None:
         """Start or renew a lease. If the old one had expired, returns how many seconds the learner was silent."""
         before = self._leases.get(learner)
         self._leases[learner] = Lease(phase, now, now + lease_s)
-        self._soonest = min(self._soonest, now + lease_s)
+        if now + lease_s < self._queued.get(learner, float("inf")):
+            self._enqueue(learner, now + lease_s)
         if learner not in self._expired:
             return None
         self._expired.discard(learner)
         assert before is not None, "an expired lease was held before"
         return now - before.renewed_at
 
+    def _enqueue(self, learner: str, at: float) -> None:
+        self._queued[learner] = at
+        heappush(self._queue, (at, learner))
+
     def end(self, learner: str) -> None:
         self._leases.pop(learner, None)
         self._expired.discard(learner)
+        self._queued.pop(learner, None)
 
     def expire(self, now: float) -> list[tuple[str, Lease]]:
         """(learner, lease) of every lease that expired since the last call."""
-        if now < self._soonest:
-            return []
-        out = [
-            (learner, lease)
-            for learner, lease in self._leases.items()
-            if now >= lease.expires_at and learner not in self._expired
-        ]
-        self._expired.update(learner for learner, _ in out)
-        running = (lease.expires_at for learner, lease in self._leases.items() if learner not in self._expired)
-        self._soonest = min(running, default=float("inf"))
+        out = []
+        while (at := self.next_expiry) is not None and at <= now:
+            learner = heappop(self._queue)[1]
+            del self._queued[learner]
+            self._expired.add(learner)
+            out.append((learner, self._leases[learner]))
         return out
 
     def get(self, learner: str) -> Lease | None:
@@ -66,8 +72,15 @@ class Leases:
 
     @property
     def next_expiry(self) -> float | None:
-        running = (lease.expires_at for learner, lease in self._leases.items() if learner not in self._expired)
-        return min(running, default=None)
+        """When the next lease runs out; None for none."""
+        while self._queue:
+            at, learner = self._queue[0]
+            if self._queued.get(learner) == at:
+                if self._leases[learner].expires_at <= at:
+                    return at
+                self._enqueue(learner, self._leases[learner].expires_at)  # it was renewed
+            heappop(self._queue)
+        return None
 
 
 @dataclass

@@ -6,6 +6,7 @@ about quorums, merges or versions.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,6 @@ from outer.protocol.link_estimate import LinkEstimate
 from outer.protocol.link_ladder import LadderPlace
 from outer.protocol.links import Links, UnderWay
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
-from outer.protocol.quorum import step_time
 from outer.protocol.sample_spans import Span, SpanPool, span_size
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Member:
     granted_at: float = float("-inf")  # when its newest span was last sent
     durable_span: int = -1  # the newest durable grant; only durable grants are sent
     restored: bool = False  # known from an earlier epoch; whether it is alive is not known yet
+    live: bool = False  # counts for quorums
+    pace_s: float = 0.0  # its step time, as far as xi_step counts it
 
     @property
     def unheard(self) -> bool:
@@ -100,7 +102,10 @@ class Members:
         self._refused: dict[tuple[str, int, str], None] = {}  # newest reports: (learner, incarnation, reason)
         self._processed_before = 0  # by earlier incarnations
         self._facts: list[SyncerFact] = []
-        self._live: list[Member] | None = None  # cached; None after a change
+        # Kept up to date, one member at a time, so that an event costs the same however many learners there are.
+        self.live: list[Member] = []  # a valid lease, stepping or draining, not quarantined; by name
+        self._paces: list[float] = []  # the known step times of live members, sorted
+        self._changed: list[Member] = []  # since the last `drain_changed`
 
     def restore(self, recovered: Recovered) -> None:
         """Take over the state of an earlier epoch. `resume` then says which incarnations are alive."""
@@ -153,25 +158,36 @@ class Members:
         """Members that get notices and Stop."""
         return [member for member in self._members.values() if member.attached and not member.fenced]
 
-    @property
-    def live(self) -> list[Member]:
-        """Members that count for quorums: a valid lease, stepping or draining, not quarantined; ordered by name."""
-        if self._live is None:
-            self._live = [
-                member
-                for name, member in sorted(self._members.items())
-                if not member.fenced
-                and self._leases.holds(name)
-                and member.report is not None
-                and member.report.phase in (STEPPING, DRAINING)
-                and not member.quarantined
-            ]
-        return self._live
+    def _recount(self, member: Member) -> None:
+        """Count this member as live, or not any more, after a change of it; xi_step follows at once.
 
-    def _changed(self) -> None:
-        """The live members may have changed. xi_step is updated at once, so that it never depends on who asks when."""
-        self._live = None
-        self.step_s = step_time(member.report.step_s for member in self.live if member.report) or self.step_s
+        xi_step is the median of the live learners' average step times.
+        """
+        phase = member.report.phase if member.report else ""
+        counts = not (member.fenced or member.quarantined) and phase in (STEPPING, DRAINING)
+        live = counts and self._leases.holds(member.name)
+        if live != member.live:
+            member.live = live
+            place = bisect_left(self.live, member.name, key=lambda each: each.name)
+            if live:
+                self.live.insert(place, member)
+            else:
+                del self.live[place]
+        pace_s = member.report.step_s if live and member.report else 0.0
+        if pace_s != member.pace_s:
+            if member.pace_s > 0:
+                del self._paces[bisect_left(self._paces, member.pace_s)]
+            if pace_s > 0:
+                insort(self._paces, pace_s)
+            member.pace_s = pace_s
+        if known := len(self._paces):
+            self.step_s = (self._paces[(known - 1) // 2] + self._paces[known // 2]) / 2
+        self._changed.append(member)
+
+    def drain_changed(self) -> list[Member]:
+        """The members that may have begun, or ceased, to count for a quorum since the last call."""
+        changed, self._changed = self._changed, []
+        return changed
 
     @property
     def next_expiry(self) -> float | None:
@@ -196,7 +212,6 @@ class Members:
             self.fence(name, "superseded")
             self._processed_before += member.report.tokens if member.report else 0
         self._members[name] = Member(name, event.batch_size, event.region, event.incarnation, fenced=False)
-        self._changed()
         self._leases.renew(name, STARTING, now, event.lease_s)
         return True
 
@@ -207,8 +222,8 @@ class Members:
             return False
         member.fenced = True
         self._dead.add((name, member.incarnation))
-        self._changed()
         self._leases.end(name)
+        self._recount(member)
         self._facts.append(LearnerFenced(name, member.incarnation, reason))
         for span in self._spans.release(name, member.incarnation, self._samples_committed(member)):
             self._facts.append(SpanReturned(name, member.incarnation, span.identifier, span.start, span.stop))
@@ -264,23 +279,22 @@ class Members:
         if silent_s is not None:
             self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
         member.report = report
-        self._changed()
+        self._recount(member)
         return True
 
     def quarantine(self, member: Member) -> None:
         """Ask this member for no more contributions."""
         member.quarantined = True
         self._facts.append(Quarantined(member.name, member.incarnation, member.non_finite))
-        self._changed()
+        self._recount(member)
 
     def expire(self, now: float) -> list[str]:
         """The learners whose leases expired since the last call."""
         expired = self._leases.expire(now)
-        if expired:
-            self._changed()
         for name, lease in expired:
-            incarnation = self._members[name].incarnation
-            self._facts.append(LeaseExpired(name, incarnation, lease.phase, now - lease.renewed_at))
+            member = self._members[name]
+            self._recount(member)
+            self._facts.append(LeaseExpired(name, member.incarnation, lease.phase, now - lease.renewed_at))
         return [name for name, _ in expired]
 
     # -------------------------------------------------------------- spans

@@ -5,7 +5,7 @@ The syncer drives an OpenStep through the stages in TRANSITIONS.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -86,6 +86,7 @@ class OpenStep:
     rule: str = "paper"  # of weights
     stage: Stage = Stage.COLLECTING
     reported: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)  # live learners that count towards the quorum
     quorum_at: float | None = None
     grace_s: float | None = 0.0
     reason: str = ""
@@ -95,7 +96,7 @@ class OpenStep:
     due: dict[str, float] = field(default_factory=dict)  # learner -> when its answer is, while reading
     quorum: int = 1  # K, while reading
     early: Collection[str] = ()  # learners whose answer was asked for ahead, while reading
-    patience: dict[str, float] = field(default_factory=dict)  # learner -> until when it is waited for beyond K answers
+    patience: list[tuple[float, str]] = field(default_factory=list)  # until when each is waited for beyond K answers
     read_at: float = 0.0  # when reading ended
     merge_s: float = 0.0  # from there until its record was durable, without the wait for earlier steps
     attempt: int = 0  # how often learners were asked
@@ -119,7 +120,9 @@ class OpenStep:
         if self.stage is Stage.READING:
             if len(self.contributions) < self.quorum:
                 return self.deadline
-            return min(self.deadline, max((self.patience[name] for name in self.awaited), default=self.deadline))
+            while self.patience and self.patience[-1][1] not in self.awaited:
+                self.patience.pop()
+            return min(self.deadline, self.patience[-1][0]) if self.patience else self.deadline
         if self.stage is Stage.COLLECTING and self.retry_at > float("-inf"):
             return self.retry_at
         if self.stage is Stage.GRACE and self.quorum_at is not None and self.grace_s is not None:
@@ -150,19 +153,20 @@ class OpenStep:
             grace_s=self.grace_s if self.stage is Stage.GRACE else grace_s,
         )
 
-    def counted(self, live: Iterable[Member], overlap: str) -> list[Member]:
-        """Live learners that count towards the quorum.
+    def count(self, member: Member, overlap: str) -> None:
+        """Count a member towards the quorum, or not any more, after a change of it.
 
-        Free overlap: those that finished a step after this one opened, or are draining and will finish none.
+        Free overlap: live learners that finished a step after this one opened, or are draining and will finish none.
         Strict overlap: those whose own step number has reached this syncer step.
         """
-        if overlap == "strict":
-            return [member for member in live if member.report and member.report.step >= self.syncer_step]
-        return [
-            member
-            for member in live
-            if member.report and (member.name in self.reported or member.report.phase == DRAINING)
-        ]
+        report = member.report if member.live else None
+        if report is None:
+            counts = False
+        elif overlap == "strict":
+            counts = report.step >= self.syncer_step
+        else:
+            counts = member.name in self.reported or report.phase == DRAINING
+        (self.ready.add if counts else self.ready.discard)(member.name)
 
     def has_read(self, now: float) -> bool:
         """Whether reading is over: every answer is in, or no longer waited for."""
@@ -185,7 +189,7 @@ class OpenStep:
         self.decided_at, self.quorum, self.live = now, quorum, live
         self.due = {name: now + wait.deadline_s for name, wait in waits.items()}
         self.deadline = max(self.due.values(), default=now)
-        self.patience = {name: now + wait.patience_s for name, wait in waits.items()}
+        self.patience = sorted((now + wait.patience_s, name) for name, wait in waits.items())
         self.awaited, self.contributions, self.early = dict(asked), {}, frozenset(early)
         self.attempt += 1
 
@@ -231,7 +235,7 @@ class OpenStep:
         self.move(Stage.COLLECTING)
         self.opened_at, self.quorum_at, self.starved = now, None, False
         self.retry_at = retry_at
-        self.reported, self.awaited, self.contributions = set(), {}, {}
+        self.reported, self.ready, self.awaited, self.contributions = set(), set(), {}, {}
         return fact
 
     def merge(self, version: int, round_steps: int) -> Merge:

@@ -5,10 +5,8 @@ A verdict has three values, never a bool. The step times and delays that adaptiv
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -75,12 +73,6 @@ class Average:
     def add(self, sample: float) -> None:
         self.value = sample if not self.samples else self.value + self.smoothing * (sample - self.value)
         self.samples += 1
-
-
-def step_time(averages: Iterable[float]) -> float:
-    """xi_step: the median of the live learners' average step times in seconds; 0 while none is known."""
-    known = [value for value in averages if value > 0]
-    return median(known) if known else 0.0
 
 
 class StepTiming:

@@ -69,8 +69,10 @@ class ReadRequests:
         for member in live:
             if not member.busy(now):
                 self._give_up(member, clock)
-        able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
-        able = [member for member in able if self._can_answer(now, member, fragment, version)]
+        counted = (
+            live if self._config.participants == "eligible" else [each for each in live if each.name in step.ready]
+        )
+        able = [member for member in counted if self._can_answer(now, member, fragment, version)]
         here = self._early(step, version)
         coming = [each for each in live if each.under_way and each.under_way[:2] == (step.syncer_step, fragment)]
         able = [member for member in able if member.name not in here]
@@ -240,3 +242,5 @@ class ReadRequests:
     def reopen(self, now: float, step: OpenStep, reason: str) -> None:
         """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
         self._out.emit(step.reopen(now, now + REOPEN_S, reason))
+        for member in self._members.live:
+            step.count(member, self._config.overlap)

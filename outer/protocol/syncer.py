@@ -182,6 +182,9 @@ class Syncer:
         for name in self._members.expire(now):
             self._stop_awaiting(name, "lease_expired")
         self._handlers[type(event)](now, event)
+        for member in self._members.drain_changed():
+            for step in self._open:
+                step.count(member, self._config.overlap)
         self._advance(now)
         if self._members.has_dead:
             contributions = (each for step in self._open for each in step.contributions.values())
@@ -326,6 +329,8 @@ class Syncer:
         self.syncer_step += 1
         self._opened_at = now
         step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now, self._config.weights)
+        for member in self._members.live:
+            step.count(member, self._config.overlap)
         self._open.append(step)
         self._out.emit(StepOpened(step.syncer_step, step.fragment))
         if self._config.adaptive:
@@ -347,7 +352,7 @@ class Syncer:
         return False
 
     def _collect(self, now: float, step: OpenStep) -> bool:
-        live, reported = len(self._members.live), len(step.counted(self._members.live, self._config.overlap))
+        live, reported = len(self._members.live), len(step.ready)
         verdict = step.judge(now, self.quorum, live, reported, self.grace_s)
         if verdict.decision is Decision.WAIT:
             if step.stage is Stage.GRACE and min(live, reported) < self.quorum:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass, replace
 from random import Random
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from benchmarks.machine import ROUND, World
 from chaos.simulation.cluster import Cluster
 from chaos.simulation.profile import Fault, draw
 from learners.protocol.joining import TRANSFERS_MAX, PendingTransfers
@@ -102,6 +105,27 @@ def test_what_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Controller, "advance", keep)
     with pytest.raises(AssertionError, match="controller has grown"):
         assert_flat(sizes(300.0, ("crash",)))
+
+
+def bytecodes(learners: int) -> float:
+    """How many instructions of outer/protocol a learner's step costs the syncer, in one round."""
+    world, counted = World(learners), 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal counted
+        frame.f_trace_opcodes = True
+        counted += event == "opcode" and "protocol" in frame.f_code.co_filename
+        return trace
+
+    for second in range(2 * ROUND):
+        sys.settrace(trace if second >= ROUND else None)
+        world.second()
+    sys.settrace(None)
+    return counted / (ROUND * learners)
+
+
+def test_a_step_costs_the_syncer_the_same_however_many_learners_there_are() -> None:
+    assert bytecodes(60) < 1.1 * bytecodes(15)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from outer.protocol.events_effects import Expect
 from outer.protocol.facts import LeaseExpired, LeaseRenewed, Refused
 from outer.protocol.leases import Leases
 from outer.protocol.members import Members
-from outer.protocol.messages import COMPILING, STEPPING, Attach, Contribution, FragmentCounters, Report
+from outer.protocol.messages import COMPILING, DRAINING, STEPPING, Attach, Contribution, FragmentCounters, Report
 
 
 def report(learner: str = "a", incarnation: int = 1, epoch: int | None = 7, **change: Any) -> Report:
@@ -176,3 +177,38 @@ def test_waking_at_the_next_expiry_misses_none(script: list[tuple[str, float, fl
         leases.renew(name, "stepping", now, lease_s)
         ends[name] = now + lease_s
         assert leases.holds(name)
+
+
+WHO, WHAT = st.sampled_from("abc"), st.sampled_from(("expect", "fence", "report", "drain", "compile", "quarantine"))
+
+
+@given(st.lists(st.tuples(WHO, WHAT, st.sampled_from((0.0, 0.5, 1.0, 2.5)), st.floats(0.0, 2.0)), max_size=40))
+def test_who_is_live_and_the_median_step_time_follow_every_change(
+    story: list[tuple[str, str, float, float]],
+) -> None:
+    members, now, kept = Members(7, dict.fromkeys("abc", 2), span_steps=4), 0.0, 0.0
+    for sequence, (name, what, step_s, later_s) in enumerate(story):
+        now += later_s
+        members.expire(now)
+        newest = members.known(name)
+        if what == "expect":
+            members.expect(now, Expect(name, newest.incarnation + 1, 2.0, 2))
+        elif what == "fence":
+            members.fence(name, "killed")
+        elif not newest.fenced and what == "quarantine":
+            members.quarantine(newest)
+        elif not newest.fenced:
+            phase = {"drain": DRAINING, "compile": COMPILING}.get(what, STEPPING)
+            said = report(name, newest.incarnation, sequence=sequence, phase=phase, step_s=step_s)
+            members.record_report(now, newest, said)
+        expected = [
+            member
+            for member in map(members.known, "abc")
+            if not (member.fenced or member.quarantined)
+            and member.report is not None
+            and member.report.phase in (STEPPING, DRAINING)
+            and members._leases.holds(member.name)
+        ]
+        paces = [member.report.step_s for member in expected if member.report and member.report.step_s]
+        kept = median(paces) if paces else kept
+        assert members.live == expected and members.step_s == kept

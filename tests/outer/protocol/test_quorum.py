@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from statistics import median
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outer.protocol.quorum import Average, Decision, adaptive_grace, decide, step_time
+from outer.protocol.quorum import Average, Decision, adaptive_grace, decide
 
 SECONDS = st.floats(0.0, 1e4, allow_nan=False)
 
@@ -57,9 +56,3 @@ def test_the_first_sample_counts_whole_and_later_ones_by_their_weight() -> None:
     assert average.value == 8.0
     average.add(0.0)
     assert average.value == 6.0
-
-
-@given(known=SAMPLES, unknown=st.integers(0, 3))
-def test_step_time_is_the_median_of_those_that_have_stepped(known: list[float], unknown: int) -> None:
-    positive = [value for value in known if value > 0]
-    assert step_time([*known, *[0.0] * unknown]) == (median(positive) if positive else 0.0)
