@@ -45,11 +45,6 @@ class LinkEstimate:
         self.spread = (1.0 - weight) * (self.spread + weight * by_size * by_size)
         self.along = (1.0 - weight) * (self.along + weight * by_size * by_time)
 
-    def note_missed(self, size: int, seconds: float) -> None:
-        """No answer of `size` bytes came for so long."""
-        if not self.count or seconds > self.expected_s(size):
-            self.note(size, seconds)
-
     @property
     def known(self) -> bool:
         """Whether any answer was seen."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-AFTER = 3  # answers in a row that do not fit, before a link goes down
+AFTER = 3  # answers in a row that do not fit, or do not come, before a link goes down
 BACK_AFTER = 6  # answers in a row that would fit one rung further up, before it goes there
 EASE = 2.0  # and so many times over
 AHEAD = 1.5  # an answer that is asked for ahead may take so many times what is expected
@@ -82,9 +82,19 @@ class LadderPlace:
     rung: int = 0
     tight: int = 0  # answers in a row that did not fit
     easy: int = 0  # answers in a row that would have fitted one rung further up, with ease
+    lost: int = 0  # answers in a row that did not come
+
+    def lose(self, ladder: Sequence[Rung]) -> str:
+        """Another answer did not come, which says nothing of its rate. Returns as `judge` does."""
+        self.lost += 1
+        if self.lost % AFTER or self.rung == len(ladder) - 1:
+            return ""
+        self._move(self.rung + 1)
+        return f"{self.lost} answers in a row did not come"
 
     def judge(self, ladder: Sequence[Rung], expected_s: Callable[[Rung], float], clock: Clock) -> str:
         """Another answer was seen. Moves the link if it is time; returns why, in words, else ""."""
+        self.lost = 0
         here = ladder[self.rung]
         if not clock.fits(here, expected_s(here)):
             self.tight, self.easy = self.tight + 1, 0

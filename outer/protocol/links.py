@@ -26,7 +26,6 @@ class UnderWay(NamedTuple):
     syncer_step: int
     fragment: int
     until: float
-    missed_s: float  # what it counts as if it does not come: the deadline that it had
 
 
 class Linked(Protocol):
@@ -37,7 +36,6 @@ class Linked(Protocol):
     answers: LinkEstimate
     place: LadderPlace
     under_way: UnderWay | None
-    counted: int
     owes: set[int]
 
 
@@ -128,12 +126,15 @@ class Links:
 
     # -------------------------------------------------------------- what is seen of a link
 
-    def note(self, member: Linked, clock: Clock) -> None:
-        """An answer was seen, or did not come: its link may go down the ladder, or up."""
+    def note(self, member: Linked, clock: Clock | None) -> None:
+        """An answer was seen, or, without a clock, did not come: its link may go down the ladder, or up."""
         if len(self._ladder) == 1:
             return
         before = self.rung(member)
-        reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), clock)
+        if clock is None:
+            reason = member.place.lose(self._ladder)
+        else:
+            reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), clock)
         after = self.rung(member)
         if after == before:
             return

@@ -64,7 +64,6 @@ class Member:
     answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
     place: LadderPlace = field(default_factory=LadderPlace)  # of its link, on the ladder
     under_way: UnderWay | None = None  # an answer over a slow link that no syncer step need wait for
-    counted: int = -1  # syncer step of the newest answer that did not come in time, and that its link was judged by
     owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer
     non_finite: int = 0  # contributions in a row that were refused as non-finite
     stopped_at: float = float("-inf")  # when Stop was last sent

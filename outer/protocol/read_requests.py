@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import ReadMissed
-from outer.protocol.link_ladder import Clock, Rung
+from outer.protocol.link_ladder import AFTER, Clock, Rung
 from outer.protocol.links import EARLY, Links, UnderWay
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import Contribution, ReadRequest
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
 
 REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
-LATE = 30.0  # times read_timeout_s: an answer that its step did not wait for may come so late
+PATIENCE_MAX = 5  # doublings of the wait for an answer, after others that did not come
 SLOW_LINK = "slow_link"  # why an answer is not waited for: it does not fit in tau steps
 
 
@@ -57,7 +57,6 @@ class ReadRequests:
         progress: float,
         room_s: float,
         usual_s: float,
-        clock: Clock,
     ) -> None:
         """A quorum has reported: request the fragment from all that can contribute to this version.
 
@@ -67,8 +66,9 @@ class ReadRequests:
         assert step.fragment is not None
         live, fragment, least_s = self._members.live, step.fragment, self._config.read_timeout_s
         for member in live:
-            if not member.busy(now):
-                self._give_up(member, clock)
+            if member.under_way is not None and not member.busy(now):
+                member.under_way = None
+                self._links.note(member, None)
         counted = (
             live if self._config.participants == "eligible" else [each for each in live if each.name in step.ready]
         )
@@ -146,7 +146,7 @@ class ReadRequests:
                 deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
                 deadline_s = max(deadline_s, (step - syncer_step) * self._members.step_s)
                 codec = self._links.rung(member).codec
-                self._links.expect(member, UnderWay(step, fragment, now + deadline_s, deadline_s))
+                self._links.expect(member, UnderWay(step, fragment, now + deadline_s))
                 request = ReadRequest(
                     self._epoch, member.incarnation, step, fragment, EARLY, progress, deadline_s, codec
                 )
@@ -177,16 +177,13 @@ class ReadRequests:
             size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
             member.link.note(self._sizes[event.fragment], event.took_s + event.held_s)
             member.answers.note(size, event.took_s)
-            if event.syncer_step != member.counted:
-                self._links.note(member, clock)
+            self._links.note(member, clock)
         if member.under_way is None or member.under_way[:2] != (event.syncer_step, event.fragment):
             return False
         member.under_way = None
         return event.attempt == EARLY
 
-    def miss(
-        self, now: float, step: OpenStep | None, event: Contribution | ReadMissed, reason: str, clock: Clock
-    ) -> None:
+    def miss(self, now: float, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
         """Stop waiting for this incarnation's contribution, and record why."""
         member = self._members.get(event.learner, event.incarnation)
         under_way = member.under_way if member is not None else None
@@ -194,50 +191,41 @@ class ReadRequests:
             member.under_way = None  # it will not come
         if step is not None and step.awaited.get(event.learner) == event.incarnation:
             if reason == "timeout":
-                self._note_missed(event.learner, step, now, True, clock)
+                self._note_missed(event.learner, step, now, True)
             self._out.emit(step.miss(event.learner, reason))
 
-    def close(self, now: float, step: OpenStep, version: int, clock: Clock) -> None:
+    def close(self, now: float, step: OpenStep, version: int) -> None:
         """Reading is over: merge if at least K contributions are valid, else reopen."""
         step.read_at = now
         for learner in list(step.awaited):
             over = now >= step.deadline
-            self._note_missed(learner, step, now, over, clock)
+            self._note_missed(learner, step, now, over)
             self._out.emit(step.miss(learner, "timeout" if over else SLOW_LINK))
         if len(step.contributions) < self._quorum:
             self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
             return
         self._out.add(step.merge(version, self._config.round_steps))
 
-    def _note_missed(self, learner: str, step: OpenStep, now: float, over: bool, clock: Clock) -> None:
-        """Its answer is not waited for any more. Before its time is over, it may still come."""
+    def _note_missed(self, learner: str, step: OpenStep, now: float, over: bool) -> None:
+        """Its answer is not waited for any more. Before its time is over, it may still come.
+
+        That it does not come is no sample of the link's rate: it, or the request, may be lost. So nothing else is
+        asked for as long as answers are known to take, and longer only after several in a row that did not come.
+        """
         assert step.fragment is not None
         member, late = self._members.known(learner), None
-        size, until = self._links.bytes(member, step.fragment), step.due[learner] if over else now
-        member.answers.note_missed(size, max(now, until) - step.decided_at)
         if over:
-            self._judge(member, step.syncer_step, clock)
+            self._links.note(member, None)
         else:
-            longest_s = max(LATE * self._config.read_timeout_s, 2.0 * member.answers.expected_s(size))
-            until = max(step.deadline, now + longest_s)
-            late = UnderWay(step.syncer_step, step.fragment, until, step.due[learner] - step.decided_at)
+            doublings = min(max(0, member.place.lost - AFTER + 1), PATIENCE_MAX)
+            patience_s = (2**doublings - 1) * (step.due[learner] - step.decided_at)
+            expected_s = member.answers.expected_s(self._links.bytes(member, step.fragment))
+            late = UnderWay(
+                step.syncer_step, step.fragment, max(step.deadline, now + max(patience_s, 2.0 * expected_s))
+            )
         self._members.note_missed(member, late)
         if late is not None and self._config.base_window:
             member.owes.add(step.fragment)
-
-    def _give_up(self, member: Member, clock: Clock) -> None:
-        """Count as missed an answer that no step waits for any more."""
-        if (lost := member.under_way) is None:
-            return
-        member.under_way = None
-        member.answers.note_missed(self._links.bytes(member, lost.fragment), lost.missed_s)
-        self._judge(member, lost.syncer_step, clock)
-
-    def _judge(self, member: Member, syncer_step: int, clock: Clock) -> None:
-        """An answer did not come: its link is judged by it, once."""
-        if syncer_step != member.counted:
-            member.counted = syncer_step
-            self._links.note(member, clock)
 
     def reopen(self, now: float, step: OpenStep, reason: str) -> None:
         """Send the step back to collecting; a new quorum is counted after REOPEN_S."""

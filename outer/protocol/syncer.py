@@ -347,7 +347,7 @@ class Syncer:
             return self._collect(now, step)
         if step.stage is Stage.READING and step.has_read(now):
             assert step.fragment is not None
-            self._read_requests.close(now, step, self.versions[step.fragment], self._clock)
+            self._read_requests.close(now, step, self.versions[step.fragment])
             return True
         return False
 
@@ -374,7 +374,7 @@ class Syncer:
         room_s = self._timing.room_s(self.step_s, now - step.opened_at)
         usual_s = self._timing.usual_room_s(self.step_s)
         version = self.versions[step.fragment]
-        self._read_requests.ask(now, step, version, self.progress, room_s, usual_s, self._clock)
+        self._read_requests.ask(now, step, version, self.progress, room_s, usual_s)
         return True
 
     def _pass_if_first(self, now: float, step: OpenStep) -> bool:
@@ -395,13 +395,13 @@ class Syncer:
         return next((step for step in self._open if step.syncer_step == syncer_step), None)
 
     def _on_read_missed(self, now: float, event: ReadMissed) -> None:
-        self._read_requests.miss(now, self._find(event.syncer_step), event, event.reason, self._clock)
+        self._read_requests.miss(now, self._find(event.syncer_step), event, event.reason)
 
     def _on_contribution(self, now: float, event: Contribution) -> None:
         step = self._find(event.syncer_step)
         member = self._members.admit(event, "contribution")
         if member is None:
-            self._read_requests.miss(now, step, event, "refused", self._clock)
+            self._read_requests.miss(now, step, event, "refused")
             return
         early = self._read_requests.note_transfer(member, event, self._clock)
         reason = "late"

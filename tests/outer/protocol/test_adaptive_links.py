@@ -174,7 +174,7 @@ def test_what_does_not_go_together_is_refused(sync: dict[str, Any], words: str) 
 def test_an_early_answer_that_is_here_keeps_its_payload() -> None:
     links = Links(SyncConfig(P=1, H=4, adaptive=True), Uplinks(("",), ((8,),)), lambda fact: None)
     member: Any = SimpleNamespace(name="a", incarnation=1, under_way=None)
-    links.expect(member, UnderWay(5, 0, 9.0, 1.0))
+    links.expect(member, UnderWay(5, 0, 9.0))
     assert links.early_reads == {(5, EARLY)}
     links.take(5, 0, [member])  # its step is read, and reopens
     assert links.early_reads == set()
@@ -191,7 +191,7 @@ def test_a_link_whose_answers_never_arrive_goes_down_too_and_comes_back_when_the
     assert [fact.every for fact in told] == sorted(fact.every for fact in told) and told[-1].every > 1
     missed = [fact for fact in made.facts(ReadFailed) if fact.learner == "a"]
     assert len(missed) >= AFTER * len(told)
-    assert float(told[0].reason.split("about ")[1].split(" s,")[0]) >= 1.0, "each counts as its deadline at least"
+    assert told[0].reason == "3 answers in a row did not come"
     made.due = []  # they are lost
     run(made, 500, 40.0)
     assert made.facts(LinkAdapted)[-1].every == 1

@@ -40,13 +40,6 @@ def test_two_answers_of_another_link_make_what_was_known_forgotten_and_one_does_
     assert link.expected_s(MIB) == pytest.approx(0.1)
 
 
-def test_no_answer_for_a_while_says_that_the_link_is_at_least_so_slow() -> None:
-    link = LinkEstimate()
-    link.note_missed(MIB, 3.0)
-    link.note_missed(MIB, 1.0)
-    assert link.expected_s(MIB) == 3.0
-
-
 def made_of_three(**sync: Any) -> Bench:
     """K = 2 of a, b and c. A syncer step is to last one of their steps, a second."""
     given = {"P": 1, "H": 1, "tau": 0, "grace": 1.0, "read_timeout_s": TIMEOUT_S, "adaptive": True} | sync
@@ -116,3 +109,21 @@ def test_without_a_quorum_of_answers_a_slow_link_is_waited_for() -> None:
     made.answer("c", took_s=2.4)
     assert [fact.reason for fact in made.facts(ReadFailed)] == ["slow_link"], "b's time is over as well"
     assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
+
+
+def test_three_lost_requests_are_no_sample_of_the_rate_and_cost_no_more_than_a_few_deadlines() -> None:
+    made = made_of_three()
+    lost, asked = [], len(made.sent(ReadRequest, "c"))
+    for second in range(60):
+        made.answer(*(name for name in "ab" if made.sent(ReadRequest, name)[-1].syncer_step == made.syncer.syncer_step))
+        if len(made.sent(ReadRequest, "c")) > asked:
+            asked = len(made.sent(ReadRequest, "c"))
+            if len(lost) < 3:
+                lost.append(made.now)
+            elif second:
+                made.answer("c", took_s=0.1)
+        next_read(made, 1.0)
+    answered = [commit for commit in made.facts(Committed) if len(commit.participants) == 3]
+    longest_s = made.sent(ReadRequest, "c")[0].deadline_s
+    assert len(lost) == 3 and lost[-1] - lost[0] <= 4 * longest_s
+    assert len(answered) >= 25
