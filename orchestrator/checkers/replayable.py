@@ -23,6 +23,7 @@ from orchestrator.eventlog.block import NONE, Block, Ints, Key
 from orchestrator.eventlog.events import Event
 
 GIFTS_KEPT = 4096  # newest states that a donor gave, and that incarnations received
+GIFTS_EACH = 8  # newest ones of one donor to one joiner, which asks again when an answer is late
 SAVED_KEPT = 4  # newest states that a learner saved
 
 
@@ -41,8 +42,8 @@ class Replayable:
     digests: tuple[int, int] = (0, 0)  # of commits, of contributions
     without: tuple[Failures, Failures] = field(default_factory=lambda: (Failures(), Failures()))
     _received: dict[Key, StateReceived] = field(default_factory=dict)
-    # (donor, incarnation, joiner, incarnation) -> what was given, and whether the log has the donor's step
-    _given: dict[tuple[str, int, str, int], tuple[Donated, bool]] = field(default_factory=dict)
+    # (donor, incarnation, joiner, incarnation) -> all that was given, and whether the log has the donor's step
+    _given: dict[tuple[str, int, str, int], list[tuple[Donated, bool]]] = field(default_factory=dict)
     _saved: dict[str, dict[tuple[int, int], bool]] = field(default_factory=dict)  # learner -> (incarnation, step)
     _waiting: dict[Key, StateReceived] = field(default_factory=dict)  # contributed, from a state nobody gave so far
     # By slot:
@@ -136,14 +137,19 @@ class Replayable:
 
     def _on_donated(self, event: Event, fact: Donated) -> None:
         key = (event.writer, event.incarnation, fact.joiner, fact.joiner_incarnation)
-        self._given[key] = (fact, self._has(event, fact.step))
+        gifts = self._given.setdefault(key, [])
+        gifts.append((fact, self._has(event, fact.step)))
+        del gifts[:-GIFTS_EACH]
         _bound(self._given)
 
     def _gift(self, key: Key, received: StateReceived) -> tuple[Donated | None, bool] | None:
-        """Return the given state (None from a checkpoint), and whether the log has the donor's step (None: unsaid)."""
-        gift = self._given.get((received.donor, received.donor_incarnation, *key))
-        if gift is not None:
-            return gift
+        """Return the given state (None from a checkpoint), and whether the log has the donor's step (None: unsaid).
+
+        It is known by its content: the donor may have given the same joiner several.
+        """
+        for gift, has in self._given.get((received.donor, received.donor_incarnation, *key), ()):
+            if not any(_differs(key, received, gift)):
+                return gift, has
         # From a checkpoint, whose seal has been checked.
         stepped = self._saved.get(received.donor, {}).get((received.donor_incarnation, received.donor_step))
         return None if stepped is None else (None, stepped)
@@ -151,10 +157,7 @@ class Replayable:
     def _compare(self, key: Key, received: StateReceived) -> None:
         found = self._gift(key, received)
         assert found is not None
-        gift, stepped = found
-        for told in _differs(key, received, gift) if gift is not None else ():
-            self.states.add(told)
-        if not stepped:
+        if not found[1]:
             self.lost_states.add(
                 f"{key[0]} {key[1]} started from step {received.donor_step} "
                 f"of {received.donor} {received.donor_incarnation}, which is not in the log"
@@ -177,8 +180,15 @@ class Replayable:
             self.without[1].add(told, int(blank[1].sum()))
 
     def verdicts(self) -> list[Verdict]:
-        states = judge("replayable.states", self.contributing, "contributing incarnations", self.states)
-        if not self.states and (missing := self._missing()):
+        failed = Failures()
+        if self.states:
+            failed.add(self.states.first, self.states.count)
+        for key, received in self._waiting.items():
+            for gift, _ in self._given.get((received.donor, received.donor_incarnation, *key), ())[-1:]:
+                for told in _differs(key, received, gift):
+                    failed.add(told)
+        states = judge("replayable.states", self.contributing, "contributing incarnations", failed)
+        if not failed and (missing := self._missing()):
             states = unknown(states.name, missing)
         steps = judge("replayable.steps", self.contributing, "contributing incarnations", self.steps)
         if not self.steps and self.lost_steps:

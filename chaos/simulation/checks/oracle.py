@@ -45,7 +45,7 @@ class Oracle:
         self._batch = options.batch
         self.checked = 0
         self.shared: dict[str, int] = {}  # the newest syncer step that each learner has a share in
-        self._given: dict[tuple[Key, int], tuple[Content, ...]] = {}  # what a donor gave as of a step of its own
+        self._given: dict[tuple[Key, int], list[tuple[Content, ...]]] = {}  # what a donor gave as of a step of its own
         self.garbled: dict[int, tuple[Content, str]] = {}  # by identity: what must be refused, and why
         self._quorum = options.quorum
         self._tokens = options.tokens
@@ -208,14 +208,14 @@ class Oracle:
 
     def gave(self, donor: Key, step: int, contents: tuple[Content, ...]) -> None:
         """A donor's state, on its way to a joiner."""
-        self._given[donor, step] = contents
+        self._given.setdefault((donor, step), []).append(contents)
         if any(content.step != step for content in contents):
             self.broken("oracle.state", f"{donor[0]} {donor[1]} gave as of step {step} what is not of that step")
 
     def inherited(self, joiner: Key, donor: Key, step: int, contents: tuple[Content, ...], poisoned: bool) -> None:
         """A joiner starts from a donor's state: the one that the donor gave, of one completed step."""
         name = f"{joiner[0]} {joiner[1]} starts from {donor[0]} {donor[1]} at step {step}"
-        if self._given.get((donor, step)) != contents:
+        if contents not in self._given.get((donor, step), ()):
             self.broken("oracle.state", f"{name}, which gave something else")
         if poisoned:
             self.broken("oracle.finite", f"{name}, whose numbers are not finite")

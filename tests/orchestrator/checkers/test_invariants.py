@@ -333,6 +333,7 @@ JUDGED: list[tuple[str, str, str, Log]] = [  # (claim, check, verdict, log)
     ("without injected faults the slowness of hosts is no evidence", "isolation.steps", "idle",
      without(slowed(history(), a=4.0, b=4.0), is_a(FaultInjected))),
     ("a donor that tells what it gave", "replayable.states", "pass", from_peer()),
+    ("a donor that gave again", "replayable.states", "pass", inserted(from_peer(), is_a(Donated), Donated("c", 2, 14, "dead", 99))),
     ("a donor that died with its word", "replayable.states", "unknown", from_peer(gave="")),
     ("the time of one whose last words never came", "accounted.time", "unknown", CUT),
     ("the time of facts that are gone", "accounted.time", "violated", GONE),
