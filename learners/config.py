@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from outer.config import Section
+from outer.config import Section, Table
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class DataConfig(Section):
         None, description="of the shards' manifest; filled in when the recipe is resolved, and refused where it differs"
     )
     held_out: float = Field(
-        0.05, gt=0.0, lt=1.0, description="share of the files kept for evaluation; shards have theirs from prepare"
+        0.05, gt=0.0, lt=1.0, description="share of the text kept for evaluation; shards have theirs from prepare"
     )
     sequence_length: PositiveInt = Field(96, description="tokens per sample")
     span_steps: PositiveInt = Field(16, description="the fewest steps' samples that a learner is lent at a time")
@@ -112,4 +112,4 @@ class InnerConfig(Section):
         1, description="equal parts of a step's batch; their gradients are averaged in float32, then clipped"
     )
     clip_norm: NonNegativeFloat = Field(1.0, description="gradients are scaled down to this global norm; 0 = never")
-    options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the optimizer")
+    options: Table = Field(default_factory=dict, description="further arguments of the optimizer")

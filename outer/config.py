@@ -5,9 +5,11 @@ The TOML uses the paper's letters (`P`, `H`, `tau`), the code uses words.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import math
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,11 +20,45 @@ from pydantic import (
     model_validator,
 )
 
+SECONDS_MAX = 1e9  # 32 years: clocks and locks of a process take no more
+WHOLE_MAX = 2**63 - 1
+
+
+def _writable(value: Any, place: str = "") -> Any:
+    """The value of a table of the user's own. Raises ValueError for what a recipe cannot hold, as TOML and JSON."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _writable(inner, f"{place}.{key}".strip("."))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _writable(inner, f"{place}.{index}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place} = {value} is not finite")
+    elif isinstance(value, int) and abs(value) > WHOLE_MAX:
+        raise ValueError(f"{place} = {value} has more than 64 bits")
+    elif not isinstance(value, (str, int, float)):
+        raise ValueError(f"{place} is a {type(value).__name__}, which no recipe keeps: write it as text")
+    return value
+
+
+Table = Annotated[dict[str, Any], AfterValidator(_writable)]
+
 
 class Section(BaseModel):
     """One table of the recipe. Unknown keys are errors; values are immutable after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        """Refuse numbers that the schema takes and no process can use."""
+        for name, info in type(self).model_fields.items():
+            value, key = getattr(self, name), info.alias or name
+            if type(value) is int and value > WHOLE_MAX:
+                raise ValueError(f"{key} = {value} has more than 64 bits")
+            if type(value) is float and name.endswith("_s") and value > SECONDS_MAX:
+                raise ValueError(f"{key} = {value:g} is more than {SECONDS_MAX:g} seconds, and no clock waits so long")
+        return self
 
 
 class SyncConfig(Section):
@@ -155,7 +191,7 @@ class OuterConfig(Section):
     )
     lr: PositiveFloat = 0.7
     momentum: float = Field(0.5, ge=0.0, lt=1.0, description="Nesterov momentum, if the optimizer has momentum")
-    options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the optimizer")
+    options: Table = Field(default_factory=dict, description="further arguments of the optimizer")
     merge: str = Field(
         "rda",
         description="merge rule for tensors that no pattern of the task matches: rda, avg, median, clip, or the "

@@ -24,8 +24,6 @@ def _init(subject: Subject, task: Task) -> str:
     tensors = finding_of(lambda: tree.tensors_of(task))
     if not tensors:
         raise CheckFailed("init returns no array at all", "return a pytree with at least one floating-point array")
-    if len({tensor.name for tensor in tensors}) < len(tensors):
-        raise CheckFailed("two parameters have the same path", "give every parameter a path of its own")
     params = fresh(task, subject.seed)
     for tensor, leaf in zip(tensors, jax.tree.leaves(params), strict=True):
         if not np.isfinite(np.asarray(leaf, dtype=np.float32)).all():

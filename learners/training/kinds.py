@@ -11,7 +11,8 @@ A joiner takes all leaves from a peer; without one, local leaves have their init
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -35,12 +36,14 @@ class Leaves:
 
     @staticmethod
     def of(task: Task) -> Leaves:
-        """Uses shapes alone. Raises ValueError for kinds that do not fit the parameters, and for a leaf that is sent
-        and not floating-point.
+        """Uses shapes alone. Raises ValueError for two leaves of one path, for kinds that do not fit the parameters,
+        and for a leaf that is sent and not floating-point.
         """
         paths, structure = jax.tree_util.tree_flatten_with_path(jax.eval_shape(task.init, jax.random.key(0)))
         named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in paths]
-        patterns = _patterns(task, [name for name, _ in named])
+        names = [name for name, _ in named]
+        check_paths(names)
+        patterns = _patterns(task, names)
         tensors = []
         for name, leaf in named:
             kind = next((kind for pattern, kind in patterns.items() if fnmatchcase(name, pattern)), "merged")
@@ -91,6 +94,16 @@ class Leaves:
                 )
         leaves = zip(jax.tree.leaves(params), self.tensors, strict=True)
         return jax.tree.unflatten(self.structure, [state.get(each.name, leaf) for leaf, each in leaves])
+
+
+def check_paths(names: Sequence[str]) -> None:
+    """Raises ValueError where a path names two parameters, or a parameter and what is inside it."""
+    inner = {"/".join(parts[:depth]) for name in names for parts in [name.split("/")] for depth in range(1, len(parts))}
+    if doubled := sorted(name for name, count in Counter(names).items() if count > 1 or name in inner):
+        raise ValueError(
+            f"the path {doubled[0]!r} names more than one parameter, because a key has a `/` or looks like an index; "
+            "rename keys, so that every parameter has a path of its own"
+        )
 
 
 def state_of(aux: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -165,6 +165,11 @@ class Trainer:
         batch = jax.tree.map(
             lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), self._task.batch(start, count)
         )
+        if odd := [np.shape(leaf) for leaf in jax.tree.leaves(batch) if np.shape(leaf)[:1] != (count,)]:
+            raise ValueError(
+                f"batch({start}, {count}) has an array of shape {list(odd[0])}, where the leading axis must be the "
+                f"{count} samples; the order of samples has no end: begin anew behind the last one"
+            )
         batch = jax.device_put(batch) if self.layout is None else self.layout.split(batch)
         return batch, step_key(self._seed, start)
 

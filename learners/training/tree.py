@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from learners.config import InnerConfig, WarmStart
 from learners.training import weights
-from learners.training.kinds import Leaves
+from learners.training.kinds import Leaves, check_paths
 from learners.training.precision import loss_dtype, precise
 from learners.training.step import transformation
 from learners.training.task import Params, Task
@@ -64,6 +64,7 @@ def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
     whole = most_fragments(tensors, sync.fragmentation)
     count = sync.fragments or default_count(whole, sync.round_steps)
     tensors = in_pieces(tensors, count) if sync.split else tensors
+    check_paths([tensor.name for tensor in tensors])
     if count > (most := most_fragments(tensors, sync.fragmentation)):
         units = "layers, counting what is outside them as one" if sync.fragmentation == "layer" else "tensors"
         pieces = f", {most} with pieces of large ones" if most > whole else ""

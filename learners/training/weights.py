@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 
 from learners.config import WarmStart
+from learners.training.data.byte_corpus import unusable
 from learners.training.models import huggingface
 from outer.protocol.fragments import Fragment, Tensor
 
@@ -135,6 +136,7 @@ def _read_final(folder: Path) -> dict[str, Flat]:
             "give the folder of a run that has ended, or a .safetensors file"
         )
     fix = "the folder was damaged or only partly copied; copy it again"
+    _refuse_stand_ins(final / "manifest.json", final / "parameters.npz")
     try:
         described = json.loads((final / "manifest.json").read_text(encoding="utf-8"))["tensors"]
         # Opened here: np.load leaves a damaged archive open.
@@ -148,7 +150,14 @@ def _read_final(folder: Path) -> dict[str, Flat]:
     return named
 
 
+def _refuse_stand_ins(*paths: Path) -> None:
+    """Raises ValueError for a link to nothing, and for a pointer of git lfs."""
+    if odd := [f"{path.name} {why}" for path in paths if (why := unusable(path))]:
+        raise ValueError(f"{', '.join(odd)}; give the file itself")
+
+
 def _read_safetensors(path: Path) -> dict[str, Flat]:
+    _refuse_stand_ins(path)
     try:
         stored = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except SafetensorError as error:

@@ -62,6 +62,9 @@ def prepare(
         with _Bar() as bar:
             record = preparation.prepare(options, bar.show) | {"path": str(out)}
         _name([f"{one['input']}: {one['reason']}" for one in record["unreadable"]], "left out")
+        if record["others"]:
+            told = ", ".join(f"{suffix} ({count:,})" for suffix, count in list(record["others"].items())[:NAMED_MOST])
+            typer.echo(f"not read, because their names are not those of text: {told}", err=True)
         if as_json:
             typer.echo(json.dumps(record))
         else:

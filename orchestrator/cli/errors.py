@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import traceback
@@ -15,6 +16,7 @@ from orchestrator.eventlog.events import finite
 from orchestrator.recipe.problems import InputError
 from orchestrator.store.watch import RunLost
 
+PLACES = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 OK, INPUT, UNREACHABLE, FAILED, CHECK_FAILED, UNFIT, INTERRUPTED = 0, 2, 3, 4, 5, 6, 130
 
 
@@ -42,6 +44,11 @@ def reported(as_json: bool = False) -> Iterator[None]:
         _fail(INTERRUPTED, "interrupted", "interrupted", as_json)
     except (typer.Exit, typer.Abort):
         raise
+    except OSError as error:
+        if error.errno not in PLACES or not error.filename:
+            _fail(FAILED, "failed", f"{type(error).__name__}: {error}", as_json, traceback.format_exc())
+        fix = "give a place that this user may read and write"
+        _fail(INPUT, "input", f"{error.filename}: {(error.strerror or '').lower()}; {fix}", as_json)
     except RunLost as error:
         _fail(FAILED, "failed", f"the run is lost: {error}", as_json)
     except (Exception, SystemExit) as error:

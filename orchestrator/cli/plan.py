@@ -86,7 +86,7 @@ def _declared(texts: Sequence[str], source: str | None) -> list[Node]:
     found = known.from_text(texts)
     if source is not None:
         try:
-            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             problem = Problem("--nodes", source, f"cannot be read: {error}", "give a file in JSON or TOML, or -")
             raise InputError([problem]) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ import typer
 from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.permission import recipe_of_parameters
-from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.config import SEED_MAX, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.store.readers import located
@@ -33,7 +34,7 @@ def sample(
     length: Annotated[int, typer.Option(min=1, help="Bytes to add.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely byte.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Draw among this many most likely bytes; 0: all.")] = 0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=SEED_MAX)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Print a prompt and a trained model's continuation."""
@@ -46,7 +47,7 @@ def sample(
         recipe = recipe_of_parameters(model, task)
         with host_only():
             from learners.training import evaluator, tree
-        given = prompt.encode()
+        given = os.fsencode(prompt)  # bytes as they were typed, UTF-8 or not
         try:
             with apart(as_json):
                 speaking = _speaking(recipe)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import threading
 import time
@@ -18,6 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,7 +39,7 @@ from orchestrator.store.run_store import alone
 PARTS, TOKENIZER = "parts", "tokenizer.json"
 SAMPLE_BYTES = 64 * 2**20  # of text that a BPE is trained on
 TEXT_BYTES = 2**20  # characters tokenized at once
-PIECE = 2**18  # characters of a document that are tokenized together; the next piece begins after the end of a line
+LONG_RUN = re.compile(r"\S{256}|\s{256}")  # a BPE's training takes for ever on longer words
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
 
     Raises InputError where nothing can be prepared. What is unreadable beside the rest is in the outcome.
     """
-    sources, unreadable = found(options.inputs)
+    sources, unreadable, others = found(options.inputs)
     slices, damaged = cut(sources, options.part_bytes)
     unreadable += damaged
     if not slices:
@@ -103,6 +106,7 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
         "bytes": sum(one.bytes for one in made),
         "mb_s": sum(one.bytes for one in made if not one.kept) / 1e6 / max(seconds, 1e-9),
         "unreadable": [asdict(one) for one in dict.fromkeys(unreadable)],
+        "others": dict(others.most_common()),
     }
 
 
@@ -142,7 +146,7 @@ def _tokenizer(options: PrepareOptions, slices: Sequence[tuple[Slice, ...]], sho
     field = "--tokenizer" if options.tokenizer else "--train-bpe"
     try:
         if options.tokenizer is not None:
-            _replace(path, options.tokenizer.read_text(encoding="utf-8"))
+            _replace(path, options.tokenizer.read_text(encoding="utf-8-sig"))
         elif options.train_bpe is not None:
             _replace(path, _trained(options, options.train_bpe, slices, show))
         else:
@@ -180,7 +184,7 @@ def _trained(options: PrepareOptions, vocabulary: int, parts: Sequence[tuple[Sli
             left = share
             for text in (text for one in slices for text in documents(one, options.field, [])):
                 if not _held_out(_digest(text), options.held_out):
-                    yield text[:left]
+                    yield from in_short_runs(text[:left])
                     done += min(left, len(text))
                     left -= len(text)
                     show("training the BPE", min(done, total), total)
@@ -189,6 +193,11 @@ def _trained(options: PrepareOptions, vocabulary: int, parts: Sequence[tuple[Sli
 
     bpe.train_from_iterator(texts(), trainer)
     return str(bpe.to_str(pretty=False))
+
+
+def in_short_runs(text: str) -> Iterator[str]:
+    """The text in pieces, cut where it has no white space, or nothing else, for long."""
+    yield from (text[b:e] for b, e in pairwise([0, *(run.end() for run in LONG_RUN.finditer(text)), len(text)]))
 
 
 # ------------------------------------------------------------------ a part, in a worker
@@ -293,34 +302,18 @@ def _tokenized(texts: Iterator[str], coder: Coder) -> Iterator[tuple[str, NDArra
         group.append(text)
         size += len(text)
         if size >= TEXT_BYTES:
-            yield from _encoded(group, coder)
+            yield from zip(map(_digest, group), coder.encode(group), strict=True)
             group, size = [], 0
-    yield from _encoded(group, coder)
-
-
-def _encoded(group: list[str], coder: Coder) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    pieces = [list(_pieces(text)) for text in group]
-    found = iter(coder.encode([piece for text in pieces for piece in text]))
-    for text, of_text in zip(group, pieces, strict=True):
-        yield _digest(text), np.concatenate([next(found) for _ in of_text])
+    yield from zip(map(_digest, group), coder.encode(group), strict=True)
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _held_out(digest: str, share: float) -> bool:
     """Whether the document of this digest is kept for evaluation."""
     return int(digest[:16], 16) < share * 2.0**64
-
-
-def _pieces(text: str) -> Iterator[str]:
-    begin = 0
-    while len(text) - begin > PIECE:
-        end = text.rfind("\n", begin, begin + PIECE) + 1 or begin + PIECE
-        yield text[begin:end]
-        begin = end
-    yield text[begin:]
 
 
 class _Writer:
@@ -432,24 +425,30 @@ def _sides(
 ) -> tuple[list[shards.TokenSpan], list[shards.TokenSpan]]:
     """Return the training and the held-out tokens in the order of the parts.
 
-    Where the hashes put all documents on one side, the end of the last part is held out, as long as a mean document.
+    Where the documents that the hashes hold out are not near the share, because documents are few or of very different
+    lengths: exactly the share, and what is too much or lacking is taken from the end of the other side.
     """
-    both = list(zip(stems, made, strict=True))
-    train = [
-        shards.TokenSpan(stem.with_suffix(".train"), 0, one.train.tokens) for stem, one in both if one.train.tokens
-    ]
-    held = [
-        shards.TokenSpan(stem.with_suffix(".held_out"), 0, one.held_out.tokens)
-        for stem, one in both
-        if one.held_out.tokens
-    ]
-    if train and held:
-        return train, held
-    *before, last = train or held
-    documents, tokens = (
-        sum(one.train.documents + one.held_out.documents for one in made),
-        sum(one.end for one in train or held),
+    train, held = (
+        [shards.TokenSpan(stem.with_suffix(name), 0, tokens(one).tokens) for stem, one in zip(stems, made, strict=True)]
+        for name, tokens in ((".train", attrgetter("train")), (".held_out", attrgetter("held_out")))
     )
-    begin = max(0, last.end - max(1, round(tokens * (share if documents == 1 else 1 / documents))))
-    rest = [shards.TokenSpan(last.path, 0, begin)] if begin else []
-    return [*before, *rest], [shards.TokenSpan(last.path, begin, last.end)]
+    total, found = (sum(span.end for span in spans) for spans in (train + held, held))
+    wanted = max(1, round(total * share))
+    if found > 1.5 * wanted:
+        held, more = _cut(held, wanted)
+        return train + more, held
+    if found < 0.5 * wanted:
+        train, more = _cut(train, total - wanted)
+        return train, held + more
+    return train, held
+
+
+def _cut(spans: Sequence[shards.TokenSpan], count: int) -> tuple[list[shards.TokenSpan], list[shards.TokenSpan]]:
+    """The first `count` tokens of the spans, and the others."""
+    first, others = list[shards.TokenSpan](), list[shards.TokenSpan]()
+    for span in spans:
+        middle = min(span.end, span.begin + count)
+        first.append(replace(span, end=middle))
+        others.append(replace(span, begin=middle))
+        count -= middle - span.begin
+    return first, others

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from glob import glob
 from itertools import islice
 from pathlib import Path
@@ -19,10 +21,13 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
+from learners.training.data.byte_corpus import unusable, walk
+
 PART_BYTES = 32 * 2**20
 ROWS = 256
 CUT_SEARCH = 2**20  # bytes in which a long text's cut looks for the end of a line
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".tar", ".tgz")
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".html", ".tex", ".c", ".h", ".cc", ".cpp", ".rs", ".go", ".java", ".js")
 
 
@@ -58,31 +63,34 @@ class Unreadable:
     reason: str
 
 
-def found(inputs: Sequence[str]) -> tuple[list[TextSource], list[Unreadable]]:
-    """Every file of the inputs, which are files, folders or globs: in their order, each sorted by name."""
-    sources, unreadable = [], []
+def found(inputs: Sequence[str]) -> tuple[list[TextSource], list[Unreadable], Counter[str]]:
+    """Every file of the inputs, which are files, folders or globs: in their order, each sorted by name.
+
+    And what is left out of a folder: files that cannot be read, and how many files of each other suffix.
+    """
+    sources, unreadable, others = list[TextSource](), list[Unreadable](), Counter[str]()
     for given in inputs:
         root = Path(given).expanduser()
         if root.is_dir():
-            named = [(path.relative_to(root).as_posix(), path) for path in root.rglob("*") if _is_text(path, root)]
+            every = [(path.relative_to(root).as_posix(), path) for path in walk(root, ("__pycache__",))]
+            named = [
+                (name, path) for name, path in every if path.suffix.lower() in (*SUFFIXES, *TEXT_SUFFIXES, *PACKED)
+            ]
+            others.update(path.suffix or path.name for _, path in set(every).difference(named))
         else:
             paths = [root] if root.is_file() else [Path(path) for path in glob(str(root), recursive=True)]
             base = Path(os.path.commonpath([str(path.parent) for path in paths] or ["."]))
-            named = [(path.relative_to(base).as_posix(), path) for path in paths if path.is_file()]
+            named = [(path.relative_to(base).as_posix(), path) for path in paths if not path.is_dir()]
         if not named:
             unreadable.append(Unreadable(given, "no such file, and no text, jsonl, parquet or Arrow files there"))
         for name, path in sorted(named):
+            if why := "is packed: unpack it" if path.suffix.lower() in PACKED else unusable(path):
+                unreadable.append(Unreadable(name, why))
+                continue
             status = path.stat()
             kind = SUFFIXES.get(path.suffix.lower(), "text")
             sources.append(TextSource(name, str(path.absolute()), kind, status.st_size, status.st_mtime_ns))
-    return list(dict.fromkeys(sources)), unreadable
-
-
-def _is_text(path: Path, root: Path) -> bool:
-    """Whether a folder's file is of a kind to prepare, and neither it nor a folder on its way is hidden."""
-    parts = path.relative_to(root).parts
-    known = path.suffix.lower() in (*SUFFIXES, *TEXT_SUFFIXES)
-    return known and path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts)
+    return list(dict.fromkeys(sources)), unreadable, others
 
 
 # ------------------------------------------------------------------ parts
@@ -134,55 +142,68 @@ def _slices(source: TextSource, part_bytes: int) -> Iterator[Slice]:
 def documents(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
     """The documents of a slice that are not empty. What cannot be read is appended to `unreadable`."""
     reader = {"text": _texts, "jsonl": _lines, "parquet": _rows, "arrow": _rows}[piece.source.kind]
+    bad, first = 0, ""
     try:
-        for text in reader(piece, field, unreadable):
+        for place, read in reader(piece, field):
+            try:
+                text = _sound(read())
+            except (ValueError, LookupError, RecursionError) as error:
+                bad, first = bad + 1, first or f"at {place}: {_line(error)}"
+                continue
             if text:
                 yield text
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException, KeyError) as error:
+    except (OSError, pyarrow.ArrowException, KeyError) as error:
         unreadable.append(Unreadable(piece.source.name, _line(error)))
+    if bad:
+        what = f"{bad:,} document{'s' * (bad > 1)} without text, the first {first}"
+        unreadable.append(Unreadable(piece.source.name, what))
 
 
-def _texts(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
+Document = tuple[str, Callable[[], Any]]  # its place, and how it is read
+
+
+def _sound(given: Any) -> str:
+    """The text, or "" for None. Raises ValueError for what tokenizers do not take."""
+    text = str(given or "")
+    text.encode()  # raises for a lone surrogate
+    if "\0" in text:
+        raise ValueError("it has a NUL character")
+    return text
+
+
+def _texts(piece: Slice, field: str) -> Iterator[Document]:
     with open(piece.source.path, "rb") as file:
         begin, end = _line_start(file, piece.begin, CUT_SEARCH), _line_start(file, piece.end, CUT_SEARCH)
         file.seek(begin)
-        yield file.read(end - begin).decode()
+        content = file.read(end - begin)
+        yield f"byte {begin:,}", lambda: content.decode("utf-8" if begin else "utf-8-sig")
 
 
-def _lines(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
-    bad, first = 0, ""
+def _lines(piece: Slice, field: str) -> Iterator[Document]:
     with open(piece.source.path, "rb") as file:
         at, end = _line_start(file, piece.begin, None), _line_start(file, piece.end, None)
         file.seek(at)
         while at < end:
             line = file.readline()
-            try:
-                text = _text_of(json.loads(line), field) if line.strip() else ""
-            except (ValueError, LookupError, TypeError) as error:
-                bad, first = bad + 1, first or f"at byte {at:,}: {_line(error)}"
-                text = ""
+            if line.strip():
+                yield f"byte {at:,}", partial(_text_of, line, field)
             at += len(line)
-            yield text
-    if bad:
-        unreadable.append(
-            Unreadable(piece.source.name, f"{bad:,} line{'s' * (bad > 1)} without text, the first {first}")
-        )
 
 
-def _text_of(record: Any, field: str) -> str:
+def _text_of(line: bytes, field: str) -> str:
+    record = json.loads(line)
     if not isinstance(record, dict) or not isinstance(record.get(field), str):
         raise LookupError(f"no text in a field {field!r}")
     return str(record[field])
 
 
-def _rows(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
+def _rows(piece: Slice, field: str) -> Iterator[Document]:
+    row = 0
     for batch in _parquet(piece, field) if piece.source.kind == "parquet" else _arrow(piece):
         _has(field, batch.schema)
-        for begin in range(0, batch.num_rows, ROWS):
-            for text in batch.column(field).slice(begin, ROWS).to_pylist():
-                if text is not None and not isinstance(text, str):
-                    raise KeyError(f"column {field!r} holds {type(text).__name__}, not text")
-                yield text or ""
+        for value in batch.column(field):
+            yield f"row {row:,} of its part", value.as_py
+            row += 1
 
 
 def _parquet(piece: Slice, field: str) -> Iterator[Any]:
@@ -210,6 +231,10 @@ def _batches(path: str) -> Iterator[Any]:
 def _has(field: str, schema: Any) -> None:
     if field not in schema.names:
         raise KeyError(f"no column {field!r}; there are {', '.join(schema.names)}")
+    kind = schema.field(field).type
+    kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    if str(kind) not in ("string", "large_string", "string_view", "null"):
+        raise KeyError(f"column {field!r} holds {kind}, not text")
 
 
 def _line_start(file: BinaryIO, at: int, within: int | None) -> int:

@@ -11,13 +11,14 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from learners.config import CorpusConfig, DataConfig, InnerConfig, WarmStart, once
 from orchestrator.recipe.tpu_slices import GENERATIONS, slice_hosts
-from outer.config import OuterConfig, Section, SyncConfig
+from outer.config import OuterConfig, Section, SyncConfig, Table
 
 ON_RANKS = ("kill", "freeze", "slow", "straggle")  # strike any process of a learner, the others its rank 0
 ON_SYNCER = ("kill", "freeze")  # can strike the syncer too
 FaultKind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "non_finite", "wrong_config"]
 SYNCER = "syncer"  # where a fault can strike, beside the learners
 Point = Literal["received", "merging", "merged", "journaling", "journaled", "applied", "announced"]
+SEED_MAX = 2**32 - 1  # of a larger one, JAX's keys are those of its last 32 bits
 EVAL_SETS_MOST = 16
 STANDBY_MOST = 4
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
@@ -292,9 +293,9 @@ class Recipe(Section):
     """The whole configuration of a run, which is resolved, hashed and stored with it. Only planning reads `fleet`."""
 
     name: str = Field(pattern=f"^{NAME}$")
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(0, le=SEED_MAX)
     task: str = Field("learners.training.models.language:ByteLanguageModel", pattern=r"^[\w.]+:[\w.]+$")
-    model: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's factory")
+    model: Table = Field(default_factory=dict, description="arguments of the task's factory")
     init_from: str | None = Field(
         None,
         description="parameters to start from: a .safetensors file, a run's folder or its final/, or a folder in the "

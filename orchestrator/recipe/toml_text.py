@@ -81,7 +81,7 @@ def stored_hash(text: str) -> str | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         problem = Problem(
             "recipe",
@@ -100,6 +100,8 @@ def _override(raw: dict[str, Any], text: str) -> list[Problem]:
     """Apply one `a.b=value`. One that cannot be applied changes nothing and is returned as a problem."""
     path, equals, value = text.partition("=")
     *parents, last = (key.strip() for key in path.split("."))
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return [Problem("--set", ascii(text), "is not UTF-8", "give text in UTF-8")]
     if not equals or not all((*parents, last)):
         return [Problem("--set", text, "is not KEY=VALUE", "write for example --set sync.quorum=2")]
     table: Any = raw

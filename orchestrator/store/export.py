@@ -150,8 +150,15 @@ class Form:
     read: Callable[[Path], weights.Named]
 
 
+def _save(tensors: weights.Named, path: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file with the mode of any new file: the library makes it private."""
+    save_file(dict(tensors), path, metadata=metadata)
+    os.umask(mask := os.umask(0))
+    path.chmod(0o666 & ~mask)
+
+
 def _save_safetensors(model: ExportedModel, path: Path) -> None:
-    save_file(model.tensors, path, metadata=model.metadata)
+    _save(model.tensors, path, model.metadata)
 
 
 def _save_huggingface(model: ExportedModel, folder: Path) -> None:
@@ -180,9 +187,7 @@ def _save_huggingface(model: ExportedModel, folder: Path) -> None:
     about = huggingface.config_of(table, data.sequence_length, end)
     (folder / huggingface.CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     named = huggingface.theirs(table, model.tensors)
-    save_file(
-        named, folder / huggingface.WEIGHTS, metadata=model.metadata | {"format": "pt"}
-    )  # which transformers asks for
+    _save(named, folder / huggingface.WEIGHTS, model.metadata | {"format": "pt"})  # which transformers asks for
     if tokenizer is not None:
         shutil.copy(tokenizer, folder / "tokenizer.json")
         how = {"tokenizer_class": "PreTrainedTokenizerFast"}  # or transformers adds the usual tokens of Llama

@@ -41,7 +41,7 @@ class Proposal:
     state: Any  # outer optimizer state, a pytree of NumPy arrays
     norm: float  # L2 norm of the merged outer gradient that the outer optimizer stepped on
     digest: str  # of theta, as codec.digest
-    finite: bool  # whether every element of theta is finite
+    finite: bool  # whether every element of theta, and of the state, is finite
     exact: NDArray[np.float32] | None = None  # [n], read-only: with a chain, what theta rounds
     delta: Delta | None = None  # with a chain: what leads from the version before to theta
 
@@ -158,8 +158,9 @@ class GlobalParameters:
         for place in laid.mean:
             kept[place] = False
         stepped = np.empty_like(theta)
-        stepped[kept], state = self._optimizer.step(theta[kept], merged[kept], state)
-        return stepped, state, float(np.sqrt(np.dot(merged, merged))), bool(np.isfinite(stepped).all())
+        stepped[kept], after = self._optimizer.step(theta[kept], merged[kept], state)
+        finite = bool(np.isfinite(stepped).all()) and _stays_finite(state, after)
+        return stepped, after, float(np.sqrt(np.dot(merged, merged))), finite
 
     def warm_up(self) -> None:
         """Compile what `propose` needs, before the first learner waits for it. Changes nothing.
@@ -240,6 +241,12 @@ class GlobalParameters:
 
 def _finish(_anchor: Any, _payloads: Any, _kind: Any, *settings: Any) -> None:
     kernel.sgd_of_sums(*settings)
+
+
+def _stays_finite(before: Any, after: Any) -> bool:
+    """Whether every number of a state that was finite is finite: one that is not may hold a parameter fast for ever."""
+    leaves = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    return all(bool((np.isfinite(new) | ~np.isfinite(old)).all()) for old, new in leaves)
 
 
 def _arrays(theta: NDArray[np.float32], state: Any, exact: NDArray[np.float32] | None) -> list[NDArray[Any]]:

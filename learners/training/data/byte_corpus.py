@@ -10,7 +10,7 @@ import glob
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from learners.config import DataConfig
 
 Bytes = NDArray[np.uint8]
 
+LFS = b"version https://git-lfs.github.com/spec/"  # begins a file that stands for one that git lfs has not fetched
 _SUFFIXES = (".py", ".txt", ".md")
 _NOT_SOURCES = ("site-packages", "dist-packages", "test", "tests", "__pycache__")
 
@@ -38,9 +39,8 @@ def check(data: DataConfig) -> None:
 class ByteCorpus:
     """All files of the recipe's [data] table, split into training and held-out text.
 
-    `train`, `held_out`: uint8[n], the files concatenated in the order of their relative paths. `files_train`,
-    `files_held_out`: how many; a single file counts in both. `digest`: SHA-256 of names and bytes. Raises
-    ValueError as `check` does.
+    `train`, `held_out`: uint8[n], the files concatenated in the order of their relative paths. `digest`: SHA-256 of
+    names and bytes. Raises ValueError as `check` does.
     """
 
     vocabulary = 256
@@ -49,15 +49,9 @@ class ByteCorpus:
         self._length = length = data.sequence_length
         self._seed = seed
         files = [(name, path.read_bytes()) for name, path in _files(data)]
-        held_out = _held_out_names([name for name, _ in files], data.held_out)
-        held_out_texts = [text for name, text in files if name in held_out]
-        train_texts = [text for name, text in files if name not in held_out]
-        if not train_texts:
-            whole = held_out_texts[0]
-            cut = len(whole) - max(round(data.held_out * len(whole)), length + 1)
-            train_texts, held_out_texts = [whole[: max(cut, 0)]], [whole[max(cut, 0) :]]
-        self.train, self.held_out = _joined(train_texts), _joined(held_out_texts)
-        self.files_train, self.files_held_out = len(train_texts), len(held_out_texts)
+        held = _held_out({name: len(text) for name, text in files}, data.held_out, length)
+        self.train = _joined([text[: len(text) - held[name]] for name, text in files])
+        self.held_out = _joined([text[len(text) - held[name] :] for name, text in files])
         self.digest = _digest(files)
         self.windows = (len(self.train) - length) // length  # the samples of one epoch: whole windows at every phase
         self._held_out_windows = (len(self.held_out) - 1) // length
@@ -121,7 +115,7 @@ def _files(data: DataConfig) -> list[tuple[str, Path]]:
     """(relative path, path) of every file, sorted. Raises ValueError if there is none."""
     if data.path is None:
         root = Path(sysconfig.get_path("stdlib"))
-        found = [path for path in _walk(root, _NOT_SOURCES) if path.suffix == ".py"]
+        found = [path for path in walk(root, _NOT_SOURCES) if path.suffix == ".py"]
     else:
         root, found = _chosen(data.path)
     named = sorted((path.relative_to(root).as_posix(), path) for path in found)
@@ -130,14 +124,28 @@ def _files(data: DataConfig) -> list[tuple[str, Path]]:
             f"data.path = {data.path!r}: no text files there; give a folder with text files, or a glob "
             "such as `corpus/**/*.txt`"
         )
+    if odd := [f"{name} {why}" for name, path in named if (why := unusable(path))]:
+        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise ValueError(f"data.path = {data.path!r}: {', '.join(odd[:3])}{more}; repair or remove them")
     return named
+
+
+def unusable(path: Path) -> str:
+    """Why a file cannot be read as text, in words; empty where it can. Reads only its first bytes."""
+    try:
+        if not path.is_file():
+            return "is a broken link" if path.is_symlink() else "is no regular file"
+        with path.open("rb") as file:
+            return "is a git-lfs pointer: run git lfs pull" if file.read(len(LFS)) == LFS else ""
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
 
 
 def _chosen(pattern: str) -> tuple[Path, list[Path]]:
     """(root folder of relative names, files) of a folder or a glob."""
     root = Path(pattern).expanduser()
     if root.is_dir():
-        files = list(_walk(root, ()))
+        files = list(walk(root))
         return root, [path for path in files if path.suffix in _SUFFIXES] or list(filter(_is_text, files))
     matches = glob.glob(str(root), recursive=True)
     if not matches:
@@ -145,19 +153,29 @@ def _chosen(pattern: str) -> tuple[Path, list[Path]]:
             f"data.path = {pattern!r}: no such file or folder, and as a glob it matches nothing here; give "
             "one that exists on every node, or leave it out for the Python standard library"
         )
-    files = [path for path in map(Path, matches) if path.is_file()]
+    files = [path for path in map(Path, matches) if not path.is_dir()]
     return Path(os.path.commonpath([str(path.parent) for path in files] or ["."])), files
 
 
-def _walk(root: Path, without: Sequence[str]) -> Iterator[Path]:
-    """Every visible file below a folder, except in folders named in `without`."""
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in without and not name.startswith(".")]
-        yield from (Path(folder, name) for name in files if not name.startswith("."))
+def walk(root: Path, without: Sequence[str] = ()) -> Iterator[Path]:
+    """Every visible entry below a folder that is no folder, except in folders named in `without`.
+
+    Links to folders are followed, into each folder once.
+    """
+    seen = set[str]()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        if (place := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
 
 
 def _is_text(path: Path) -> bool:
-    """Whether the file begins with UTF-8 text without NUL bytes."""
+    """Whether the file begins with UTF-8 text without NUL bytes; True where it cannot be read, which is told later."""
+    if unusable(path):
+        return True
     with path.open("rb") as file:
         head = file.read(4096)
     try:
@@ -166,15 +184,24 @@ def _is_text(path: Path) -> bool:
         return False
 
 
-def _held_out_names(names: Sequence[str], share: float) -> set[str]:
-    """The names of the held-out files: at least one, and not all if there are several.
+def _held_out(sizes: Mapping[str, int], share: float, length: int) -> dict[str, int]:
+    """How many bytes at the end of each file are held out, by name.
 
-    Chosen by a hash of the names, so that adding a file moves no other file.
+    Whole files, chosen by a hash of the names, so that adding a file moves no other. Where these are not near `share`
+    of the bytes, because files are few or of very different sizes: that share of the bytes, whole files in the order
+    of the hashes and the end of the last. At least `length` + 1 bytes, and twice `length` are left to train on.
     """
-    ranked = sorted((hashlib.sha256(name.encode()).digest(), name) for name in names)
-    below = sum(int.from_bytes(rank[:8], "big") < share * 2**64 for rank, _ in ranked)
-    count = min(max(below, 1), max(len(names) - 1, 1))
-    return {name for _, name in ranked[:count]}
+    ranks = {name: hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in sizes}
+    held = {name: size * (int.from_bytes(ranks[name][:8], "big") < share * 2**64) for name, size in sizes.items()}
+    total = sum(sizes.values())
+    least, most = length + 1, max(total - 2 * length, 0)
+    left = min(max(round(share * total), least), most)
+    if max(left / 2, least) <= sum(held.values()) <= min(left * 3 / 2, most):
+        return held
+    for name in sorted(sizes, key=ranks.__getitem__):
+        held[name] = min(left, sizes[name])
+        left -= held[name]
+    return held
 
 
 def _joined(texts: Sequence[bytes]) -> Bytes:
@@ -184,7 +211,7 @@ def _joined(texts: Sequence[bytes]) -> Bytes:
 def _digest(files: Sequence[tuple[str, bytes]]) -> str:
     running = hashlib.sha256()
     for name, text in files:
-        running.update(f"{name}\0{len(text)}\0".encode())
+        running.update(f"{name}\0{len(text)}\0".encode(errors="surrogateescape"))
         running.update(text)
     return running.hexdigest()
 

@@ -56,7 +56,7 @@ def model_table(folder: Path) -> dict[str, Any]:
     Raises ValueError, with the fix, for an architecture that the decoder does not compute, and for a damaged file.
     """
     try:
-        given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        given = json.loads((folder / CONFIG).read_text(encoding="utf-8-sig"))
         about = {key: value for key, value in given.items() if value is not None}
         if wrong := list(_unlike_ours(about)):
             raise ValueError(f"{CONFIG}: {', '.join(wrong)}: the decoder computes no such thing; give another model")
@@ -86,7 +86,9 @@ def weight_files(folder: Path) -> list[Path]:
     if not (folder / INDEX).is_file():
         raise ValueError(f"the folder has neither {WEIGHTS} nor {INDEX}; save the model with safe_serialization=True")
     try:
-        names = sorted({str(name) for name in json.loads((folder / INDEX).read_text())["weight_map"].values()})
+        names = sorted(
+            {str(name) for name in json.loads((folder / INDEX).read_text(encoding="utf-8-sig"))["weight_map"].values()}
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{INDEX} cannot be read: {type(error).__name__}: {error}; give a folder that transformers saved"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -55,7 +56,6 @@ def test_an_epoch_takes_each_window_of_the_training_text_once(tmp_path: Path) ->
 def test_no_training_sample_is_held_out(tmp_path: Path) -> None:
     corpus = ByteCorpus(folder(tmp_path), seed=0)
     train, held_out = corpus.train.tobytes(), corpus.held_out.tobytes()
-    assert corpus.files_train + corpus.files_held_out == 30
     assert len(train) + len(held_out) == 30 * 400
     assert all(sample.tobytes() not in held_out for sample in corpus.batch(0, corpus.windows))
     assert all(sample.tobytes() in held_out for sample in corpus.held_out_batch(0, 50))
@@ -73,7 +73,7 @@ def test_held_out_samples_are_distinct_and_spread_over_the_text(tmp_path: Path) 
 
 
 def test_adding_a_file_moves_no_other_between_training_and_held_out(tmp_path: Path) -> None:
-    data = folder(tmp_path)
+    data = folder(tmp_path, files=90)
     before = ByteCorpus(data, seed=0).held_out.tobytes()
     (tmp_path / "zz.txt").write_bytes(b"0123456789" * 40)
     after = ByteCorpus(data, seed=0).held_out.tobytes()
@@ -88,11 +88,45 @@ def test_one_single_file_is_cut_in_two(tmp_path: Path) -> None:
     assert len(corpus.held_out) == 190
 
 
-def test_two_files_give_one_to_each_side(tmp_path: Path) -> None:
-    data = folder(tmp_path, files=2)
-    for share in (0.001, 0.999):
-        corpus = ByteCorpus(data.model_copy(update={"held_out": share}), seed=0)
-        assert (corpus.files_train, corpus.files_held_out) == (1, 1)
+def test_what_is_held_out_is_near_its_share_whatever_the_sizes_of_files(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    for name, sizes in (
+        ("one large", [300_000, *[200] * 40]),
+        ("two", [4000, 4000]),
+        ("many", random.pareto(1.0, 200) * 500),
+    ):
+        (tmp_path / name).mkdir()
+        for number, size in enumerate(sizes):
+            (tmp_path / name / f"{number}.txt").write_bytes(b"x" * int(size))
+        for share in (0.01, 0.2, 0.9):
+            corpus = ByteCorpus(DataConfig(path=str(tmp_path / name), sequence_length=LENGTH, held_out=share), seed=0)
+            total = len(corpus.train) + len(corpus.held_out)
+            assert total == sum(map(int, sizes))
+            assert 0.5 * share <= len(corpus.held_out) / total <= 1.5 * share, (name, share)
+    for share in (0.001, 0.999):  # of two files, enough for a sample on each side
+        data = DataConfig(path=str(tmp_path / "two"), sequence_length=LENGTH, held_out=share)
+        corpus = ByteCorpus(data, seed=0)
+        assert min(len(corpus.train) - LENGTH, len(corpus.held_out)) > LENGTH - 1
+
+
+def test_linked_folders_are_read_once_and_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    folder(tmp_path / "in", files=6)
+    folder(tmp_path / "other", files=3)
+    os.symlink(tmp_path / "other", tmp_path / "in" / "linked")
+    os.symlink(tmp_path / "in", tmp_path / "other" / "back")
+    data = DataConfig(path=str(tmp_path / "in"), sequence_length=LENGTH)
+    corpus = ByteCorpus(data, seed=0)
+    assert len(corpus.train) + len(corpus.held_out) == 9 * 400
+    (tmp_path / "in" / os.fsdecode(b"\xff.txt")).write_bytes(b"a name that is no UTF-8 " * 9)
+    assert ByteCorpus(data, seed=0).digest != corpus.digest
+    os.symlink("nowhere", tmp_path / "in" / "broken.txt")
+    os.mkfifo(tmp_path / "in" / "pipe.txt")
+    (tmp_path / "in" / "pointer.txt").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    for refuse in (check, lambda data: ByteCorpus(data, 0)):
+        with pytest.raises(
+            ValueError, match=r"broken.txt is a broken link, pipe.txt is no regular.*pointer.txt is a g"
+        ):
+            refuse(data)
 
 
 def test_the_digest_tells_any_change_of_the_files(tmp_path: Path) -> None:
@@ -115,7 +149,7 @@ def test_a_folder_gives_its_sources_else_whatever_is_text(tmp_path: Path) -> Non
     corpus = ByteCorpus(data, seed=0)
     assert len(corpus.train) + len(corpus.held_out) == 2 * len(text)
     star = DataConfig(path=str(tmp_path / "*.rst"), sequence_length=LENGTH)
-    assert ByteCorpus(star, seed=0).files_train == 1
+    assert len(ByteCorpus(star, seed=0).train) < len(text)
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "small"])

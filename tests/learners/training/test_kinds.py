@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -238,9 +239,13 @@ def test_what_is_not_sent_starts_from_the_warm_start_where_it_has_it(tmp_path: P
     sent = {name: values for name, values in named.items() if name != "table"}
     assert differing(parameters(task, sent, 0, warm), parameters(task, named)) == set()
     assert differing(parameters(task, sent, 0), parameters(task, named)) == {"table"}
-    (tmp_path / "base.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="not a safetensors file"):
-        Trainer(task, fragments, InnerConfig(), 0, warm_start=warm)
+    for content, said in (
+        (b"", "not a safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+    ):
+        (tmp_path / "base.safetensors").write_bytes(content)
+        with pytest.raises(ValueError, match=said):
+            Trainer(task, fragments, InnerConfig(), 0, warm_start=warm)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +264,24 @@ def test_kinds_that_do_not_fit_are_refused(kinds: Any, said: str) -> None:
     vars(task)["kinds"] = kinds
     with pytest.raises(ValueError, match=said):
         deal(task, SyncConfig(P=1))
+
+
+@pytest.mark.parametrize(
+    ("params", "split", "path"),
+    [
+        ({"a": {"b/c": jnp.zeros(4)}, "a/b": {"c": jnp.zeros(4)}}, False, "a/b/c"),
+        ({"l": [jnp.zeros(4)], "l/0": jnp.zeros(4)}, False, "l/0"),
+        ({"a": jnp.zeros(4), "a/b": jnp.zeros(4)}, False, "a"),
+        ({"w": jnp.zeros((8, 9)), "w[0:2]": jnp.zeros(4)}, True, "w[0:2]"),
+    ],
+)
+def test_two_parameters_of_one_path_are_refused(params: Any, split: bool, path: str) -> None:
+    class Doubled(Plain):
+        def init(self, rng: jax.Array) -> Any:
+            return params
+
+    with pytest.raises(ValueError, match=re.escape(f"the path {path!r} names more than one")):
+        deal(Doubled(), SyncConfig(P=2, split=split))
 
 
 @pytest.mark.parametrize(

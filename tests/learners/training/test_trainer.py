@@ -102,6 +102,18 @@ def test_a_leaf_that_is_not_floating_point_is_named() -> None:
         tensors_of(Counting())
 
 
+@pytest.mark.parametrize("rows", [0, 7])
+def test_a_batch_of_other_rows_than_asked_for_is_refused(rows: int) -> None:
+    class Short(Half):
+        def batch(self, start: int, count: int) -> Any:
+            return super().batch(start, count if start < 1000 else rows)
+
+    trainer = Trainer(Short(), deal(Short(), SyncConfig(P=1)), InnerConfig(), 0)
+    trainer.dispatch(0, 8, 0.5)
+    with pytest.raises(ValueError, match=rf"batch\(1000, 8\) has an array of shape \[{rows}, 1\].*8 samples"):
+        trainer.dispatch(1000, 8, 0.5)
+
+
 def test_too_many_fragments_are_refused_with_the_largest_number(task: ByteLanguageModel) -> None:
     with pytest.raises(ValueError, match=r"sync\.P = 24.*largest P is 8"):
         deal(task, SyncConfig(P=24))

@@ -255,13 +255,16 @@ def test_what_run_raises_becomes_a_message_and_a_code(trained: dict[str, Any]) -
     errors: tuple[tuple[BaseException, int, str], ...] = (
         (ConnectionError("no answer"), 3, "unreachable"),
         (RuntimeError("boom"), 4, "failed"),
+        (OSError(errno.EROFS, "read-only file system", "/ro/x"), 2, "input"),
+        (OSError(errno.ENOSPC, "no space", "/full"), 4, "failed"),
         (KeyboardInterrupt(), 130, "interrupted"),
     )
     for number, (error, code, kind) in enumerate(errors):
         trained["error"] = error
         result = invoke("run", LOCAL, "--json", "--set", f"name=run-{number}")
         assert (result.exit_code, json.loads(result.stdout)["error"]["kind"]) == (code, kind)
-        assert str(error) in result.stderr
+        assert str(getattr(error, "filename", None) or error) in result.stderr
+        assert ("Traceback" in result.stderr) == (code == 4)
 
 
 # ------------------------------------------------------------------ init, status, stop

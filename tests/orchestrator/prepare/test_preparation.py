@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
 from learners.config import DataConfig
 from learners.training.data import corpus
+from learners.training.data import tokenizer as coders
 from learners.training.data.token_corpus import TokenCorpus
 from orchestrator.cli.app import build
 from orchestrator.prepare import preparation
@@ -109,12 +112,12 @@ def test_a_document_is_held_out_by_its_content_whatever_is_beside_it(tmp_path: P
 
 def test_with_few_documents_the_end_of_the_last_is_held_out(tmp_path: Path) -> None:
     sources = text_files(tmp_path / "in", 3)
-    for given, share, held in ((sources, 1e-9, 1 / 3), (sources / "00.txt", 0.25, 0.25)):
+    for given, share in ((sources, 0.01), (sources / "00.txt", 0.25)):
         out = tmp_path / f"out-{given.name}"
         prepare(PrepareOptions((str(given),), out, held_out=share), quiet)
         found = TokenCorpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0)
         size = sum(path.stat().st_size + 1 for path in (sources.iterdir() if given == sources else [given]))
-        assert found.held_out.tokens == round(held * size)
+        assert found.held_out.tokens == round(share * size)
         assert found.train.tokens + found.held_out.tokens == size
 
 
@@ -136,7 +139,7 @@ def test_jsonl_and_parquet_give_their_field_and_what_is_unreadable_is_named(tmp_
     )
     said = {one["input"]: one["reason"] for one in made["unreadable"]}
     assert set(said) == {"a.jsonl", "c.parquet", "d.parquet", "e.txt"}
-    assert "2 lines without text" in said["a.jsonl"] and "at byte" in said["a.jsonl"]
+    assert "2 documents without text" in said["a.jsonl"] and "at byte" in said["a.jsonl"]
     assert said["c.parquet"] == "no column 'body'; there are more"
 
 
@@ -159,14 +162,79 @@ def test_a_dataset_that_the_library_datasets_saved_gives_its_field(tmp_path: Pat
     assert sorted(texts_of(tmp_path / "a", False) + texts_of(tmp_path / "a", True)) == sorted(
         text.encode() for text in documents
     )
-    with pytest.raises(InputError, match="column 'more' holds int, not text"):
+    with pytest.raises(InputError, match="column 'more' holds int64, not text"):
         prepare(replace(asked, out=tmp_path / "b", field="more"), quiet)
+
+
+def test_text_as_it_comes_is_prepared_or_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_bytes(
+        b"\xef\xbb\xbf" + b"".join(b'{"text": "line %d"}\n' % line for line in range(20)) + b'{"text": "\\ud83d"}\n'
+        b'{"text": ' + b"[" * 100_000 + b'}\n{"text": "a\\u0000b"}\n{"text": "last"}\n'
+    )
+    (tmp_path / "in/b.txt").write_bytes(b"\xef\xbb\xbfmarked")
+    (tmp_path / "in/c.txt").write_bytes(b"a\0b")
+    rows = pyarrow.array([b"row 0", b"\xff", None, b"row 3"]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "in/d.parquet")
+    (tmp_path / "in/e.txt.gz").write_bytes(b"")
+    (tmp_path / "in/f.jpg").write_bytes(b"")
+    os.symlink("nowhere", tmp_path / "in/g.txt")
+    (tmp_path / "in/h.md").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else/i.txt").write_text("behind a link")
+    os.symlink(tmp_path / "else", tmp_path / "in/linked")
+    os.symlink(tmp_path / "in", tmp_path / "else/back")
+    made = prepare(PrepareOptions((str(tmp_path / "in"),), tmp_path / "out", held_out=0.4), quiet)
+    tokens = b"".join(path.read_bytes() for path in sorted((tmp_path / "out").glob("*.tokens")))
+    wanted = {*(f"line {line}" for line in range(20)), "last", "marked", "row 0", "row 3", "behind a link"}
+    assert made["documents"] == len(wanted)
+    assert all(text.encode() + b"\0" in tokens for text in wanted) and len(tokens) == sum(map(len, wanted)) + len(
+        wanted
+    )
+    said = {one["input"]: one["reason"] for one in made["unreadable"]}
+    assert {name: said[name].split()[0] for name in said} == {
+        "a.jsonl": "3", "c.txt": "1", "d.parquet": "1", "e.txt.gz": "is", "g.txt": "is", "h.md": "is",
+    }  # fmt: skip
+    assert made["others"] == {".jpg": 1}
+
+
+def test_a_long_text_has_the_tokens_of_the_whole_whatever_the_tokenizer_puts_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coders, "PIECE", 2000)
+    monkeypatch.setattr(coders, "OVERLAP", 400)
+    random = np.random.default_rng(0)
+    words = ["".join(random.choice(list("abcdefghé\n"), size=random.integers(2, 8))) for _ in range(90)]
+    sentence, alike = " ".join(random.choice(words, size=6000)), "a" * 9001
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["</s>"], max_token_length=8, show_progress=False)
+    for number, (normalizer, splitter) in enumerate(
+        (
+            (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
+            (None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
+            (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
+        )
+    ):
+        tokenizer: Any = Tokenizer(models.BPE(unk_token="</s>"))
+        tokenizer.normalizer = normalizer or tokenizer.normalizer
+        tokenizer.pre_tokenizer = splitter or tokenizer.pre_tokenizer
+        tokenizer.train_from_iterator([*words, "aaaaaaaa"], trainer)
+        tokenizer.save(str(tmp_path / f"{number}.json"))
+        coder = coders.FileCoder(tmp_path / f"{number}.json")
+        for text, found in zip((sentence, "short", alike), coder.encode([sentence, "short", alike]), strict=True):
+            assert found.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_a_bpe_is_trained_on_short_runs_of_text_without_spaces() -> None:
+    for text in ("x" * 10_000, " " * 1000 + "word " * 99, "a b", "", "y" * 256):
+        pieces = list(preparation.in_short_runs(text))
+        assert "".join(pieces) == text
+        assert max(len(run) for piece in pieces for run in (*piece.split(), *re.findall(r"\s+", piece), "")) <= 256
 
 
 def test_a_long_text_is_cut_at_ends_of_lines_and_loses_nothing(tmp_path: Path) -> None:
     text = "".join(f"line {index} of θ\n" for index in range(2000))
     (tmp_path / "long.txt").write_text(text)
-    prepare(PrepareOptions((str(tmp_path / "long.txt"),), tmp_path / "out", held_out=0.2, part_bytes=3001), quiet)
+    prepare(PrepareOptions((str(tmp_path / "long.txt"),), tmp_path / "out", held_out=0.4, part_bytes=3001), quiet)
     found = texts_of(tmp_path / "out", False) + texts_of(tmp_path / "out", True)
     assert len(found) > 8 and all(part.endswith(b"\n") for part in found)
     assert sorted(b"".join(found).splitlines()) == sorted(text.encode().splitlines())

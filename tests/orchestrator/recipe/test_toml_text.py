@@ -71,6 +71,12 @@ def test_an_override_that_cannot_be_applied_is_a_problem(override: str) -> None:
 # ------------------------------------------------------------------ files
 
 
+def test_a_byte_order_mark_is_no_part_of_a_recipe_and_an_override_is_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + LOCAL.read_bytes())
+    assert load(tmp_path / "marked.toml") == load(LOCAL)
+    assert "is not UTF-8" in problems("model.text=\udcff")["--set"].message
+
+
 def test_a_missing_file_names_the_command_that_writes_one(tmp_path: Path) -> None:
     assert "diloco init" in problems(path=tmp_path / "my.toml")["recipe"].fix
 
@@ -137,6 +143,14 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         ),
         ([FAULT % 'learner="any"'], "chaos.faults.0", "exactly one", "chaos.faults.0.at_step"),
         ([FAULT % 'learner="any",at_step=1,at_s=1.0'], "chaos.faults.0", "exactly one", "chaos.faults.0.at_step"),
+        (["model.scale=inf"], "model", "scale = inf is not finite", "change model"),
+        (["model.deep={list=[1, nan]}"], "model", "deep.list.1 = nan is not finite", "change model"),
+        (["model.since=2020-01-01"], "model", "since is a date, which no recipe keeps", "change model"),
+        (["outer.options={b=1e999}"], "outer.options", "b = inf is not finite", "change outer.options"),
+        ([f"model.many={2**64}"], "model", "more than 64 bits", "change model"),
+        ([f"seed={2**32}"], "seed", "at most 4.29", "default is seed = 0"),
+        ([f"data.sequence_length={2**63}"], "data.sequence_length", "more than 64 bits", "data.sequence_length"),
+        (["run.start_s=1e30"], "run.start_s", "no clock waits", "run.start_s"),
         (['pools=[{name="a",learners=2},{name="a"}]'], "pools.1.name", "another pool's name", "of its own"),
     ],
 )  # fmt: skip

@@ -57,6 +57,8 @@ def test_the_file_holds_the_runs_tensors_and_says_where_they_come_from(store: Ru
     tensors = load_file("model.safetensors")
     np.testing.assert_array_equal(tensors["blocks/0/up"], THETAS[0][:6].reshape(2, 3))
     assert tensors["scale"].shape == () and tensors["scale"] == 6.0
+    Path("another").touch()
+    assert Path("model.safetensors").stat().st_mode == Path("another").stat().st_mode, "others may read it"
     np.testing.assert_array_equal(tensors["embed"], THETAS[1])
     with safe_open("model.safetensors", "np") as file:
         about = file.metadata()
@@ -265,6 +267,12 @@ def test_a_file_whose_metadata_are_damaged_is_wrong_input(
     result = invoke("sample", "--from", "bad.safetensors")
     assert result.exit_code == 2
     assert says in result.stderr and "fix: " in result.stderr
+
+
+def test_a_prompt_is_the_bytes_that_were_typed(parrot: Any) -> None:
+    parrot("Talking")
+    told = json.loads(invoke("sample", "one", "--task", "parrots:Talking", "--json", "--prompt", "a\udcffb").stdout)
+    assert told["text"].startswith("a\ufffdb scale")
 
 
 def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:

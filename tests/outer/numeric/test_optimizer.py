@@ -144,6 +144,12 @@ def test_an_outer_step_that_overflows_is_marked() -> None:
     payload = np.full(held.fragments[0].size, 1e20, np.float32)
     assert not held.propose(0, [payload], [1.0]).finite
     assert held.propose(0, [held.thetas[0]], [1.0]).finite
+    adagrad = parameters(optimizer="adagrad")
+    outlier = np.array(adagrad.thetas[0])
+    outlier[0] = -1e20  # its square is beyond float32: the weight would never move again
+    held_fast = adagrad.propose(0, [outlier], [1.0])
+    assert np.isfinite(held_fast.theta).all() and not held_fast.finite
+    assert adagrad.propose(0, payloads(adagrad, 0, 1), [1.0]).finite
 
 
 @pytest.mark.parametrize("options", [{}, {"nesterov": False}])
