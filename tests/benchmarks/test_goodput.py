@@ -20,26 +20,22 @@ from benchmarks.studies.islands import (
     ChipFailures,
     Draws,
     Effort,
-    FleetCell,
     IdleTimes,
     Island,
     Leap,
     Waiting,
     all_idle_s,
     alone,
-    fleets,
     interval,
-    measured,
     once,
     simulate,
     streaming,
     synchronous,
 )
-from benchmarks.studies.models import even
 from orchestrator.planner.fleet import world as machines
-from orchestrator.planner.fleet.description import Fleet, FleetMember, StepSample, Timing
+from orchestrator.planner.fleet.description import StepSample, Timing
 from outer.config import SyncConfig
-from outer.protocol.schedule import Budget
+from tests.orchestrator.planner.test_fleet import fleet
 from tests.property_settings import examples
 
 NEVER = ChipFailures(mtbi_s=1e15)
@@ -100,35 +96,12 @@ def test_the_fast_path_gives_the_stalls_step_ends_and_worth_of_single_steps(
     assert slow[1:] == pytest.approx(fast[1:], rel=1e-9)
 
 
-@examples(30)
-@given(models, st.integers(1, 20_000), st.integers(0, 2**32))
-@example(ChipFailures(mtbi_s=1e4, repair_scale_s=2000.0), 300, 1)  # one slice: each failure takes all of it
-def test_a_step_never_counts_more_than_whole_and_the_learner_never_steps_with_nothing(
-    failures: ChipFailures, chips: int, seed: int
-) -> None:
-    island, now = Island(failures, chips, Draws(seed)), 0.0
-    for _ in range(200):
-        assert len(island._away) < island.slices
-        sample = island.sample(now)
-        assert 0.0 <= sample.share <= 1.0 and sample.stall_s >= 0.0 and sample.seconds == failures.step_s
-        now += sample.seconds + sample.stall_s
-
-
 def test_failing_steps_are_as_many_as_a_poisson_process_makes_of_the_chips_that_step() -> None:
     failures = ChipFailures(mtbi_s=1e6, step_s=10.0, outage_s=30.0)
     island, steps = Island(failures, 10_000, Draws(3), elastic=False), 20_000
     failing = len(stepped(island, steps)[0])
     chance = 1.0 - math.exp(-10_000 * 10.0 / 1e6)
     assert abs(failing - steps * chance) < 4 * math.sqrt(steps * chance * (1 - chance))
-
-
-def test_chips_that_are_away_do_not_fail() -> None:
-    """With repairs that last, ever fewer slices are left, and the next failure takes ever longer."""
-    failures = ChipFailures(mtbi_s=1e6, slice_chips=100, repair_a=100.0, repair_scale_s=1e7)
-    island = Island(failures, 1000, Draws(0))
-    stalls, *_ = leapt(island, 2000)
-    times = [begin for begin, _ in stalls]
-    assert len(times) < 10 * 2000 * failures.step_s * 100 / 1e6 and len(island._away) == len(times)
 
 
 def test_slices_return_after_an_exponentiated_weibull_delay() -> None:
@@ -149,12 +122,6 @@ def test_chips_of_one_slice_that_fail_in_the_same_step_take_it_out_once() -> Non
     assert statistics.fmean(left) == pytest.approx(1.0 - chance, abs=4 * math.sqrt(chance * (1 - chance) / 8000))
 
 
-def test_slices_lost_and_returned_at_one_boundary_make_one_rebuild_as_long_as_the_longer() -> None:
-    failures = ChipFailures(mtbi_s=2e4, step_s=10.0, slice_chips=1, down_s=5.0, up_s=7.0, repair_scale_s=100.0)
-    stalls, *_ = stepped(Island(failures, 1000, Draws(0)), 2000)
-    assert {round(until - begin, 6) for begin, until in stalls} == {5.0, 7.0}
-
-
 def test_a_learner_with_every_slice_away_waits_for_the_first_to_return() -> None:
     failures = ChipFailures(mtbi_s=1.0, step_s=10.0, slice_chips=256, down_s=5.0, up_s=7.0)  # fails in every step
     island = Island(failures, 256, Draws(0))
@@ -162,15 +129,6 @@ def test_a_learner_with_every_slice_away_waits_for_the_first_to_return() -> None
     back = next(Draws(0).repairs_s(failures))
     assert sample == (10.0, pytest.approx(max(5.0, back) + 7.0), 0.0)
     assert island.sample(200.0 + back).share == 0.0  # it stepped, whole, and failed again
-
-
-def test_without_failures_every_fleet_has_all_its_goodput() -> None:
-    def islands() -> list[Island]:
-        return [Island(NEVER, 1024, Draws(0, 0, index)) for index in range(2)]
-
-    assert measured([alone(island, 100.0, 5000.0) for island in islands()], 100.0, 5000.0) == (1.0, 1.0)
-    assert synchronous(islands(), 100.0, 5000.0, 24) == (1.0, 1.0)
-    assert streaming(islands(), 100.0, 5000.0, 2) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("stall", ["down_s", "up_s", "outage_s"])
@@ -193,11 +151,6 @@ def test_nobody_steps_where_the_stalls_of_all_learners_meet() -> None:
     assert all_idle_s([one, IdleTimes()], 0, 100) == 0.0
 
 
-def test_goodput_is_the_mean_over_learners_each_over_its_own_stretch() -> None:
-    records = [IdleTimes(begin=0, end=100, useful_s=50), IdleTimes(begin=10, end=210, useful_s=200)]
-    assert measured(records, 0, 100).goodput == pytest.approx(0.75)
-
-
 def test_uptime_of_a_fleet_is_that_of_independent_learners() -> None:
     """What the fit relies on in place of simulating fleets."""
     failures, effort = ChipFailures(), Effort(half_width=1.0, failing=2000)
@@ -207,30 +160,12 @@ def test_uptime_of_a_fleet_is_that_of_independent_learners() -> None:
     assert fleet.uptime == pytest.approx(1 - (1 - one.uptime) ** 2, abs=0.015)
 
 
-def test_the_interval_is_students() -> None:
-    samples = [0.50, 0.52, 0.48, 0.51, 0.49]
-    half = 2.776445 * statistics.stdev(samples) / math.sqrt(5)
-    assert interval(samples) == pytest.approx((0.5 - half, 0.5 + half))
-    assert interval([0.0, 1.0])[0] == 0.0 and interval([1.0] * 5) == (1.0, 1.0)
-
-
 def test_seeds_are_added_until_the_interval_is_narrow_enough() -> None:
     wide = simulate("elastic", 1, 600_000, ChipFailures(), Effort(half_width=0.5, failing=200))
-    effort = Effort(half_width=0.004, failing=200)
-    narrow = simulate("elastic", 1, 600_000, ChipFailures(), effort)
+    narrow = simulate("elastic", 1, 600_000, ChipFailures(), Effort(half_width=0.004, failing=200))
     assert wide.seeds == 5 < narrow.seeds and narrow.half_width <= 0.004 < wide.half_width
-
-
-def test_the_same_seed_gives_the_same_cell_and_another_gives_another() -> None:
-    cells = [simulate("decoupled", 2, 150_000, ChipFailures(), SHORT, seed) for seed in (0, 0, 1)]
-    assert cells[0] == cells[1] != cells[2]
-
-
-def test_one_learner_is_data_parallel_and_several_are_the_rest() -> None:
-    assert list(fleets([1, 2], [100], ["data_parallel", "decoupled"])) == [
-        ("data_parallel", 1, 100),
-        ("decoupled", 2, 100),
-    ]
+    half = 2.776445 * statistics.stdev([0.50, 0.52, 0.48, 0.51, 0.49]) / math.sqrt(5)
+    assert interval([0.50, 0.52, 0.48, 0.51, 0.49]) == pytest.approx((0.5 - half, 0.5 + half)), "Student's"
 
 
 # ------------------------------------------------------------------ fleets that wait
@@ -267,14 +202,6 @@ def test_in_sync_all_wait_for_the_slowest_after_every_round() -> None:
     assert found.goodput == pytest.approx(8 / 23) and found.uptime == pytest.approx(1 - 9 / 23)
 
 
-def test_who_waits_for_others_loses_goodput_to_them() -> None:
-    effort = Effort(half_width=1.0, failing=600)
-    free, stream, sync = (
-        simulate(mode, 8, 1_200_000, ChipFailures(), effort).goodput for mode in ("decoupled", "streaming", "sync")
-    )
-    assert free > stream > sync
-
-
 # ------------------------------------------------------------------ the same islands under the machines
 
 CHIPS = 400_000  # of each learner: a failing one each 79 s of stepping
@@ -283,18 +210,6 @@ CHIPS = 400_000  # of each learner: a failing one each 79 s of stepping
 def islands(learners: int, seed: int, stall_s: float = 14.8) -> list[Island]:
     model = ChipFailures(down_s=stall_s, up_s=stall_s)
     return [Island(model, CHIPS, Draws(seed, 0, index)) for index in range(learners)]
-
-
-def fleet(rhythms, **changed) -> Fleet:
-    sync = changed.pop("sync", SyncConfig())
-    given = {
-        "sync": sync,
-        "quorum": 1,
-        "fragments": even(24_000, sync.round_steps),
-        "members": tuple(FleetMember(f"learner-t-{i}", 8, 800, rhythm) for i, rhythm in enumerate(rhythms)),
-        "budget": Budget(None, 10**9),
-    }
-    return Fleet(**given | changed)
 
 
 @pytest.mark.parametrize(("learners", "seed", "stall_s"), [(2, 1, 14.8), (4, 2, 14.8), (2, 3, 60.0)])
@@ -354,12 +269,6 @@ def test_the_fits_table_is_that_of_whole_fleets(monkeypatch: pytest.MonkeyPatch)
         cell = simulate(mode, learners, 600_000, ChipFailures(), Effort(half_width=1.0, failing=1000))
         assert goodput == pytest.approx(100 * cell.goodput, abs=2.5), (mode, learners)
         assert uptime == pytest.approx(100 * cell.uptime, abs=2.5), (mode, learners)
-
-
-def test_differences_are_simulated_less_published_in_points() -> None:
-    cell = FleetCell("elastic", 1, 1_200_000, 0.60, (0.6, 0.6), 0.58, (0.58, 0.58), 5)
-    assert fitting.differences(cell) == pytest.approx((2.0, -1.0))
-    assert fitting.errors([cell]) == pytest.approx((1.5, 2.0))
 
 
 def test_the_script_prints_the_cells_that_it_is_asked_for(

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from benchmarks.loop import Window, between, descendants, rate, row, thread_seconds
+from benchmarks.loop import Window, descendants, rate, row, thread_seconds
 
 
 def test_a_rate_counts_whole_steps_within_the_window() -> None:
@@ -51,12 +51,6 @@ def test_a_row_is_the_median_of_the_ratios_of_neighbouring_windows() -> None:
     spent = found["threads_ms_per_step"]["quiet"]["on the step's core"]
     assert found["on_core_ms"]["quiet"] == pytest.approx(spent["python"]) and found["on_core_ms"]["alone"] == 0
     assert spent == {"python": pytest.approx(1e3 * 0.4 * (1 / 99 + 1 / 49.5 + 1 / 99) / 3)}, "what is tiny is left out"
-
-
-def test_time_of_threads_is_told_apart_by_place_and_by_name() -> None:
-    before = {("elsewhere", "ray", 1): 1.0, ("elsewhere", "ray", 2): 2.0, ("on the step's core", "loop", 3): 5.0}
-    after = {("elsewhere", "ray", 1): 1.5, ("elsewhere", "ray", 4): 0.25, ("on the step's core", "loop", 3): 6.0}
-    assert between(before, after) == {"elsewhere": {"ray": 0.75}, "on the step's core": {"loop": 1.0}}
 
 
 def test_threads_of_a_process_are_found_with_the_core_that_they_may_run_on() -> None:

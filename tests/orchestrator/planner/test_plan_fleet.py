@@ -165,6 +165,9 @@ def test_cost_by_hand() -> None:
     free = cost(wanted, {"a": 1000, "b": 500}, 2.0, 7_000_000)
     there = 8766.0 / (8766.0 + 663.0 / 3600.0)
     assert free.goodput == pytest.approx(3500 / 4000 * there), "half of pool b is not there"
+    told = cost(recipe(fleet={"pools": pools[:1]}), {"a": 1, "b": 1}, 2.0, 100)
+    assert (told.per_hour, told.per_billion_tokens, told.unpriced) == (None, None, ("b",)), "no price is made up"
+    assert cost(recipe(), {"a": 1, "b": 1}, None, 100).tokens_per_hour is None
 
 
 def test_a_run_that_is_forecast_to_its_end_is_counted_so_and_a_longer_one_by_mean_times() -> None:
@@ -178,12 +181,6 @@ def test_a_run_that_is_forecast_to_its_end_is_counted_so_and_a_longer_one_by_mea
     there = 3600.0 / (3600.0 + 663.0)
     assert (longer.cost.goodput, longer.cost.goodput_is_given) == (pytest.approx(there), False)
     assert planned(recipe()).forecast is None, "none was asked for"
-
-
-def test_without_a_price_or_a_step_time_no_cost_is_made_up() -> None:
-    told = cost(recipe(fleet={"pools": [{"name": "a", "price_per_hour": 30.0}]}), {"a": 1, "b": 1}, 2.0, 100)
-    assert (told.per_hour, told.per_billion_tokens, told.unpriced) == (None, None, ("b",))
-    assert cost(recipe(), {"a": 1, "b": 1}, None, 100).tokens_per_hour is None
 
 
 # ------------------------------------------------------------------ faults
@@ -297,11 +294,3 @@ def test_each_rate_says_where_it_comes_from() -> None:
     }
     assert told["merge"]["value"] == rates.MERGE.value
     assert told["link west - east"]["value"] == LINK["gbit_s"] * 1e9
-
-
-def test_a_merge_reads_float32_at_the_merges_rate_and_decodes_the_others_twice() -> None:
-    plain = rates.merge_s("fp32", 1_000_000, 4)
-    assert plain == pytest.approx(4e6 * 13 / rates.MERGE.value)
-    assert rates.merge_s("fp4", 1_000_000, 4) - plain == pytest.approx(4e6 * 2 * 4 / rates.DECODE["fp4"])
-    assert rates.encode_s("fp32", 4e6) == 0.0
-    assert rates.encode_s("bf16", 2e6) == pytest.approx(4e6 / rates.ENCODE["bf16"])

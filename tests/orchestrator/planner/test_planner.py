@@ -29,7 +29,6 @@ from orchestrator.runtime import actor, launch, metrics_actor, placement, syncer
 from outer.bulk import SHARD_CPUS
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor
-from outer.protocol.schedule import Schedule
 
 RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
 SPACIOUS = ["name=west,CPU=100,GPU=8,region=west", "name=east,CPU=100,region=east"]
@@ -111,15 +110,6 @@ def test_without_a_step_time_nothing_is_said_per_second_and_one_learner_is_compa
     assert found.learner_up.per_second_bits is None
     assert found.data_parallel_ratio is None
     assert found.data_parallel_bytes == 0
-
-
-@pytest.mark.parametrize("steps", [1, 11, 12, 13, 47])
-def test_commits_of_a_run_are_those_of_the_schedule(steps: int) -> None:
-    sync = SyncConfig.model_validate({"P": 5, "H": 12})
-    rows = table(shapes(1, 20, 300, 4000, 50000).fragments, sync)
-    due = [Schedule(5, 12).due(step) for step in range(1, steps + 1)]
-    expected = sum(rows[fragment].up_bytes for fragment in due if fragment is not None)
-    assert traffic(rows, sync, {"x": None}, None, steps, 4, 8, None).run_up_bytes == expected
 
 
 def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
@@ -252,76 +242,47 @@ def test_this_machine_is_planned_with_the_room_that_a_local_ray_gets(overrides: 
 
 # ------------------------------------------------------------------ warnings
 
-
-def test_a_sound_plan_warns_of_nothing() -> None:
-    plan = planned(step_s=1.0)
-    assert (plan.warnings, plan.limits, plan.ok) == ((), (), True)
-
-
 SPREAD = [{"name": "a", "learners": 3, "region": "west"}, {"name": "b", "learners": 1, "region": "east"}]
+FULL = {"codec": "fp32", "quorum": 1}
+LOCKSTEP = {"grace": "infinite", "overlap": "strict", "quorum": "all"}
+SPLIT = {"split": True}
+BY_TENSOR = {"split": True, "fragmentation": "tensor"}
+UNEVEN = shapes(500, 100, 100, 100)
+HERE = {"nodes": ["CPU=100"], "source": "this machine"}
+WARNINGS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [  # (recipe, setting, the one field warned of, words)
+    ({"sync": {"quorum": "all"}}, {}, "sync.quorum", "every one of 4"),
+    ({"sync": {"quorum": 3}}, {}, "sync.quorum", "without pool a (2 of 4"),
+    ({"sync": {"grace": "infinite"}}, {}, "sync.grace", "slowest live learner"),
+    ({"outer": {"momentum": 0.96}}, {}, "outer.momentum", "about 125"),
+    ({"sync": {"tau": 3}}, {}, "sync.tau", "25%"),
+    ({}, {}, "", ""),
+    ({"sync": LOCKSTEP}, {}, "", "on purpose"),
+    ({"sync": {"tau": 3, "adopt": "rebase"}}, {}, "", "what was not read is kept"),
+    ({"outer": {"momentum": 0.95}}, {}, "", "100 rounds do"),
+    ({"outer": {"optimizer": "adam"}}, {}, "", ""),
+    ({"pools": [{"name": "a", "learners": 1}], "sync": {"quorum": 1, "grace": "infinite"}}, {}, "", ""),
+    ({"outer": {"momentum": 0.0}, "budget": {"tokens": 11 * 4 * 768}}, {}, "budget.tokens", "round"),
+    ({"outer": {"momentum": 0.0}, "budget": {"tokens": 12 * 4 * 768}}, {}, "", "a whole one"),
+    ({}, {"of": UNEVEN}, "sync.split", "give true, which cuts it by rows, or P = 2"),
+    ({}, {"of": shapes(150, 100, 100, 100)}, "", "within four thirds of the mean"),
+    ({"sync": SPLIT}, {"of": UNEVEN}, "sync.P", "give 1 or less"),  # it cannot be cut
+    ({"sync": BY_TENSOR}, {"of": UNEVEN}, "sync.fragmentation", "give balanced"),
+    ({"pools": SPREAD, "sync": FULL}, {}, "sync.codec", "fp32"),
+    ({"sync": FULL}, {"nodes": ["CPU=100,region=west"]}, "", "in one region"),
+    ({"pools": SPREAD, "sync": FULL}, HERE, "", "on one machine"),
+    ({}, {"shared_store": False}, "run-dir", "/shared/run"),
+    ({}, {"shared_store": False, "nodes": ["CPU=100"]}, "", "one host"),
+]
 
 
-@pytest.mark.parametrize(
-    ("sections", "field", "says"),
-    [
-        ({"sync": {"quorum": "all"}}, "sync.quorum", "every one of 4"),
-        ({"sync": {"quorum": 3}}, "sync.quorum", "without pool a (2 of 4"),
-        ({"sync": {"grace": "infinite"}}, "sync.grace", "slowest live learner"),
-        ({"outer": {"momentum": 0.96}}, "outer.momentum", "about 125"),
-        ({"sync": {"tau": 3}}, "sync.tau", "25%"),
-    ],
-)  # fmt: skip
-def test_a_doubtful_setting_is_warned_of_once_and_by_its_field(sections: dict[str, Any], field: str, says: str) -> None:
-    (warning,) = planned(recipe(**sections), step_s=1.0).warnings
-    assert warning.field == field
-    assert says in warning.message
-    assert warning.fix
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"sync": {"grace": "infinite", "overlap": "strict", "quorum": "all"}},  # lock-step on purpose
-        {"sync": {"tau": 3, "adopt": "rebase"}},  # what was not read is kept
-        {"outer": {"momentum": 0.95}},  # 100 rounds do
-        {"outer": {"optimizer": "adam"}},
-        {"pools": [{"name": "a", "learners": 1}], "sync": {"quorum": 1, "grace": "infinite"}},
-    ],
-)
-def test_what_is_as_meant_is_not_warned_of(sections: dict[str, Any]) -> None:
-    assert planned(recipe(**sections)).warnings == ()
-
-
-def test_a_token_budget_below_one_round_is_warned_of() -> None:
-    fields = {warning.field for warning in planned(recipe(budget={"tokens": 11 * 4 * 768})).warnings}
-    assert "budget.tokens" in fields
-    fields = {warning.field for warning in planned(recipe(budget={"tokens": 12 * 4 * 768})).warnings}
-    assert "budget.tokens" not in fields
-
-
-def test_a_tensor_beyond_four_thirds_of_the_mean_fragment_is_warned_of_with_what_evens_it() -> None:
-    (warning,) = planned(of=shapes(500, 100, 100, 100)).warnings
-    assert (warning.field, warning.fix) == ("sync.split", "give true, which cuts it by rows, or P = 2")
-    assert planned(of=shapes(150, 100, 100, 100)).warnings == ()
-    (still,) = planned(recipe(sync={"split": True}), of=shapes(500, 100, 100, 100)).warnings
-    assert (still.field, still.fix) == ("sync.P", "give 1 or less"), "it cannot be cut"
-    (dealt,) = planned(recipe(sync={"split": True, "fragmentation": "tensor"}), of=shapes(500, 100, 100, 100)).warnings
-    assert (dealt.field, dealt.fix) == ("sync.fragmentation", "give balanced")
-
-
-def test_full_precision_across_regions_is_warned_of_and_within_one_is_not() -> None:
-    full = {"codec": "fp32", "quorum": 1}
-    (warning,) = planned(recipe(pools=SPREAD, sync=full)).warnings
-    assert warning.field == "sync.codec"
-    assert planned(recipe(sync=full), nodes=["CPU=100,region=west"]).warnings == ()
-    local = planned(recipe(pools=SPREAD, sync=full), nodes=["CPU=100"], source="this machine")
-    assert local.warnings == ()
-
-
-def test_a_store_of_one_host_is_warned_of_where_there_are_several() -> None:
-    (warning,) = planned(shared_store=False).warnings
-    assert (warning.field, warning.value) == ("run-dir", "/shared/run")
-    assert planned(nodes=["CPU=100"], shared_store=False).warnings == ()
+@pytest.mark.parametrize(("sections", "setting", "field", "says"), WARNINGS)
+def test_a_doubtful_setting_is_warned_of_once_and_by_its_field_and_what_is_as_meant_is_not(
+    sections: dict[str, Any], setting: dict[str, Any], field: str, says: str
+) -> None:
+    plan = planned(recipe(**sections), step_s=1.0, **setting)
+    assert [warning.field for warning in plan.warnings] == [field] * bool(field) and plan.ok
+    for warning in plan.warnings:
+        assert says in f"{warning.message} {warning.value} {warning.fix}" and warning.fix
 
 
 # ------------------------------------------------------------------ limits
@@ -349,21 +310,17 @@ def test_what_cannot_work_is_a_limit(sections: dict[str, Any], nodes: list[str],
     assert plan.limits[0].field == field
 
 
-def test_devices_hold_the_parameters_whole_unless_the_task_may_cut_them() -> None:
-    two = recipe(pools=[{"name": "a", "resources": {"GPU": 2}}], sync={"quorum": 1})
-    needed = memory.learner(two.sync, shapes(), accelerated=True).device_bytes
-    node = [f"CPU=9,GPU=2,accelerator_memory={(needed - 1) / 2**30},name=n"]
-    (limit,) = planned(two, nodes=node).limits
-    assert limit.field == "n accelerator_memory"
-    assert planned(two, replace(shapes(), shardable=True), node).limits == ()
+def test_devices_hold_the_parameters_whole_unless_the_task_may_cut_them_in_the_part_that_xla_takes() -> None:
+    def fits(gpus: int, gib: float, of: Shapes) -> bool:
+        wanted = recipe(pools=[{"name": "a", "resources": {"GPU": gpus}}], sync={"quorum": 1})
+        limits = planned(wanted, of, [f"CPU=9,GPU={gpus},accelerator_memory={gib},name=n"]).limits
+        assert [limit.field for limit in limits] in ([], ["n accelerator_memory"])
+        return not limits
 
-
-def test_a_learner_has_the_part_of_a_gpus_memory_that_xla_takes_there() -> None:
-    one = recipe(pools=[{"name": "a", "resources": {"GPU": 1}}], sync={"quorum": 1})
-    needed = memory.learner(one.sync, shapes(), accelerated=True).device_bytes
-    for share, fits in ((0.89, True), (0.95, False)):
-        node = [f"CPU=9,GPU=1,accelerator_memory={needed / share / 2**30},name=n"]
-        assert (planned(one, nodes=node).limits == ()) == fits
+    needed = memory.learner(recipe(sync={"quorum": 1}).sync, shapes(), accelerated=True).device_bytes / 2**30
+    short = needed - 2.0**-30
+    assert not fits(2, short, shapes()) and fits(2, short, replace(shapes(), shardable=True))
+    assert fits(1, needed / 0.89, shapes()) and not fits(1, needed / 0.95, shapes())
 
 
 def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() -> None:
@@ -383,36 +340,28 @@ def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() ->
 ELASTIC = [{"name": "a", "learners": 3, "min": 2, "max": 5}, {"name": "b", "learners": 2, "min": 1, "max": 2}]
 
 
+REGIONS = [pool | {"region": region} for pool, region in zip(ELASTIC, ("west", "east"), strict=True)]
+SPOT = [{"name": "a", "learners": 2, "min": 2}, {"name": "b", "learners": 4}]
+
+
 @pytest.mark.parametrize(
-    ("quorum", "says"),
+    ("pools", "quorum", "says"),
     [
-        (1, None),
-        (2, "with its pools at their min without pool a (2 of 3 learners) only 1 are left"),
-        (3, "with its pools at their min only 3 learners are left"),
-        (4, "with its pools at their min only 3 learners are left"),
-        (5, "is every one of 5 learners"),
+        (ELASTIC, 1, []),
+        (ELASTIC, 2, ["with its pools at their min without pool a (2 of 3 learners) only 1 are left"]),
+        (ELASTIC, 3, ["with its pools at their min only 3 learners are left"]),
+        (ELASTIC, 4, ["with its pools at their min only 3 learners are left"]),
+        (ELASTIC, 5, ["is every one of 5 learners"]),
+        (REGIONS, 2, ["pool a (2 of 3", "region west (2 of 3"]),
+        (SPOT, 2, ["only 2 learners are left"]),  # a pool that may go altogether counts as gone
+        (SPOT[1:], 2, []),  # no min at all: as they start
     ],
 )
-def test_the_quorum_is_held_against_the_fewest_learners_that_scaling_leaves(quorum: int, says: str | None) -> None:
-    found = [warning.message for warning in planned(recipe(pools=ELASTIC, sync={"quorum": quorum})).warnings]
-    assert len(found) == (says is not None)
-    assert says is None or says in found[0]
-
-
-def test_a_pool_that_may_go_altogether_counts_as_gone_beside_one_that_stays() -> None:
-    spot = [{"name": "a", "learners": 2, "min": 2}, {"name": "b", "learners": 4}]
-    (warning,) = planned(recipe(pools=spot, sync={"quorum": 2})).warnings
-    assert "only 2 learners are left" in warning.message
-    assert planned(recipe(pools=spot[1:], sync={"quorum": 2})).warnings == (), "no min at all: as they start"
-
-
-def test_regions_are_counted_by_the_learners_that_stay() -> None:
-    pools = [pool | {"region": region} for pool, region in zip(ELASTIC, ("west", "east"), strict=True)]
-    found = [warning.message for warning in planned(recipe(pools=pools, sync={"quorum": 2})).warnings]
-    assert [("pool a (2 of 3" in message, "region west (2 of 3" in message) for message in found] == [
-        (True, False),
-        (False, True),
-    ]
+def test_the_quorum_is_held_against_the_fewest_learners_that_scaling_leaves(
+    pools: list[dict[str, Any]], quorum: int, says: list[str]
+) -> None:
+    found = [warning.message for warning in planned(recipe(pools=pools, sync={"quorum": quorum})).warnings]
+    assert len(found) == len(says) and all(words in each for words, each in zip(says, found, strict=True))
 
 
 def test_a_plan_says_whether_the_pools_find_a_place_at_their_max() -> None:
