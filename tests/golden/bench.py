@@ -20,7 +20,7 @@ from outer.protocol.events_effects import (
     Publish,
     Send,
 )
-from outer.protocol.facts import Record
+from outer.protocol.facts import Committed, Record
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import STEPPING, Attach, Contribution, FragmentCounters, Notice, ReadRequest, Report
 from outer.protocol.recovery import Entry, recover
@@ -200,8 +200,8 @@ class Bench:
 
     def commit(self, *names: str) -> None:
         """One round's part: all of these step until the next fragment commits with each of them."""
-        before, until = len(self.facts_named("Committed")), self.now + 100.0
-        while len(self.facts_named("Committed")) == before:
+        before, until = len(self.facts(Committed)), self.now + 100.0
+        while len(self.facts(Committed)) == before:
             assert self.now < until, "no commit comes"
             asked = {name: len(self.sent(ReadRequest, name)) for name in names}
             self.now += 1.0
@@ -215,10 +215,6 @@ class Bench:
         """Of one kind, in order; records once they are durable."""
         said = [e.fact for e in self.log if isinstance(e, Emit)] + self.durable
         return [fact for fact in said if isinstance(fact, kind)]
-
-    def facts_named(self, name: str) -> list[Any]:
-        said = [e.fact for e in self.log if isinstance(e, Emit)] + self.durable
-        return [fact for fact in said if type(fact).__name__ == name]
 
     def sent(self, kind: type[T], learner: str) -> list[T]:
         return [

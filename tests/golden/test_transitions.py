@@ -1,4 +1,4 @@
-"""Runs make every move in the machines' transition tables, and no other."""
+"""Scripts make every move in the machines' transition tables, and no other is made."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from learners.protocol import learner
+from learners.protocol.events_effects import Resume
 from learners.protocol.learner import Learner
 from orchestrator.lifecycle import controller
 from orchestrator.lifecycle.controller import Controller, Start
-from outer.config import SyncConfig
-from outer.protocol import events_effects as outer
 from outer.protocol import open_step
-from outer.protocol.events_effects import StopRequested
+from outer.protocol.events_effects import Fence, StopRequested, Tick
+from outer.protocol.messages import Drain, Stop, Welcome
 from outer.protocol.open_step import OpenStep
-from outer.protocol.syncer import Budget
 from tests.golden.bench import ALL, bench, merged, reading
-from tests.golden.world import NetworkFaults, World
+from tests.golden.loop import Loop, joined
 
 Moves = set[tuple[Any, Any]]
 NAMES = ("a", "b", "c")
@@ -59,68 +58,33 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moves]:
     assert made <= written(learner.TRANSITIONS)
 
 
-class Impatient(World):
-    """Ticks once between any two events, before the syncer wants one: nothing may come of it."""
-
-    checked_at, probes = 0.0, 0
-
-    def _drive_outer(self, event: outer.Event) -> None:
-        between, wake_at = (self.checked_at + self.now) / 2, self.syncer.wake_at
-        if self.checked_at < between < self.now and (wake_at is None or between < wake_at):
-            effects = self.syncer.handle(between, outer.Tick())
-            assert effects == [], f"at {between} something was due, but wake_at was {wake_at}"
-            self.probes += 1
-        self.checked_at = self.now
-        super()._drive_outer(event)
-
-
-def storm(seed: int, kind: type[World] = World, **sync: Any) -> World:
-    """A run with deaths, freezes, drains and a bad network, stopped at a random time."""
-    config = {"P": 2, "H": 4, "tau": 2, "read_timeout_s": 0.4, "lease_s": 0.8, "grace": 0.3}
-    world = kind(
-        sync=SyncConfig.model_validate(config | sync),
-        learners={"a": 0.1, "b": 0.13, "c": 0.21},
-        quorum=2,
-        budget=Budget(None, 10_000),
-        seed=seed,
-        network=NetworkFaults(lost=0.2, doubled=0.2, delay_s=0.1),
-    )
-    chance = Random(seed)
-    for name in NAMES:
-        world.start(name)
-    for _ in range(8):
-        name, at = chance.choice(NAMES), chance.uniform(0.5, 9.0)
-        match chance.choice(["die", "freeze", "leave"]):
-            case "die":
-                world.at(at, lambda name=name: world.kill(name))  # type: ignore[misc]
-                world.at(at + 0.2, lambda name=name: world.bury(name))  # type: ignore[misc]
-                world.at(at + 0.9, lambda name=name: world.start(name))  # type: ignore[misc]
-            case "freeze":
-                world.at(at, lambda name=name: world.freeze(name, 1.5))  # type: ignore[misc]
-            case "leave":
-                world.at(at, lambda name=name: world.leave(name))  # type: ignore[misc]
-                world.at(at + 2.0, lambda name=name: world.start(name))  # type: ignore[misc]
-    world.run(10.0 + chance.random())
-    world.start("a")  # it joins just when the run ends
-    world._drive_outer(StopRequested("enough"))
-    world.run(20.0)
-    return world
-
-
 def test_open_steps_and_learners_make_every_move_of_their_tables(steps: Moves, phases: Moves) -> None:
-    for seed in range(6):
-        storm(seed)
-    for rare in (not_finite, dropped_in_grace, dropped_while_merging, dropped_while_merged):
-        rare()
+    for script in (
+        committed_and_passed,
+        not_finite,
+        unread,
+        quorum_lost_in_grace,
+        grace_over,
+        dropped,
+        merged_and_dropped,
+    ):
+        script()
+    stepping, draining, joining = joined(), joined(), Loop()
+    stepping.do(Stop(1, "enough"))
+    stepping.step()
+    draining.step()
+    draining.do(Drain(1, 3, "scaled down", 60.0))
+    draining.step()
+    draining.do(Stop(1, "enough"), Resume())
+    joining.compile()
+    joining.do(Welcome(1, 0, 0.0, (0, 0)), Stop(1, "enough"), Resume())
     assert written(open_step.TRANSITIONS) - steps == set()
     assert written(learner.TRANSITIONS) - phases == set()
 
 
-@pytest.mark.parametrize("pacing", ["clock", "quorum"])
-def test_nothing_falls_due_before_the_syncer_asks_to_be_woken(pacing: str) -> None:
-    for seed in range(4):
-        world = storm(seed, Impatient, pacing=pacing)
-        assert isinstance(world, Impatient) and world.probes > 100
+def committed_and_passed() -> None:
+    for fragments in (1, 4):
+        bench("a", "b", sync={"P": fragments, "H": 4, "tau": 1, "grace": 0.5}).commit("a", "b")
 
 
 def not_finite() -> None:
@@ -129,20 +93,46 @@ def not_finite() -> None:
     one.do(merged(1, finite=False))
 
 
-def dropped_in_grace() -> None:
-    one = bench("a", "b", quorum=1, sync=ALL)
+def unread() -> None:
+    """Nobody answers in time."""
+    one = reading("a", "b")
+    one.now += 60.0
+    one.do(Tick())
+
+
+def quorum_lost_in_grace() -> None:
+    one = bench("a", "b", "c", sync={"grace": 5.0})
+    one.now = 1.0
+    one.step("a", "b")
+    one.do(Fence("b", 1, "killed"))
+    one.now = 6.0
+    one.do(Tick())
+    one.step("c")  # a and c are a quorum, and all that live
+    assert one.asked(1) == ["a", "c"]
+
+
+def grace_over() -> None:
+    one = bench("a", "b", quorum=1, sync={"grace": 0.5})
     one.now = 1.0
     one.step("a")
-    one.do(StopRequested("enough"))
+    one.now = 1.5
+    one.do(Tick())
+    assert one.asked(1) == ["a"]
 
 
-def dropped_while_merging() -> None:
-    one = reading("a", "b", merges_itself=False, sync=ALL)
-    one.answer("a", "b")
-    one.do(StopRequested("enough"))
+def dropped() -> None:
+    """At every stage up to merging."""
+    collecting, grace = bench("a", "b", sync=ALL), bench("a", "b", quorum=1, sync=ALL)
+    for one in (collecting, grace):
+        one.now = 1.0
+        one.step("a")
+    read, merging = reading("a", "b"), reading("a", "b", merges_itself=False, sync=ALL)
+    merging.answer("a", "b")
+    for one in (collecting, grace, read, merging):
+        one.do(StopRequested("enough"))
 
 
-def dropped_while_merged() -> None:
+def merged_and_dropped() -> None:
     """Step 2 is merged and waits for step 1 to commit."""
     one = bench("a", "b", sync={"P": 4, "H": 4, "tau": 2} | ALL)
     for second in (1, 2):

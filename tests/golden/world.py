@@ -1,4 +1,4 @@
-"""Both machines on one virtual clock and a hostile network, without arrays: the simplest shell that can be.
+"""Both machines on one virtual clock and a perfect network, without arrays: the simplest shell that can be.
 
 It shares only the clock with orchestrator/simulation, so that a mistake in the processes there shows as a difference.
 
@@ -13,7 +13,6 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any, NamedTuple, TypeVar
 
 from learners.protocol import events_effects as unit
@@ -22,7 +21,7 @@ from orchestrator.simulation.timeline import Timeline
 from outer.config import SyncConfig
 from outer.protocol import events_effects as outer
 from outer.protocol.fragments import Fragment, Tensor
-from outer.protocol.messages import COMPILING, IMPORTING, Attach, Donor, State, StateRequest, Stop, Welcome
+from outer.protocol.messages import COMPILING, IMPORTING, Donor, State, StateRequest
 from outer.protocol.syncer import Budget, Syncer
 
 T = TypeVar("T")
@@ -44,18 +43,6 @@ class Said(NamedTuple):
     writer: str
     incarnation: int
     fact: Any
-
-
-@dataclass(frozen=True)
-class NetworkFaults:
-    """What the network does to a message. Calls that a shell repeats until they are answered are never lost."""
-
-    lost: float = 0.0  # share of messages
-    doubled: float = 0.0
-    delay_s: float = 0.0  # the longest; messages overtake each other
-
-
-CALM = NetworkFaults()
 
 
 @dataclass
@@ -85,13 +72,11 @@ class World:
         learners: Mapping[str, float],
         quorum: int,
         budget: Budget,
-        seed: int = 0,
-        network: NetworkFaults = CALM,
         span_steps: int = 4,
     ) -> None:
         assert sync.fragments is not None
         count = sync.fragments
-        self.time, self.network = Timeline(), network
+        self.time = Timeline()
         self.said: list[Said] = []
         self.lines: list[str] = []
         self.units: dict[str, Unit] = {}
@@ -109,7 +94,6 @@ class World:
         self._sync, self._speed, self._span_steps = sync, dict(learners), span_steps
         self._incarnations: Counter[str] = Counter()
         self._dead: dict[str, int] = {}  # the incarnation of each that was killed last
-        self._chance = Random(seed)
         self._seekers: dict[tuple[str, int], tuple[Unit, float]] = {}
         self._asked: dict[tuple[str, int], tuple[Unit, StateRequest]] = {}
         self._perform_outer(self.syncer.start())
@@ -162,11 +146,6 @@ class World:
     def bury(self, name: str) -> None:
         self._drive_outer(outer.Fence(name, self._dead.get(name, self._incarnations[name]), "killed"))
 
-    def leave(self, name: str) -> None:
-        """A learner's host tells its process to end."""
-        if each := self.units.get(name):
-            self._drive(each, unit.Leave())
-
     def restart(self, *names: str) -> None:
         """All of them die, which is noticed, and start anew."""
         for name in names:
@@ -188,19 +167,17 @@ class World:
 
     # -------------------------------------------------------------- the network
 
-    def _carry(self, deliver: Callable[[], None], sure: bool = False) -> None:
-        if not sure and self._chance.random() < self.network.lost:
-            return
-        for _ in range(2 if self._chance.random() < self.network.doubled else 1):
-            self.at(self.now + self._chance.uniform(0.0, self.network.delay_s), deliver)
+    def _carry(self, deliver: Callable[[], None]) -> None:
+        """Whatever is sent arrives, at once and in order."""
+        self.at(self.now, deliver)
 
-    def _to_syncer(self, event: Any, sure: bool = False) -> None:
-        self._carry(lambda: self._drive_outer(event), sure)
+    def _to_syncer(self, event: Any) -> None:
+        self._carry(lambda: self._drive_outer(event))
 
-    def _to_learner(self, name: str, incarnation: int, event: Any, sure: bool = False) -> None:
+    def _to_learner(self, name: str, incarnation: int, event: Any) -> None:
         each = self.units.get(name)
         if each is not None and each.key == (name, incarnation):
-            self._carry(lambda: self._drive(each, event), sure)
+            self._carry(lambda: self._drive(each, event))
 
     # -------------------------------------------------------------- the syncer's shell
 
@@ -223,9 +200,9 @@ class World:
                     self._say("syncer", 1, fact)
                 case outer.Send(learner, incarnation, Donor() as donor):
                     if (seeker := self._seekers.pop((learner, incarnation), None)) is not None:
-                        self._carry(lambda donor=donor, seeker=seeker: self._ask(*seeker, donor), sure=True)
+                        self._carry(lambda donor=donor, seeker=seeker: self._ask(*seeker, donor))
                 case outer.Send(learner, incarnation, message):
-                    self._to_learner(learner, incarnation, message, isinstance(message, Welcome | Stop))
+                    self._to_learner(learner, incarnation, message)
                 case outer.Merge(syncer_step, fragment, payloads, _):
                     base = value = self.values[fragment]
                     for payload in payloads:
@@ -265,7 +242,7 @@ class World:
                 case unit.Emit(fact):
                     self._say(*each.key, fact)
                 case unit.Send(message):
-                    self._to_syncer(message, isinstance(message, Attach))
+                    self._to_syncer(message)
                 case unit.Answer(contribution):
                     each.read[contribution.fragment, contribution.step] = contribution.payload
                     self._to_syncer(replace(contribution, digest="digest"))
@@ -273,7 +250,7 @@ class World:
                     self._fetch(each, fragment, version)
                 case unit.Recover(seek, deadline_s):
                     self._seekers[each.key] = (each, deadline_s)
-                    self._to_syncer(seek, sure=True)
+                    self._to_syncer(seek)
                 case unit.Donate(request, step, syncer_step):
                     self._give(each, request, step, syncer_step)
                 case unit.Decline(request, reason):
@@ -311,7 +288,7 @@ class World:
             event: unit.Event = unit.Fetched(fragment, newest, self.values[fragment])
             self._drive(each, unit.FetchFailed(fragment, version, "fetch_failed") if newest < version else event)
 
-        self._carry(answer, sure=True)
+        self._carry(answer)
 
     # -------------------------------------------------------------- from learner to learner
 
@@ -327,7 +304,7 @@ class World:
         self.at(self.now + deadline_s, lambda: self._refuse(request, "timeout"))
         donor = self.units.get(named.donor)
         if donor is not None and donor.key == (named.donor, named.donor_incarnation):
-            self._carry(lambda: self._drive(donor, request), sure=True)
+            self._carry(lambda: self._drive(donor, request))
 
     def _give(self, donor: Unit, request: StateRequest, step: int, syncer_step: int) -> None:
         state = State(*donor.key, step, syncer_step, tuple(donor.values), "digest", 1)
@@ -337,7 +314,7 @@ class World:
             if (asked := self._answered(request)) is not None:
                 self._drive(asked, unit.StateArrived(state))
 
-        self._carry(arrive, sure=True)
+        self._carry(arrive)
 
     def _refuse(self, request: StateRequest, reason: str) -> None:
         if (asked := self._answered(request)) is not None:
