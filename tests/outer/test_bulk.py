@@ -11,35 +11,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 
 from outer import shard as module
 from outer.actor import SyncerActor
 from outer.bulk import Bulk
-from outer.config import OuterConfig, SyncConfig
 from outer.journal.object_store import Folder
 from outer.numeric import codec as codecs
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.events_effects import Merge
 from outer.protocol.fragments import Fragment, Tensor
-from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
-from outer.protocol.syncer import Budget
+from outer.protocol.messages import ReadRequest
 from outer.shard import Answer, Fetched, FragmentShard, Token
-from outer.spec import SyncerSpec
+from tests.outer.serving import learner, spec
 from tests.waiting import in_a_loop
 
 SIZE = 3
-
-
 FRAGMENTS = (Fragment(0, (Tensor("w", (SIZE,), "float32"),)),)
 
 
 def bulk() -> Bulk:
-    spec = SyncerSpec(
-        1, SyncConfig(P=1, H=3), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {"seed": 0}, "code",
-        Folder(Path("unused")),
-    )  # fmt: skip
-    made = Bulk(spec, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)], {"w": "avg"}, {}))
+    made = Bulk(spec(Folder(Path("unused")), 1), lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)], {"w": "avg"}, {}))
     made.begin([0], lacking=False)
     return made
 
@@ -53,25 +44,15 @@ def request(syncer_step: int, attempt: int = 1) -> ReadRequest:
     return ReadRequest(1, 1, syncer_step, 0, attempt, 0.0, 2.0)
 
 
-def learner(value: float, name: str = "a", digest: str = "") -> Any:
-    """A handle whose `read` gives this value, or raises it."""
-
-    async def read(asked: ReadRequest) -> tuple[Contribution, list[Any], int]:
-        if value < 0.0:
-            raise ray.exceptions.GetTimeoutError("it is dead")
-        payload = np.full(SIZE, value, np.float32)
-        counters = FragmentCounters(0, 0, 1, 8)
-        sent = digest or codecs.digest(payload)
-        return Contribution(name, 1, 1, asked.syncer_step, 0, asked.attempt, 1, 8, counters, payload, sent), [], 0
-
-    return SimpleNamespace(read=SimpleNamespace(remote=read))
+def sends(value: float, **more: str) -> Any:
+    return learner(np.full(SIZE, value, np.float32), **more)
 
 
 @in_a_loop
 async def test_a_payload_stays_behind_its_token_until_its_read_is_closed() -> None:
     held = bulk()
     for step, attempt in ((1, 1), (1, 2), (2, 1)):
-        answer = await held.read("a", learner(step), request(step, attempt))
+        answer = await held.read("a", sends(step), request(step, attempt))
         assert isinstance(answer, Answer) and answer.contribution.payload == Token((step, attempt), "a")
     held.keep({(1, 2), (2, 1)})
     assert set(shard(held)._payloads) == {Token((1, 2), "a"), Token((2, 1), "a")}
@@ -92,21 +73,15 @@ async def test_an_answer_in_another_format_than_asked_for_is_refused_and_one_in_
     held = bulk()
     asked = replace(request(1), codec="bf16")
     moved = codecs.encode("bf16", np.full(SIZE, 3.0, np.float32), np.zeros(SIZE, np.float32))
-
-    async def read(asked: ReadRequest) -> tuple[Contribution, list[Any], int]:
-        counters = FragmentCounters(0, 0, 1, 8)
-        digest = codecs.digest(moved)
-        return Contribution("b", 1, 1, 1, 0, 1, 1, 8, counters, moved, digest, asked.codec), [], 0
-
-    answer = await held.read("b", SimpleNamespace(read=SimpleNamespace(remote=read)), asked)
-    other = await held.read("a", learner(1.0), request(1))
+    answer = await held.read("b", learner(moved, "b", codec="bf16"), asked)
+    other = await held.read("a", sends(1.0), request(1))
     assert isinstance(answer, Answer) and isinstance(other, Answer)
     tokens = other.contribution.payload, answer.contribution.payload
     proposal = await held.merge(Merge(1, 0, tokens, (0.5, 0.5), ("", "bf16")))
     plain = [np.full(SIZE, value, np.float32) for value in (1.0, 3.0)]
     same = shard(held).parameters.propose(0, plain, [0.5, 0.5], 1)
     assert proposal.digest == same.digest, "these numbers are exact"
-    wrong = await held.read("a", learner(1.0), replace(request(1), codec="bf16"))
+    wrong = await held.read("a", sends(1.0), asked)
     assert isinstance(wrong, Answer) and wrong.contribution.defect == "wrong_shape"
 
 
@@ -114,14 +89,14 @@ async def test_an_answer_in_another_format_than_asked_for_is_refused_and_one_in_
 async def test_a_defective_or_missing_answer_leaves_nothing_behind() -> None:
     held = bulk()
     for handle, defect in (
-        (learner(1.0, name="b"), "wrong_sender"),
-        (learner(1.0, digest="0" * 32), "bad_digest"),
-        (learner(float("inf")), "non_finite"),
+        (sends(1.0, name="b"), "wrong_sender"),
+        (sends(1.0, digest="0" * 32), "bad_digest"),
+        (sends(float("inf")), "non_finite"),
     ):
         answer = await held.read("a", handle, request(1))
         assert isinstance(answer, Answer)
         assert (answer.contribution.defect, answer.contribution.payload) == (defect, None)
-    assert await held.read("a", learner(-1.0), request(1)) == "GetTimeoutError"
+    assert await held.read("a", learner(None), request(1)) == "GetTimeoutError"
     assert shard(held)._payloads == {}
 
 

@@ -12,18 +12,18 @@ import pytest
 
 from outer import epoch, first_values
 from outer.bulk import Bulk
-from outer.config import OuterConfig, SyncConfig
 from outer.epoch import Begun
 from outer.first_values import FirstValues
 from outer.journal.groups import Logged
 from outer.journal.journal_writer import JournalWriter
 from outer.journal.object_store import Folder
 from outer.journal.rebuild import Incomplete
-from outer.protocol.facts import Committed, Participant, SpanGranted
+from outer.protocol.facts import SpanGranted
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry
-from outer.protocol.syncer import Budget
 from outer.spec import SyncerSpec
+from tests.outer.journal.records import committed
+from tests.outer.serving import spec
 
 FRAGMENTS = tuple(Fragment(n, (Tensor(f"t{n}", (2, 2), "float32"), Tensor(f"u{n}", (), "float32"))) for n in range(3))
 VALUES: FirstValues = (
@@ -32,13 +32,6 @@ VALUES: FirstValues = (
     {"t*": "avg"},
     {"loss_unit": "nats"},
 )
-
-
-def spec(store: Folder, number: int, begun: int = 0) -> SyncerSpec:
-    return SyncerSpec(
-        number, SyncConfig(P=3, H=3), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {"seed": 0}, "code",
-        store, begun=begun,
-    )  # fmt: skip
 
 
 def begin(spec: SyncerSpec, make: Any) -> tuple[Begun, Bulk, JournalWriter]:
@@ -57,17 +50,15 @@ def never(_: Any) -> FirstValues:
 
 def first_epoch(store: Folder) -> SyncerSpec:
     """It has committed fragment 1 and nothing else."""
-    first = spec(store, 1)
+    first = spec(store, 3)
     begun, bulk, journal = begin(first, lambda _: VALUES)
     save(first, begun, bulk)
-    one = Participant("a", 1, 1, 0, 1, 8, 1.0, "d", 8)
-    committed = Committed(1, 1, 1, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
     state = bulk.kept([1])[1].arrays[1:]
     granted = SpanGranted("a", 1, 0, 0, 8, 2)
     journal._journal.write(
         [
             Logged(Entry(1, 0, granted), 0, 1.0, []),
-            Logged(Entry(1, 1, committed), 1, 1.0, [np.full(5, 7.0, np.float32), *state]),
+            Logged(Entry(1, 1, committed(1, 1)), 1, 1.0, [np.full(5, 7.0, np.float32), *state]),
         ]
     )
     return first
@@ -86,11 +77,8 @@ def test_what_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
     first = first_epoch(Folder(tmp_path))
     (tmp_path / "initial" / "000001" / "0002").write_bytes(b"damaged")
     _, bulk, _ = begin(replace(first, epoch=2, begun=1), lambda _: VALUES)
-    assert bulk.current()[2].tolist() == [2.5] * 5 and [value.version for value in bulk.kept(range(3)).values()] == [
-        0,
-        1,
-        0,
-    ]
+    assert bulk.current()[2].tolist() == [2.5] * 5
+    assert [value.version for value in bulk.kept(range(3)).values()] == [0, 1, 0]
 
 
 def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp_path: Path) -> None:
@@ -106,4 +94,4 @@ def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp_path:
 
 def test_a_journal_without_records_needs_other_sources(tmp_path: Path) -> None:
     with pytest.raises(Incomplete, match="the journal has no records"):
-        begin(spec(Folder(tmp_path), 2, begun=1), never)
+        begin(spec(Folder(tmp_path), 3, epoch=2, begun=1), never)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import ray
 
 from outer import shard as module
-from outer.config import OuterConfig, SyncConfig
 from outer.journal import checkpoint_parts, values
 from outer.journal.groups import Value
 from outer.journal.journal import StoredJournal
@@ -21,10 +19,9 @@ from outer.numeric import codec as codecs
 from outer.protocol.events_effects import Merge
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.manifest import code_digest
-from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
-from outer.protocol.syncer import Budget
+from outer.protocol.messages import ReadRequest
 from outer.shard import Answer, ShardActor, Token
-from outer.spec import SyncerSpec
+from tests.outer.serving import learner, spec
 from tests.waiting import in_a_loop
 
 SIZE = 3
@@ -43,11 +40,8 @@ def shard(store: Folder, monkeypatch: pytest.MonkeyPatch) -> ShardActor:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
     journal = StoredJournal(store, "journal", 1, len(FRAGMENTS))
     journal.open()
-    spec = SyncerSpec(
-        1, SyncConfig(P=4, H=4, tau=1), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {"seed": 0},
-        code_digest(), store, shards=2,
-    )  # fmt: skip
-    made = ShardActor(spec, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)] * 4, {"w*": "avg"}, {}), 1)
+    of_two = spec(store, 4, code=code_digest(), shards=2)
+    made = ShardActor(of_two, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)] * 4, {"w*": "avg"}, {}), 1)
     assert made.load({}, journal.run) == {}
     made.begin([0] * 4, lacking=False)
     made.restore({}, [])
@@ -55,12 +49,7 @@ def shard(store: Folder, monkeypatch: pytest.MonkeyPatch) -> ShardActor:
 
 
 async def read(shard: ShardActor, step: int, fragment: int, value: float) -> Token:
-    async def answer(asked: ReadRequest) -> tuple[Contribution, list[Any], int]:
-        payload, counters = np.full(SIZE, value, np.float32), FragmentCounters(0, 0, 1, 8)
-        digest = codecs.digest(payload)
-        return Contribution("a", 1, 1, step, fragment, 1, 1, 8, counters, payload, digest), [], 0
-
-    handle = SimpleNamespace(read=SimpleNamespace(remote=answer))
+    handle = learner(np.full(SIZE, value, np.float32))
     found = await shard.read("a", handle, ReadRequest(1, 1, step, fragment, 1, 0.0, 2.0))
     assert isinstance(found, Answer) and isinstance(found.contribution.payload, Token)
     return found.contribution.payload

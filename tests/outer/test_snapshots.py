@@ -54,18 +54,8 @@ class Initial:
 
 
 def made(folder: Path) -> tuple[Snapshots, Journal, Any]:
-    journal = Journal()
-    bulk = Initial([])
-    return (
-        Snapshots(
-            1,
-            FRAGMENTS,
-            Folder(folder),
-            journal,
-        ),
-        journal,
-        bulk,
-    )  # type: ignore[arg-type]
+    journal: Any = Journal()
+    return Snapshots(1, FRAGMENTS, Folder(folder), journal), journal, Initial([])
 
 
 @in_a_loop
@@ -84,7 +74,6 @@ async def test_of_cuts_that_are_never_written_the_newest_are_kept_and_the_others
 @in_a_loop
 async def test_a_cut_that_does_not_come_in_time_is_not_kept(tmp_path: Path) -> None:
     """The journal's store is full or away."""
-
     snapshots, journal, bulk = made(tmp_path)
     value = np.zeros(4, np.float32)
     bulk.values = [value]

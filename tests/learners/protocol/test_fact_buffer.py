@@ -52,28 +52,33 @@ def test_too_many_facts_for_one_answer_have_to_be_uploaded_first(monkeypatch: py
     assert numbers(facts.everything()) == [1, 2, 3]
 
 
+def test_a_full_buffer_drops_the_oldest_facts_and_counts_them() -> None:
+    facts = buffer(3, limit=3)
+    facts.pending(1)
+    facts.add(3)
+    facts.add(4)
+    assert (facts.oldest, facts.dropped, numbers(facts.everything())) == (2, 2, [2, 3, 4])
+
+
 def test_a_resumed_incarnation_continues_its_numbers() -> None:
     facts = buffer(2, first=7)
     assert (facts.oldest, numbers(facts.pending())) == (7, [7, 8])
 
 
 @given(
-    st.lists(st.sampled_from(["add", "send", "all", "rewind", "wait"]) | st.integers(-1, 20), max_size=60),
+    st.lists(
+        st.sampled_from(["add", "add", "add", "send", "all", "rewind", "wait"]) | st.integers(-1, 20), max_size=60
+    ),
     st.integers(1, 5),
-    st.integers(1, 8),
+    st.integers(1, 4),
 )
 def test_messages_carry_runs_without_a_gap_and_never_what_is_acknowledged(
     script: list[str | int], message: int, limit: int
 ) -> None:
     clock = Clock()
     facts = buffer(monotonic=clock, limit=limit)
-    said, oldest, unsent, dropped, moved_at = (
-        0,
-        0,
-        0,
-        0,
-        0.0,
-    )  # the model: sent and not acknowledged is [oldest, unsent)
+    said = oldest = unsent = dropped = 0  # the model: sent and not acknowledged is [oldest, unsent)
+    moved_at = 0.0
     for move in script:
         if move == "add":
             facts.add(said)

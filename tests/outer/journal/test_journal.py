@@ -14,9 +14,10 @@ from outer.journal.chain import IDENTITY, identity, positions
 from outer.journal.groups import Logged
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal, inspect
 from outer.journal.object_store import Folder, Objects, Remote
-from outer.protocol.facts import Committed, Participant, SpanGranted, SpanReturned
+from outer.protocol.facts import Committed, SpanGranted, SpanReturned
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry, recover
+from tests.outer.journal.records import committed
 
 FRAGMENTS = 3
 
@@ -38,11 +39,8 @@ class Writer:
         group = []
         for fragment in fragments:
             self._step += 1
-            value = float(self.epoch * 1000 + self._step)
-            one = Participant("a", 1, self._step, self._step - 1, 1, 8, 1.0, "d", 8 * self._step)
-            record = Committed(self._step, fragment, self.epoch, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
-            group.append(self._entry(record, len(group)))
-            self.values[fragment] = value
+            group.append(self._entry(committed(self._step, fragment, self.epoch), len(group)))
+            self.values[fragment] = float(self.epoch * 1000 + self._step)
         self._write(group, [[np.full(5, self.values[f], np.float32), np.arange(3)] for f in fragments])
 
     def grant(self, span: int) -> None:

@@ -16,8 +16,9 @@ from outer.journal import journal as journals
 from outer.journal.groups import Logged
 from outer.journal.journal import StaleEpoch, StoredJournal
 from outer.journal.object_store import Bytes
-from outer.protocol.facts import Committed, Participant
+from outer.protocol.facts import Committed
 from outer.protocol.recovery import Entry
+from tests.outer.journal.records import committed
 
 FRAGMENTS, SEEDS, MOVES = 3, 60, 120
 
@@ -73,9 +74,7 @@ class Epoch:
 
 def commit(epoch: Epoch, fragment: int) -> Entry:
     epoch.step += 1
-    one = Participant("a", 1, epoch.step, epoch.step - 1, 1, 8, 1.0, "d", 8 * epoch.step)
-    record = Committed(epoch.step, fragment, epoch.number, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
-    return Entry(epoch.number, len(epoch.entries), record)
+    return Entry(epoch.number, len(epoch.entries), committed(epoch.step, fragment, epoch.number))
 
 
 @pytest.mark.parametrize("tears", [False, True])

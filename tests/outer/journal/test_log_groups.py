@@ -17,16 +17,14 @@ from outer.journal.chain import Chain, ChainLink, Segmented, positions
 from outer.journal.groups import FactRun, Group, Item, Logged, encode
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
-from outer.protocol.facts import Committed, FactsLost, Participant, StepOpened, SyncerStarted
+from outer.protocol.facts import FactsLost, StepOpened, SyncerStarted
 from outer.protocol.recorder import Run
 from outer.protocol.recovery import Entry
+from tests.outer.journal.records import committed
 
-PART = Participant("a", 1, 3, 0, 3, 24, 1.0, "d", 24)
 
-
-def committed(sequence: int, number: int, norm: float = 1.0) -> Logged:
-    record = Committed(sequence + 1, 0, 1, 0, (PART,), 1, "d", norm, 8, 0.1, 0.2, 0.3, "why")
-    return Logged(Entry(1, sequence, record), number, 5.25, [np.full(3, sequence, np.float32)])
+def commit(sequence: int, number: int) -> Logged:
+    return Logged(Entry(1, sequence, committed(sequence + 1, 0)), number, 5.25, [np.full(3, sequence, np.float32)])
 
 
 def run(writer: str, incarnation: int, first: int, *facts: Any) -> FactRun:
@@ -42,7 +40,7 @@ def group(items: list[Item]) -> Group:
 
 
 def test_a_group_holds_facts_and_records_in_their_order_and_gives_the_records_back() -> None:
-    items = [run("a", 2, 7, opened(1), opened(2)), committed(0, 3), run("syncer", 1, 4, opened(3))]
+    items = [run("a", 2, 7, opened(1), opened(2)), commit(0, 3), run("syncer", 1, 4, opened(3))]
     written = group(items)
     kinds = [
         item["kind"] if isinstance(item, dict) else [fact[1] for fact in item[3]] for item in written.header["items"]
@@ -55,26 +53,6 @@ def test_a_group_holds_facts_and_records_in_their_order_and_gives_the_records_ba
 
 
 RULES = (0,), 0, 2.0, 3.0, 0.0, "journal", 0, "paper", "fp32"  # of a syncer, from `versions` on
-
-
-def test_values_are_written_in_the_order_of_the_fields_whose_names_are_written_once() -> None:
-    started = SyncerStarted(1, (("w", "x"),), (3,), ("a",), 1, 1, 1, *RULES)
-    header = encode([run("syncer", 1, 0, started, opened(2)), committed(0, 2, math.inf)])
-    assert header["fields"]["StepOpened"] == ("syncer_step", "fragment")
-    assert header["items"][0][3][0] == [
-        1.0,
-        "SyncerStarted",
-        [1, [["w", "x"]], [3], ["a"], 1, 1, 1, [0], *RULES[1:]],
-    ]
-    record = dict(zip(header["fields"]["Committed"], header["items"][1]["record"], strict=True))
-    assert record["norm"] == "inf"
-    assert record["participants"] == [["a", 1, 3, 0, 3, 24, 1.0, "d", 24, 0, ""]]
-    assert header["fields"]["Participant"][:2] == ("learner", "incarnation")
-
-
-def test_facts_that_are_lost_count_as_recorded() -> None:
-    lost = FactsLost("b", 4, 10, 19, "gone")
-    assert group([run("syncer", 1, 5, lost)]).runs() == [Run("b", 4, 19), Run("syncer", 1, 5)]
 
 
 @given(st.lists(st.sampled_from([math.nan, -math.inf, 0.1, 3, True, None, 'a"b\n']), max_size=4))
@@ -129,7 +107,7 @@ def test_the_next_epoch_knows_up_to_which_fact_of_whom_the_log_goes_and_how_long
     first = journal(tmp_path, 1)
     assert first.open().writers == []
     for number in range(11):
-        first.write([run("a", 1, 2 * number, opened(1), opened(2)), committed(number, number)])
+        first.write([run("a", 1, 2 * number, opened(1), opened(2)), commit(number, number)])
         keep_up(first)
     lost = FactsLost("b", 1, 0, 4, "gone")
     first.write([run("syncer", 1, 11, lost)])
@@ -161,7 +139,7 @@ def test_groups_with_large_values_become_segments_sooner(tmp_path: Path, monkeyp
     made.open()
     most = 0
     for number in range(60):
-        entry = committed(number, number).entry
+        entry = commit(number, number).entry
         made.write([Logged(entry, number, 1.0, [np.zeros(2500, np.float32)])])
         keep_up(made)
         most = max(most, sum(path.stat().st_size for path in (tmp_path / "journal").iterdir()))
@@ -219,7 +197,7 @@ def test_a_segment_that_a_dead_epoch_made_but_did_not_note_counts_for_the_next(t
 def test_a_journal_without_values_keeps_records_and_facts(tmp_path: Path) -> None:
     first = journal(tmp_path, 1, persistent=False)
     first.open()
-    first.write([run("a", 1, 0, opened(1)), committed(0, 0)])
+    first.write([run("a", 1, 0, opened(1)), commit(0, 0)])
     second = journal(tmp_path, 2, persistent=False)
     found = second.open()
     assert found.values == {} and found.found.versions == [1, 0]

@@ -20,33 +20,29 @@ from outer.journal.framing import Damaged
 from outer.journal.object_store import Folder, Objects, Remote, Unconditional, objects, prove
 from tests.waiting import DEADLINE_S
 
-Make = Callable[[], Objects]
-
 
 @pytest.fixture(params=["folder", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
     return Folder(tmp_path) if request.param == "folder" else Remote(request.getfixturevalue("s3")())
 
 
-def test_what_was_created_is_read_back_whole(store: Objects) -> None:
-    store.create("a/b/c", [b"one", bytearray(b"two"), memoryview(b"three")])
-    assert store.read("a/b/c") == b"onetwothree"
-    store.create("empty", [])
-    assert store.read("empty") == b""
-
-
-def test_what_is_not_there_is_said_to_be_missing(store: Objects) -> None:
+def test_an_object_is_created_once_read_back_whole_and_gone_when_it_is_removed(store: Objects) -> None:
     for name in ("nothing", "a/b"):
         with pytest.raises(FileNotFoundError):
             store.read(name)
     assert store.names("nothing") == store.folders("nothing") == []
-
-
-def test_a_second_creator_is_told_so_and_changes_nothing(store: Objects) -> None:
-    store.create("a", [b"first"])
+    store.create("a/b/c", [b"one", bytearray(b"two"), memoryview(b"three")])
     with pytest.raises(FileExistsError):
-        store.create("a", [b"second"])
-    assert store.read("a") == b"first"
+        store.create("a/b/c", [b"second"])
+    assert store.read("a/b/c") == b"onetwothree"
+    assert pickle.loads(pickle.dumps(store)).read("a/b/c") == b"onetwothree", "in another process too"
+    store.create("empty", [])
+    assert store.read("empty") == b""
+    for _ in range(2):
+        store.remove("a/b/c")
+    assert store.names("a/b") == []
+    with pytest.raises(FileNotFoundError):
+        store.read("a/b/c")
 
 
 def test_of_many_creators_at_once_one_succeeds(store: Objects) -> None:
@@ -86,23 +82,9 @@ def test_folders_are_those_that_hold_something(store: Objects) -> None:
     assert store.folders("c") == ["000001", "000002"]
 
 
-def test_what_is_removed_is_gone_and_may_be_removed_again(store: Objects) -> None:
-    store.create("a/b", [b"1"])
-    store.remove("a/b")
-    store.remove("a/b")
-    assert store.names("a") == []
-    with pytest.raises(FileNotFoundError):
-        store.read("a/b")
-
-
 def test_a_store_that_refuses_is_proven_and_nothing_stays_of_it(store: Objects) -> None:
     prove(store)
     assert store.names(stores.PROBE) == [] and store.folders(stores.PROBE) == []
-
-
-def test_a_store_travels_to_another_process(store: Objects) -> None:
-    store.create("a", [b"1"])
-    assert pickle.loads(pickle.dumps(store)).read("a") == b"1"
 
 
 class Overwriting(Folder):
@@ -134,13 +116,10 @@ def test_a_folder_that_takes_no_more_keeps_no_draft(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("uri", ["/a/b", "file:///a/b"])
-def test_a_path_is_a_folder(uri: str) -> None:
-    store = objects(uri)
-    assert isinstance(store, Folder) and store.root == Path("/a/b")
-
-
-def test_a_scheme_that_nobody_knows_is_refused_in_words() -> None:
+def test_a_path_is_a_folder_and_a_scheme_that_nobody_knows_is_refused_in_words() -> None:
+    for uri in ("/a/b", "file:///a/b"):
+        store = objects(uri)
+        assert isinstance(store, Folder) and store.root == Path("/a/b")
     with pytest.raises(ValueError, match="nosuch"):
         objects("nosuch://bucket/run").names("a")
 

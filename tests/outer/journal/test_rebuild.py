@@ -7,15 +7,15 @@ import numpy as np
 from outer.journal import groups
 from outer.journal.groups import JournalCut, Value
 from outer.journal.rebuild import CHECKPOINT, INITIAL, JOURNAL, LEARNER, RecoverySource, rebuild, replay_log
-from outer.protocol.facts import Committed, Participant, SpanGranted
+from outer.protocol.facts import Committed, SpanGranted
 from outer.protocol.recovery import JournalReplay
+from tests.outer.journal.records import committed
 
 FRAGMENTS = 3
 
 
 def commit(step: int, fragment: int) -> Committed:
-    one = Participant("a", 1, step, step - 1, 1, 8, 1.0, "d", 8 * step)
-    return Committed(step, fragment, 1, 0, (one,), 1, f"digest {step}", 1.0, 8 * step, 0.1, 0.2, 0.3, "why")
+    return committed(step, fragment, digest=f"digest {step}")
 
 
 def log() -> JournalReplay:

@@ -13,15 +13,10 @@ from outer.journal.groups import JournalCut, Logged
 from outer.journal.journal import Opened, StoredJournal, inspect
 from outer.journal.object_store import Folder
 from outer.journal.values import Stored
-from outer.protocol.facts import Committed, Participant
 from outer.protocol.recovery import Entry
+from tests.outer.journal.records import committed
 
-ONE = (Participant("a", 1, 1, 0, 1, 8, 1.0, "d", 8),)
 VALUE = [np.full(3, 7.0, np.float32), np.arange(3, dtype=np.float32)]
-
-
-def committed(version: int) -> Entry:
-    return Entry(1, version - 1, Committed(version, 1, 1, 0, ONE, 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why"))
 
 
 def journal(store: Folder, epoch: int, apart: bool = False) -> tuple[StoredJournal, Opened]:
@@ -33,7 +28,7 @@ def first_epoch(folder: Path) -> tuple[Folder, Stored]:
     """It has committed version 1 of fragment 1, whose value is an object of its own."""
     store = Folder(folder)
     stored = values.write(store, 1, 1, 1, VALUE)
-    journal(store, 1, apart=True)[0].write([Logged(committed(1), 0, 1.0, [], stored)])
+    journal(store, 1, apart=True)[0].write([Logged(Entry(1, 0, committed(1, 1)), 0, 1.0, [], stored)])
     return store, stored
 
 

@@ -16,9 +16,10 @@ from outer.journal import journal_writer as journal_writers
 from outer.journal.chain import Chain
 from outer.journal.journal_writer import FOLDER, JournalWriter
 from outer.journal.object_store import Folder
-from outer.protocol.facts import Committed, Participant, SpanGranted, StepOpened
+from outer.protocol.facts import Committed, SpanGranted, StepOpened
 from outer.protocol.recorder import Run
 from outer.protocol.recovery import Entry
+from tests.outer.journal.records import committed
 from tests.waiting import DEADLINE_S, in_a_loop, until_async
 
 
@@ -73,8 +74,7 @@ class World:
         record: SpanGranted | Committed = SpanGranted("a", 1, sequence, 8 * sequence, 8 * sequence + 8, 2)
         arrays = []
         if fragment is not None:
-            one = Participant("a", 1, sequence + 1, sequence, 1, 8, 1.0, "d", 8 * sequence + 8)
-            record = Committed(sequence + 1, fragment, self.epoch, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
+            record = committed(sequence + 1, fragment, self.epoch)
             arrays = [np.full(3, sequence, np.float32)]
         self.writer.append(Entry(self.epoch, sequence, record), arrays, sequence, 1.0)
         return sequence
@@ -139,21 +139,6 @@ async def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all
 
 
 @in_a_loop
-async def test_while_the_store_stalls_the_loop_goes_on_and_the_wait_is_shown(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.store.lets.clear()
-    world.append(0)
-    await until(lambda: world.store.attempts == 1)
-    shown = [world.writer.view()["waiting_s"]]
-    await until(lambda: world.writer.view()["waiting_s"] > shown[0] + 0.02)
-    assert world.durable == [] and world.reached == ["journaling"]
-    world.store.lets.set()
-    await until(lambda: world.durable == [0])
-    assert world.reached == ["journaling", "journaled"]
-    assert world.writer.view()["write_s"] >= 0.02
-
-
-@in_a_loop
 async def test_a_store_that_has_done_what_it_says_it_has_not_counts_it_once(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.store.forgets = True
@@ -172,6 +157,7 @@ async def test_a_newer_epoch_deposes_and_nothing_more_is_told(tmp_path: Path) ->
     world = World(tmp_path)
     world.append(0)
     await until(lambda: world.durable == [0])
+    assert world.reached == ["journaling", "journaled"]
     successor = World(tmp_path, 2)
     noted(world, 0)
     world.append(1)

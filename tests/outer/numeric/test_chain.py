@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from outer.config import OuterConfig
-from outer.numeric import codec as codecs
 from outer.numeric import formats
 from outer.numeric.chain import Recent, VersionChain
 from outer.numeric.parameters import GlobalParameters
@@ -134,13 +133,6 @@ def test_learners_move_from_what_is_published_and_the_outer_step_from_what_is_ex
     assert still.exact is not None and still.exact.tobytes() == exact.tobytes()
 
 
-def test_without_a_chain_what_is_published_is_the_exact_array_and_nothing_more_is_saved() -> None:
-    held = parameters("fp32")
-    step(held, 1)
-    assert held.exact[0] is held.thetas[0] and held.since(0, 0) is held.thetas[0]
-    assert len(held.arrays(0)) == 2
-
-
 @pytest.mark.parametrize("codec", CODED)
 def test_a_restored_chain_goes_on_to_the_bit(codec: str) -> None:
     whole, first, second = (parameters(codec) for _ in range(3))
@@ -154,14 +146,6 @@ def test_a_restored_chain_goes_on_to_the_bit(codec: str) -> None:
         step(second, version)
     assert second.digest() == whole.digest() and second.exact[0].tobytes() == whole.exact[0].tobytes()
     assert isinstance(second.since(0, 7), list)
-
-
-def test_another_seed_or_version_rounds_otherwise() -> None:
-    before, theta = walk(2)
-    first, other = VersionChain("int8", [FRAGMENT], SEED), VersionChain("int8", [FRAGMENT], SEED + 1)
-    payload = first.delta(0, 5, theta, before).tobytes()
-    assert payload == first.delta(0, 5, theta, before).tobytes()
-    assert payload != first.delta(0, 6, theta, before).tobytes() != other.delta(0, 6, theta, before).tobytes()
 
 
 def test_where_a_saved_value_or_the_recipe_has_no_chain_the_exact_parameters_are_the_published_ones() -> None:
@@ -194,9 +178,3 @@ def test_what_is_no_delta_is_refused(wrong: Any) -> None:
     chain, held = VersionChain("bf16", [FRAGMENT], SEED), parameters("bf16")
     with pytest.raises(ValueError, match="no delta of fragment 0"):
         chain.extend(0, held.thetas[0], [wrong])
-
-
-def test_the_digest_is_of_what_is_published() -> None:
-    held = parameters("int8")
-    proposal = held.propose(0, [held.thetas[0] + np.float32(1)], [1.0], 1)
-    assert proposal.digest == codecs.digest(proposal.theta) != codecs.digest(proposal.exact)  # type: ignore[arg-type]

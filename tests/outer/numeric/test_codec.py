@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import xxhash
 from numpy.typing import NDArray
 
 from outer.numeric import codec
@@ -44,26 +43,6 @@ def test_bf16_is_the_outer_gradient_in_uint16_within_half_a_unit_of_bfloat16() -
     assert (decoded == (base - theta).astype(ml_dtypes.bfloat16).astype(np.float64)).all()
 
 
-def test_bf16_numbers_survive_a_second_round_trip_unchanged() -> None:
-    zero = np.zeros(500, np.float32)
-    values = -fragment(2, 500).astype(ml_dtypes.bfloat16).astype(np.float32)
-    payload = codec.encode("bf16", values, zero)
-    assert (codec.decode("bf16", payload, zero) == -values).all()
-
-
-def test_a_difference_too_large_for_bf16_is_not_finite() -> None:
-    largest = np.full(4, np.finfo(np.float32).max)
-    assert codec.inspect("bf16", codec.encode("bf16", -largest, largest), 4) == "non_finite"
-
-
-def test_the_digest_is_xxh3_of_the_bytes_and_changes_with_any_bit() -> None:
-    payload = fragment(0)
-    assert codec.digest(payload) == xxhash.xxh3_128_hexdigest(payload.tobytes())
-    flipped = payload.copy()
-    flipped.view(np.uint32)[999] ^= 1
-    assert codec.digest(flipped) != codec.digest(payload)
-
-
 # ------------------------------------------------------------------ inspection
 
 
@@ -85,20 +64,15 @@ def test_a_sound_payload_passes_untouched(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_flipped_bit_is_a_bad_digest(name: str) -> None:
+def test_one_flipped_bit_is_a_bad_digest_and_the_payload_is_dropped(name: str) -> None:
     payload = sound(name)
     given = contribution(payload)
     damaged = payload.copy()
     damaged.view(np.uint8)[3] ^= 1
-    assert codec.examine(replace(given, payload=damaged), name, SIZE).defect == "bad_digest"
+    found = codec.examine(replace(given, payload=damaged), name, SIZE)
+    assert (found.defect, found.payload, found.counters) == ("bad_digest", None, given.counters)
 
 
 def test_what_is_no_array_is_a_defect_and_not_an_error() -> None:
     for payload in (None, "text", [1.0] * SIZE):
         assert codec.examine(contribution(payload, digest=""), "fp32", SIZE).defect == "wrong_shape"
-
-
-def test_a_payload_with_a_defect_is_dropped_and_the_counters_stay() -> None:
-    found = codec.examine(contribution(np.zeros(1, np.float32)), "fp32", SIZE)
-    assert found.payload is None
-    assert (found.learner, found.step, found.counters.tokens) == ("a", 1, 8)

@@ -123,23 +123,6 @@ def test_merging_equals_the_plain_implementation(granularity: str, given: Any) -
     assert_close(merge(FRAGMENT, gradients, weights, RULES, granularity), wanted, gradients)
 
 
-@examples(60)
-@given(given=contributions())
-def test_the_result_of_rda_is_never_longer_than_the_cap(given: Any) -> None:
-    gradients, weights = given
-    merged = merge(FRAGMENT, gradients, weights, RULES, "tensor")
-    contributors = 1.0 / sum(weight**2 for weight in weights)
-    for tensor, place in FRAGMENT.slices():
-        if RULES[tensor.name] == "rda":
-            norms = [float(np.linalg.norm(gradient[place])) for gradient in gradients]
-            directions = [g[place] / (n or 1.0) for g, n in zip(gradients, norms, strict=True)]
-            radius = sum(w * n for w, n in zip(weights, norms, strict=True))
-            length = np.linalg.norm(sum(w * d for w, d in zip(weights, directions, strict=True)))
-            mean = np.linalg.norm(sum(w * g[place] for w, g in zip(weights, gradients, strict=True)))
-            cap = max(2.0 * math.sqrt(contributors) * radius * length, mean)
-            assert np.linalg.norm(merged[place]) <= cap * (1 + BOUND) + BOUND * max(norms)
-
-
 def orthogonal(count: int, shape: tuple[int, int]) -> list[Vector]:
     basis, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(math.prod(shape), count)))
     return [basis[:, i] for i in range(count)]

@@ -51,12 +51,6 @@ def test_delayed_nesterov_applies_gradients_at_once_and_momentum_with_each_third
         np.testing.assert_allclose(found, theta, rtol=1e-5, atol=1e-6)
 
 
-def test_delayed_nesterov_with_one_is_nesterov() -> None:
-    gradients = drawn(6)
-    one = stepped(OuterConfig(optimizer="delayed_nesterov", options={"every": 1}), gradients)
-    np.testing.assert_allclose(one, stepped(OuterConfig(), gradients), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["delayed_nesterov", f"{HERE}:heavy_ball"])
 def test_every_fragment_has_a_state_of_its_own_that_a_later_epoch_restores(name: str) -> None:
     tensors = (Tensor("up", (4, 8), "float32"), Tensor("down", (8, 4), "float32"), Tensor("norm", (8,), "float32"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from outer.config import OuterConfig
@@ -45,29 +44,6 @@ def test_what_is_no_hidden_matrix_is_stepped_by_adamw() -> None:
     for name in ("embed", "norm"):
         np.testing.assert_array_equal(found[name], adam[name])
     np.testing.assert_array_equal(_update("muon", weight_decay=0.0, adam=["o*"])["out"], adam["out"])
-
-
-def test_a_stack_of_matrices_is_stepped_as_each_would_be() -> None:
-    params, gradients = _tree(0)["experts"], _tree(1)["experts"]
-    optimizer = resolve("inner", "muon", LR, {})
-    update = jax.jit(optimizer.update)
-    alone = [
-        update({"x": gradient}, optimizer.init({"x": one}), {"x": one})[0]["x"]
-        for one, gradient in zip(params, gradients, strict=True)
-    ]
-    np.testing.assert_allclose(_update("muon")["experts"], jnp.stack(alone), rtol=1e-4, atol=1e-6)
-
-
-def test_it_learns_where_a_matrix_is_to_be_found() -> None:
-    wanted = jax.random.normal(jax.random.key(2), (8, 8))
-    params, optimizer = {"out": jnp.zeros((8, 8))}, resolve("inner", "muon", 0.2, {})
-    state = optimizer.init(params)
-    gradient = jax.grad(lambda params: jnp.sum((params["out"] - wanted) ** 2))
-    update = jax.jit(lambda params, state: optimizer.update(gradient(params), state, params))
-    for _ in range(60):
-        updates, state = update(params, state)
-        params = dict(optax.apply_updates(params, updates))
-    assert float(jnp.mean((params["out"] - wanted) ** 2)) < 0.05 * float(jnp.mean(wanted**2))
 
 
 def test_it_is_no_outer_optimizer_and_takes_a_list_of_patterns() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from outer.protocol.events_effects import Append, Cut, Durable, Merge, StopRequested, TakeSnapshot
+from outer.protocol.events_effects import Append, Cut, Durable, Merge, TakeSnapshot
 from outer.protocol.facts import Committed, Finished, SnapshotTaken
 from outer.protocol.messages import Grant, Notice, ReadRequest, Stop
 from outer.protocol.syncer import Budget
-from tests.golden.bench import bench, merged, reading
+from tests.golden.bench import bench, reading
 
 
 def test_from_the_cut_on_every_message_tells_of_it_and_nobody_waits_for_the_next_commit_to_hear() -> None:
@@ -22,20 +22,6 @@ def test_from_the_cut_on_every_message_tells_of_it_and_nobody_waits_for_the_next
     assert made.sent(ReadRequest, "a")[-1].snapshot == made.sent(Grant, "a")[-1].snapshot == 4
     (taken,) = made.facts(SnapshotTaken)
     assert (taken.versions, taken.final) == ((1,), False)
-
-
-def test_one_that_is_not_newer_is_none() -> None:
-    made = bench("a", "b")
-    for identifier in (3, 3, 2):
-        made.do(TakeSnapshot(identifier))
-    assert [fact.snapshot for fact in made.facts(SnapshotTaken)] == [3]
-
-
-def test_who_was_asked_and_has_not_merged_is_named() -> None:
-    made = reading("a", "b")
-    made.answer("a")
-    made.do(TakeSnapshot(1))
-    assert made.facts(SnapshotTaken)[0].in_flight == ("a", "b")
 
 
 def test_after_the_last_one_nothing_merges_and_everybody_is_told_to_save_and_leave() -> None:
@@ -78,20 +64,3 @@ def test_a_run_that_reaches_its_budget_with_that_commit_is_finished_and_not_susp
     made.do(Durable(append.sequence))
     made.do(Durable(append.sequence + 1))
     assert len(made.facts(Finished)) == 1 and made.facts(SnapshotTaken) == []
-
-
-def test_the_epoch_after_the_last_cut_goes_on_from_it() -> None:
-    made = bench("a", "b")
-    made.commit("a", "b")
-    made.do(TakeSnapshot(1, "for the night"))
-    made.crash()
-    made.commit("a", "b")
-    assert made.facts(Committed)[-1].epoch == 2 and not made.syncer.suspended
-
-
-def test_a_stop_that_is_asked_for_twice_ends_it_once() -> None:
-    made = reading("a", "b")
-    made.do(TakeSnapshot(1, "for the night"))
-    made.do(StopRequested("again"))
-    made.do(merged(1)) if any(isinstance(e, Merge) for e in made.log) else None
-    assert made.facts(Finished) == [] and len(made.facts(SnapshotTaken)) == 1
