@@ -39,7 +39,7 @@ from outer import heap
 from outer.background import Background, end_process, tell
 from outer.journal.chain import Segmented, identity
 from outer.journal.journal_writer import FOLDER as JOURNAL
-from outer.journal.object_store import objects
+from outer.journal.object_store import DRAFT_S, Folder, objects, sweep
 from outer.numeric import codec as codecs
 from outer.protocol.manifest import code_digest
 
@@ -177,6 +177,9 @@ class OrchestratorActor:
         left = (status_if_any(self._store) or {}).get("learners") or []  # before the first status replaces it
         self._emit(RunStarted(recipe.name, recipe.config_hash, recipe.seed, versions(self._code)))
         self._write_status()
+        with contextlib.suppress(OSError):  # the next orchestrator tries it again
+            for store in (self._objects, Folder(self._store.root)):
+                await asyncio.to_thread(sweep, store, older_s=DRAFT_S)
         epochs = self._store.granted("epoch", "syncer")
         if epochs and await self._take_over(epochs, left):
             return

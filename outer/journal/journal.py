@@ -42,7 +42,7 @@ from outer.journal.chain import (
 )
 from outer.journal.framing import Damaged, pack
 from outer.journal.groups import FACTS, FORMAT, OPENING, SNAPSHOT, Arrays, Group, Item, JournalCut, Logged, Value
-from outer.journal.object_store import Objects, prove
+from outer.journal.object_store import Objects, prove, sweep
 from outer.protocol.facts import Committed
 from outer.protocol.recorder import Recorder, Run
 from outer.protocol.recovery import JournalReplay, Recovered
@@ -121,6 +121,7 @@ class StoredJournal:
         Raises StaleEpoch if a newer epoch has opened; Unconditional for a store without conditional creation; OSError.
         """
         prove(self._store)
+        sweep(self._store, self._folder)  # only earlier epochs write here, which are dead or about to be fenced
         self._chain.run = self._identity()
         for _ in range(OPENING_ATTEMPTS_MAX):
             past = self._chain.back()
