@@ -5,18 +5,22 @@ outer optimizer are written out here.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.harness.lockstep import LockStep
 from learners.config import DataConfig, InnerConfig
+from learners.training import weights
 from learners.training.models.language import ByteLanguageModel
+from learners.training.precision import precise
 from learners.training.step import make_step, schedule, step_key, transformation
 from learners.training.tree import deal, initial_parameters, tensors_of
 from outer.config import OuterConfig, SyncConfig
-from outer.protocol.syncer import Budget
+from tests.learners.locked import STRICT, trained
+from tests.learners.training.test_pieces import Plain, cut_much
+from tests.learners.training.test_precision import Line
 
-STEPS, BATCH, SPAN_STEPS, SEED = 20, 2, 4, 3
+STEPS, BATCH, SEED = 20, 2, 3
 
 
 @pytest.fixture(scope="module")
@@ -57,28 +61,10 @@ def test_strict_overlap_with_everyone_is_synchronous_streaming_diloco_to_the_bit
     task, fragments_count, round_steps, overlap
 ):
     inner = InnerConfig(schedule="constant", warmup=0.0)
-    sync = SyncConfig(
-        P=fragments_count,
-        H=round_steps,
-        tau=overlap,
-        quorum="all",
-        grace="infinite",
-        overlap="strict",
-        pacing="quorum",
-    )
-    names = ("a", "b", "c")
-    shell = LockStep(
-        task=task,
-        sync=sync,
-        outer_config=OuterConfig(lr=0.7, momentum=0.9, merge="avg"),
-        inner=inner,
-        learners=dict.fromkeys(names, BATCH),
-        quorum=len(names),
-        budget=Budget(tokens=None, syncer_steps=STEPS),
-        span_steps=SPAN_STEPS,
-        seed=SEED,
-    )
-    ours = shell.run().thetas
+    sync = SyncConfig(P=fragments_count, H=round_steps, tau=overlap, **STRICT)
+    outer = OuterConfig(lr=0.7, momentum=0.9, merge="avg")
+    shell = trained(task, sync, outer, 3, batch=BATCH, steps=STEPS, inner=inner, seed=SEED)
+    ours, names = shell.parameters.thetas, ("l-0", "l-1", "l-2")
 
     fragments = deal(task, sync)
     thetas = initial_parameters(task, fragments, SEED)
@@ -116,7 +102,7 @@ def nesterov(theta, gradient, velocity):
 
 
 def sample_starts(shell, names):
-    """Which samples each learner stepped on: spans of SPAN_STEPS batches, lent in the order of asking."""
+    """Which samples each learner stepped on: spans of batches, lent in the order of asking."""
     starts = {name: {} for name in names}
     for said in shell.facts:
         if type(said.fact).__name__ == "StepFinished":
@@ -126,49 +112,28 @@ def sample_starts(shell, names):
     return starts
 
 
-def test_one_learner_that_syncs_everything_every_step_is_plain_training_to_the_bit(task):
-    inner = InnerConfig()
-    shell = LockStep(
-        task=task,
-        sync=SyncConfig(P=1, H=1, tau=0, quorum="all", grace="infinite", overlap="strict", pacing="quorum"),
-        outer_config=OuterConfig(optimizer="sgd", lr=1.0, momentum=0.0),
-        inner=inner,
-        learners={"alone": BATCH},
-        quorum=1,
-        budget=Budget(tokens=None, syncer_steps=STEPS),
-        span_steps=SPAN_STEPS,
-        seed=SEED,
-    )
-    ours = shell.run().thetas[0]
+@pytest.mark.parametrize("kind", ["language", "bfloat16", "masters", "pieces"])
+def test_one_learner_that_syncs_everything_every_step_is_plain_training_to_the_bit(kind, request, monkeypatch):
+    """Also of leaves in bfloat16, of float32 masters of such leaves, and of tensors in pieces."""
+    if kind == "pieces":
+        cut_much(monkeypatch)
+    masters = {"parameters": "float32", "compute": "bfloat16"} if kind == "masters" else {}
+    inner = InnerConfig(lr=0.05, **masters) if kind in ("bfloat16", "masters") else InnerConfig()
+    task = {"language": lambda: request.getfixturevalue("task"), "pieces": Plain}.get(
+        kind, lambda: Line(jnp.bfloat16)
+    )()
+    sync = SyncConfig(P=1, H=1, tau=0, split=kind == "pieces", **STRICT)
+    outer = OuterConfig(optimizer="sgd", lr=1.0, momentum=0.0)
+    shell = trained(task, sync, outer, batch=BATCH, steps=STEPS, inner=inner, seed=SEED)
+    assert any(tensor.cut is not None for tensor in shell.fragments[0].tensors) == (kind == "pieces")
 
-    params = jax.jit(task.init)(jax.random.key(SEED))
-    moments = transformation(task, inner).init(params)
+    made = precise(task, inner)
+    params = jax.jit(made.init)(jax.random.key(SEED))
+    moments = transformation(made, inner).init(params)
     train_step = make_step(task, inner)
-    for step in range(1, STEPS + 1):
-        scale = np.float32(schedule(inner, (step - 1) / STEPS))
-        start = (step - 1) * BATCH
+    for step in range(STEPS):
+        scale, start = np.float32(schedule(inner, step / STEPS)), step * BATCH
         params, moments, *_ = train_step(params, moments, task.batch(start, BATCH), step_key(SEED, start), scale)
-
-    assert np.array_equal(ours, flat_of(task, shell.fragments[0], params))
-
-
-@pytest.mark.full
-def test_the_same_run_twice_is_the_same_bits(task):
-    def digest():
-        return (
-            LockStep(
-                task=task,
-                sync=SyncConfig(P=3, H=6, tau=2, adopt="rebase", codec="bf16"),
-                outer_config=OuterConfig(),
-                inner=InnerConfig(),
-                learners={"a": 2, "b": 4},
-                quorum=1,
-                budget=Budget(tokens=2000, syncer_steps=None),
-                span_steps=SPAN_STEPS,
-                seed=SEED,
-            )
-            .run()
-            .digest()
-        )
-
-    assert digest() == digest()
+    wanted = dict(zip([tensor.name for tensor in tensors_of(task)], jax.tree.leaves(params), strict=True))
+    for name, values in weights.joined(shell.fragments, shell.parameters.thetas).items():
+        assert np.array_equal(values, np.asarray(wanted[name], np.float32)), name

@@ -70,13 +70,6 @@ def test_the_same_seed_is_late_at_the_same_steps(clock: Clock) -> None:
     assert drawn["one"] == drawn["one again"] != drawn["two"]
 
 
-def test_a_straggler_that_is_slow_too_suffers_both(disturbance: FaultEffects) -> None:
-    disturbance.begin("straggle", 50.0, 1.0, "seed")
-    disturbance.begin("slow", 50.0, 7.0)
-    delays = [disturbance.delay_s() for _ in range(100)]
-    assert min(delays) == 7.0 < max(delays)
-
-
 def test_a_second_fault_of_a_kind_never_ends_the_first_sooner(disturbance: FaultEffects, clock: Clock) -> None:
     disturbance.begin("link", 5.0)
     disturbance.begin("link", 1.0)

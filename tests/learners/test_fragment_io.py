@@ -1,7 +1,8 @@
-"""Copies, encoding and adoption, with a trainer that is two arrays and no JAX."""
+"""Copies, encoding, adoption and the slot of a snapshot, with trainers that are a few arrays and no JAX."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from learners.fragment_io import FragmentIO, StagedCopy
+from learners.fragment_io import FragmentIO, SnapshotSlot, StagedCopy
 from learners.protocol.events_effects import Apply
 from learners.training.devices.placement import Placed
 from learners.training.trainer import Trainer
@@ -17,6 +18,7 @@ from outer.config import SyncConfig
 from outer.numeric import codec as codecs
 from outer.numeric.codec import examine
 from outer.protocol.messages import Contribution, FragmentCounters
+from tests.waiting import DEADLINE_S
 
 Flat = NDArray[np.float32]
 SIZE = 4
@@ -124,14 +126,6 @@ def test_what_was_sent_and_what_is_left_add_up_to_what_was_made(codec: str, adop
     np.testing.assert_allclose(arrived + left, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_without_error_feedback_nothing_is_left_and_a_new_incarnation_has_nothing() -> None:
-    made, trainer = fragment_io(codec="int4")
-    trainer.thetas[0] = flat(1.0) + np.float32([0.3, 0.2, 0.1, 0.0])
-    made.encode(contribution(made.stage([0])[0]))
-    made.apply(Apply(0, 4, flat(2.0), "overwrite"))
-    assert made.stage([0])[0].residual is None
-
-
 def test_the_gradient_is_against_the_base_of_the_copy_though_a_newer_one_was_adopted_since() -> None:
     made, trainer = fragment_io(codec="bf16")
     trainer.thetas[0] += 0.5
@@ -153,13 +147,6 @@ def test_rebase_subtracts_what_was_read_after_that_step_or_the_base() -> None:
     assert np.array_equal(anchors[1], flat(2.0)), "the base is what the syncer sent last"
 
 
-def test_overwriting_makes_a_new_base() -> None:
-    made, trainer = fragment_io()
-    made.apply(Apply(1, 4, flat(2.0), "overwrite"))
-    assert trainer.calls == [(1, "overwrite", None)]
-    assert np.array_equal(made.stage([1])[1].base, flat(2.0))
-
-
 def test_a_copy_goes_to_the_host_when_it_is_first_answered_and_only_once() -> None:
     made, trainer = fragment_io()
     copies = made.stage([0, 1])
@@ -174,3 +161,67 @@ def test_what_was_received_beside_the_loop_is_adopted_and_becomes_the_base() -> 
     came = flat(7.0)
     made.apply(Apply(0, 4, made.receive(0, came), "overwrite"))
     assert np.array_equal(trainer.thetas[0], came) and made.base(0) is came
+
+
+# ------------------------------------------------------------------ the slot of a snapshot
+
+
+class Counting:
+    """A trainer's side of the slot."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.where: list[str] = []
+
+    def capture(self) -> list[Any]:
+        self.where.append("device")
+        return [self.generation]
+
+    def captured_on_host(self) -> list[Any]:
+        self.where.append("host")
+        return [self.generation]
+
+    def packed(self, leaves: list[Any]) -> list[Any]:
+        return leaves
+
+
+def slot(wait_s: float) -> tuple[SnapshotSlot, Counting]:
+    trainer = Counting()
+    return SnapshotSlot(cast(Trainer, trainer), wait_s), trainer
+
+
+def test_a_checkpoint_and_a_joiner_at_one_boundary_share_one_copy() -> None:
+    taking, trainer = slot(0.0)
+    one, two = taking.take(), taking.take()
+    assert trainer.where == ["device"] and one.pack() == [0]
+    trainer.generation = 1
+    assert taking.take().pack() == [1] and trainer.where == ["device", "host"], "the other has not packed it yet"
+    assert two.pack() == [0]
+
+
+def test_who_comes_while_the_slot_is_taken_waits_until_it_is_packed() -> None:
+    taking, trainer = slot(DEADLINE_S)
+    held, trainer.generation = taking.take(), 1
+    packer = threading.Timer(0.0, held.pack)
+    packer.start()
+    assert taking.take().pack() == [1]
+    packer.join()
+    assert trainer.where == ["device", "device"]
+
+
+def test_a_copy_that_nobody_fetches_frees_the_slot_when_it_is_forgotten() -> None:
+    taking, trainer = slot(0.0)
+    held, trainer.generation = taking.take(), 1
+    del held
+    again = taking.take()
+    assert trainer.where == ["device", "device"] and again.pack() == [1]
+
+
+def test_packing_twice_frees_the_slot_once() -> None:
+    taking, trainer = slot(0.0)
+    one, two = taking.take(), taking.take()
+    one.pack()
+    one.pack()
+    trainer.generation = 1
+    taking.take()
+    assert trainer.where == ["device", "host"] and two.pack() == [0]

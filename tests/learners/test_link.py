@@ -19,7 +19,7 @@ from learners.actor import RayLink
 from learners.fault_effects import FaultEffects
 from learners.fetcher import ReceivedVersions, Version
 from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer
-from learners.shell import LearnerShell
+from learners.shell import LearnerShell, ReportSender
 from outer.numeric import codec as codecs
 from outer.protocol.messages import STEPPING, Drain, Report
 from outer.relays import Elsewhere
@@ -175,6 +175,40 @@ def test_a_learner_that_has_to_leave_ends_some_time_after_its_deadline(
     for deadline_s in deadlines:
         leaver.deliver(Drain(1, 1, "scaled", deadline_s))
     assert started[-1] == (5.0 + shell.LEAVE_MARGIN_S, os._exit) and len(started) <= 2
+
+
+# ------------------------------------------------------------------ in a thread of their own
+
+
+def test_of_several_that_wait_only_the_newest_is_sent() -> None:
+    sent: list[int] = []
+    begun, released = threading.Event(), threading.Event()
+
+    def send(message: Report) -> None:
+        sent.append(message.sequence)
+        begun.set()
+        assert released.wait(DEADLINE_S)
+
+    sender = ReportSender(send, lambda: None)
+    sender.put(report(1))
+    assert begun.wait(DEADLINE_S)
+    for sequence in (2, 3, 4):
+        sender.put(report(sequence))
+    assert not sender.finish(0.0), "one is on its way, and one waits"
+    released.set()
+    assert sender.finish(DEADLINE_S)
+    assert sent == [1, 4]
+
+
+def test_what_goes_wrong_there_is_raised_in_the_loop() -> None:
+    def send(message: Report) -> None:
+        raise RuntimeError("gone")
+
+    sender = ReportSender(send, lambda: None)
+    sender.put(report(1))
+    assert sender.finish(DEADLINE_S)
+    with pytest.raises(RuntimeError, match="gone"):
+        sender.put(report(2))
 
 
 # ------------------------------------------------------------------ versions from a learner of the same region

@@ -204,6 +204,13 @@ class Cluster:
         assert not left, left
 
 
+def preemption(node: str, address: str, seconds: int) -> list[str | Path]:
+    """The command that announces the end of a node in so many seconds, as a cloud's notice does."""
+    notice = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away"]
+    where = ["--address", address, "--node-id", node, "--deadline-remaining-seconds", str(seconds)]
+    return [BIN / "ray", "drain-node", *where, *notice]
+
+
 @contextlib.contextmanager
 def cluster(
     regions: tuple[str, str], cpus: int, autoscaling: Mapping[str, Any] | None = None, **environment: str

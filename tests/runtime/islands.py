@@ -36,6 +36,7 @@ from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import LearnerFenced
+from tests.runtime.clusters import preemption
 from tests.waiting import DEADLINE_S
 
 TYPE, POD, TOPOLOGY = "ray.io/accelerator-type", "ray.io/tpu-pod-type", "ray.io/tpu-topology"
@@ -160,14 +161,6 @@ def settings_of_a_learner(pool: PoolConfig) -> dict[str, str]:
         remove_placement_group(group)
 
 
-def preempt(node: str, address: str) -> None:
-    """Announce the end of a node, as a cloud's notice does."""
-    ray_command = str(Path(sys.executable).with_name("ray"))
-    notice = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away"]
-    where = ["--address", address, "--node-id", node, "--deadline-remaining-seconds", "120"]
-    subprocess.run([ray_command, "drain-node", *where, *notice], check=True, timeout=DEADLINE_S, stdout=sys.stderr)
-
-
 def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
     """Train until the pool without a place is reported and all the others have stepped; then take a node away.
 
@@ -189,7 +182,8 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
         moving = rows.get(MOVES, {})
         if not seen["bound"] and ((seen["waits"] and stepped) or late):
             seen.update(groups=groups(), bound={name: _node_of(name) for name in BOUND}, preempted=moving["node"])
-            preempt(moving["node"], address)
+            command = preemption(moving["node"], address, 120)
+            subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=sys.stderr)
         elif seen["bound"] and not seen["stopped"] and (late or (moving["incarnation"] == 2 and moving["step"] > 8)):
             seen["stopped"] = True
             store.write_json("stop", {"reason": "seen enough", "at": time.time()})

@@ -1,15 +1,10 @@
-"""Tasks for tests: one that fails, so that a living process's training loop ends by an exception; one that is tiny."""
+"""A task that fails, so that the training loop of a living process ends by an exception."""
 
 import os
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-
-from learners.config import DataConfig, InnerConfig
+from learners.config import DataConfig
 from learners.training.models.language import ByteLanguageModel
 
 
@@ -29,29 +24,3 @@ class FailsOnce(ByteLanguageModel):
             else:
                 raise ArithmeticError("this sample cannot be learned")
         return super().batch(start, count)
-
-
-class Signs:
-    """Two parameters that follow the signs of the samples. A step's bits are the same on every processor."""
-
-    def __init__(self, data: DataConfig, seed: int) -> None:
-        pass
-
-    def init(self, rng: jax.Array) -> Any:
-        return {"down": jnp.zeros(1), "up": jnp.ones(1)}
-
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return jnp.mean(batch) * (params["down"][0] - params["up"][0]), {}
-
-    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
-        return optax.sgd(inner.lr)
-
-    def batch(self, start: int, count: int) -> Any:
-        """float32[count]: of four samples three are 1, and one is -1."""
-        return np.where(np.arange(start, start + count) % 4, 1.0, -1.0).astype(np.float32)
-
-    def held_out(self, start: int, count: int) -> Any:
-        return self.batch(start, count)
-
-    def tokens(self, count: int) -> int:
-        return count

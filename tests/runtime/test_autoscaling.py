@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -13,7 +12,7 @@ from orchestrator.eventlog.facts import LearnerLost, LearnerStarted, NodePreempt
 from orchestrator.eventlog.reader import read_run
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import LearnerFenced
-from tests.runtime.clusters import BIN, HEAD, Cluster, cluster
+from tests.runtime.clusters import HEAD, cluster, preemption
 from tests.runtime.test_cluster import diloco, ended, violated
 from tests.waiting import until
 
@@ -49,13 +48,6 @@ def pid(store: RunStore) -> int | None:
     return (store.read_json("status.json") or {}).get("orchestrator", {}).get("pid")
 
 
-def preempt(there: Cluster, node: str, cwd: Path) -> None:
-    """Announce the end of a node, as a cloud's notice does."""
-    notice = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away"]
-    where = ["--address", f"{HEAD}:{there.port}", "--node-id", node, "--deadline-remaining-seconds", "600"]
-    assert ended(there.run(BIN / "ray", "drain-node", *where, *notice, cwd=cwd))[0] == 0
-
-
 @pytest.fixture(scope="module")
 def scavenged(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
     """Until both learners step; the orchestrator is killed; one's node goes; until two step on other nodes."""
@@ -72,8 +64,8 @@ def scavenged(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
         orchestrator = store.read_json("status.json")["orchestrator"]["pid"]
         psutil.Process(orchestrator).kill()
         until(lambda: len(stepping(store)) == 2 and pid(store) != orchestrator, "another orchestrator sees both step")
-        preempt(there, first["learner-spot-0"], folder)
         gone = first["learner-spot-0"]
+        assert ended(there.run(*preemption(gone, f"{HEAD}:{there.port}", 600), cwd=folder))[0] == 0
         until(lambda: len(now := stepping(store)) == 2 and gone not in now.values(), "two step, none of them there")
         last = stepping(store)
         assert ended(diloco(there, folder, "stop", str(store.root)))[0] == 0

@@ -12,7 +12,7 @@ from orchestrator.lifecycle.scaling import request_file
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import DrainStarted, LearnerFenced
 from tests.runtime.results import assert_bit_equal, assert_kept
-from tests.runtime.script import FOREVER
+from tests.runtime.script import FOREVER, Script, more, nothing, stepping
 
 pytestmark = [pytest.mark.runtime, pytest.mark.full]
 
@@ -21,41 +21,33 @@ POOL = {"name": "t", "learners": 2, "max": 4, "batch_size": 2, "slowdown": 20.0}
 NEWCOMERS = ("learner-t-2", "learner-t-3")
 
 
-class Steering:
+@pytest.fixture(scope="module")
+def elastic(run, tmp_path_factory):
     """Two learners; then four; then one of the first two is told to end by its host; once it is back, two again.
 
     The run is stopped two rounds after the last have left.
     """
-
-    def __init__(self, folder):
-        self.did = []
-        self._store = RunStore(folder)
-
-    def __call__(self, status):
-        rows = {row["name"]: row for row in status["learners"]}
-        stepping = [name for name, row in rows.items() if row["state"] == "stepping"]
-        if not self.did and status["run"]["syncer_step"] >= 20:
-            self._scale(4)
-        elif self.did == [4] and len(stepping) == 4:
-            os.kill(rows["learner-t-1"]["pid"], signal.SIGTERM)
-            self.did.append("told")
-        elif self.did == [4, "told"] and len(stepping) == 4 and rows["learner-t-1"]["incarnation"] == 2:
-            self._scale(2)
-        elif self.did == [4, "told", 2] and len(rows) == len(stepping) == 2:
-            self.did.append(status["run"]["syncer_step"])
-        elif len(self.did) == 4 and status["run"]["syncer_step"] >= self.did[3] + 2 * ROUND_STEPS:
-            self._store.write_json("stop", {"reason": "the script is over"})
-
-    def _scale(self, learners):
-        self._store.write_json(request_file("t"), {"learners": learners})
-        self.did.append(learners)
-
-
-@pytest.fixture(scope="module")
-def elastic(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("elastic")
-    steering = Steering(folder)
-    return run("elastic", steering, folder, pools=[POOL], budget=FOREVER)
+
+    def scale(learners):
+        return lambda status: RunStore(folder).write_json(request_file("t"), {"learners": learners})
+
+    def tell_to_end(status):
+        [pid] = (row["pid"] for row in status["learners"] if row["name"] == "learner-t-1")
+        os.kill(pid, signal.SIGTERM)
+
+    def four_step(incarnation):
+        return lambda status: len(found := stepping(status)) == 4 and found["learner-t-1"] == incarnation
+
+    script = Script(
+        folder,
+        (lambda status: status["run"]["syncer_step"] >= 20, scale(4)),
+        (four_step(1), tell_to_end),
+        (four_step(2), scale(2)),
+        (lambda status: len(status["learners"]) == len(stepping(status)) == 2, nothing),
+        (more(2 * ROUND_STEPS), nothing),
+    )
+    return run("elastic", script, folder, pools=[POOL], budget=FOREVER)
 
 
 def test_all_checks_pass_and_time_is_accounted_for_while_learners_come_and_go(elastic):

@@ -96,17 +96,6 @@ def test_one_that_is_held_up_steps_later_and_nobody_waits_for_it(struck, kind, l
     assert commits(struck, began.at, ended.at)
 
 
-def test_of_two_in_a_commit_the_one_with_fewer_steps_weighs_less(struck):
-    pairs = [
-        (one, other)
-        for commit in struck.facts(Committed)
-        for one in commit.participants
-        for other in commit.participants
-        if one.steps < other.steps
-    ]
-    assert pairs and all(one.weight < other.weight for one, other in pairs)
-
-
 def test_a_learner_that_is_cut_off_trains_on_loses_its_lease_and_takes_part_again(struck):
     began, ended = injected(struck, "link")
     expired, renewed = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.eventlog.reader import read_run
+from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, PREFIX
 from orchestrator.telemetry.run_samples import RunSamples
 from tests.tools import needs, path_of
@@ -97,27 +97,11 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def measured(ray_cluster, corpus, server):
-    """One run with a kill in it: its summary and its folder."""
-    from chaos.actor import start
-    from orchestrator.runtime.launch import start_and_wait
-    from orchestrator.runtime.placement import RunPlacement
-    from orchestrator.store.run_store import RunStore
-    from tests.runtime.conftest import recipe
-
-    store = RunStore(server[1] / RUN)
-    store.create()
-    wanted = recipe(
-        RUN,
-        corpus,
-        budget={"syncer_steps": 220},
-        eval={"every": 50},
-        run={"metrics": True},
-        chaos={"faults": [{"kind": "kill", "learner": "learner-t-1", "at_step": 20}]},
-    )
-    place = RunPlacement(f"test-{RUN}", cores=0)
-    summary = start_and_wait(wanted, store, place, start, lambda status: None, detach=False)
-    return summary, store
+def measured(run, server):
+    """One run with a kill in it."""
+    kill = {"kind": "kill", "learner": "learner-t-1", "at_step": 20}
+    asked = {"budget": {"syncer_steps": 220}, "eval": {"every": 50}, "run": {"metrics": True}}
+    return run(RUN, folder=server[1] / RUN, chaos={"faults": [kill]}, **asked)
 
 
 def finished(values):
@@ -129,8 +113,10 @@ def key(name, **labels):
 
 
 def test_what_ray_exports_equals_the_summary_and_the_runs_folder(measured):
-    summary, store = measured
-    values = until(lambda: (found := scraped(store.root)) and finished(found) and found, "the run's end is exported")
+    summary = measured.summary
+    values = until(
+        lambda: (found := scraped(measured.folder)) and finished(found) and found, "the run's end is exported"
+    )
 
     def total(name, **labels):
         wanted = set(labels.items())
@@ -153,10 +139,10 @@ def test_what_ray_exports_equals_the_summary_and_the_runs_folder(measured):
     assert total("diloco_faults_injected_total", kind="kill") == 1
     assert total("diloco_restarts_total", learner="learner-t-1", cause="died") == 1
     assert total("diloco_eval_loss") == summary["eval_loss"]
-    assert total("diloco_facts_total") == len(read_run(store.root))
+    assert total("diloco_facts_total") == len(measured.events)
     assert total("diloco_exporter_errors_total") == 0
 
-    told = {key(sample.name, **sample.labels): sample.value for sample in RunSamples(store).look()}
+    told = {key(sample.name, **sample.labels): sample.value for sample in RunSamples(RunStore(measured.folder)).look()}
     counters = {name for name, metric in CATALOG.items() if metric.kind == "counter"}
     exported = {found: value for found, value in values.items() if found[0] in counters}
     expected = {found: value for found, value in told.items() if found[0] in counters and value}
@@ -165,11 +151,10 @@ def test_what_ray_exports_equals_the_summary_and_the_runs_folder(measured):
 
 @needs("prometheus", package="prometheus")
 def test_a_real_prometheus_finds_the_run_and_answers_every_panel_and_alert(measured, server):
-    summary, _ = measured
     prometheus, _ = server
     assert prometheus is not None, "prometheus is not on the PATH: .ci/run installs it"
     committed = 'sum by (run) (max by (run, learner) (ray_diloco_tokens_committed_total{run="measured"}))'
-    wanted = str(summary["tokens"]["committed"])
+    wanted = str(measured.summary["tokens"]["committed"])
     until(lambda: [row for row in prometheus.query(committed) if row["value"][1] == wanted], "the final count")
     assert prometheus.query(f'max_over_time(diloco:running{{run="{RUN}"}}[5m])'), "it was seen running"
     found = {expression: bool(prometheus.query(expression)) for expression in expressions()}

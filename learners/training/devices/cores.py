@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-
-from outer import background
+import threading
 
 LOWERED = 8  # of a standby that is made: two learners of usual niceness on its core leave it 8 % of that
 
@@ -44,7 +43,9 @@ def lower() -> bool:
             _set(0, usual)
             undone.append(True)
 
-    background.thread("niceness", attempt, background.tell).join()  # a change that cannot be undone ends with it
+    trial = threading.Thread(target=attempt)  # a change that cannot be undone ends with it
+    trial.start()
+    trial.join()
     if undone:
         _set(0, usual + LOWERED)
     return bool(undone)

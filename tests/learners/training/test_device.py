@@ -1,9 +1,12 @@
-"""Settings for a process's device, and the checks that a learner's start and `diloco doctor --gpu` make."""
+"""Settings for a process's device and cores, and the checks of a learner's start and of `diloco doctor --gpu`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -11,10 +14,12 @@ from typing import Any
 import jax
 import pytest
 
-from learners.training.devices import device, device_checks, placement
+from learners.training.devices import cores, device, device_checks, placement
+from learners.training.devices.cores import LOWERED
 from learners.training.devices.device import FRACTIONS, DeviceFinding, WrongDevice, cache_folder, host_kind
 from learners.training.devices.device_checks import CopyRates
 from tests.learners.training.children import python
+from tests.waiting import DEADLINE_S
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
@@ -263,3 +268,121 @@ def test_the_checks_of_a_machine_are_printed_a_line_each() -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["name"] for row in rows] == ["platform", "compile cache", "host copies", "burn-in"], done.stderr
     assert all(row["status"] != "failure" for row in rows)
+
+
+# ------------------------------------------------------------------ standbys: what they do ahead, at a low priority
+
+
+AHEAD = """
+import os, sys
+from types import SimpleNamespace
+from learners.preparation import Preparation
+
+Preparation(SimpleNamespace(core=None, platform="gpu", devices=None), ["0"]).ahead()
+from jax._src import xla_bridge
+
+before = set(sys.modules)
+from learners.fragment_io import FragmentIO
+from learners.training.devices import device_checks
+from learners.training.task import load
+from learners.training.trainer import Trainer
+from learners.training.tree import deal, left_out
+
+print(sorted(set(sys.modules) - before), xla_bridge._backends)
+"""
+
+
+def test_on_an_accelerator_a_standby_imports_everything_and_takes_no_device() -> None:
+    done = python("-c", AHEAD, without=("XLA_", "JAX_"), CUDA_VISIBLE_DEVICES="0")
+    assert (done.returncode, done.stdout.strip()) == (0, "[] {}"), done.stderr
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60.0)
+
+
+def test_a_thread_is_lowered_with_those_it_starts_and_all_of_them_are_restored() -> None:
+    usual, lowered, restored, found = niceness(), threading.Event(), threading.Event(), list[int]()
+    if usual > 19 - LOWERED:
+        pytest.skip(f"a process of niceness {usual} is hardly made nicer")
+
+    def child() -> None:
+        found.append(niceness())
+        lowered.set()
+        restored.wait(60.0)
+        found.append(niceness())
+
+    def work() -> None:
+        if cores.lower():
+            thread = threading.Thread(target=child)
+            thread.start()
+            lowered.wait(60.0)
+            found.append(niceness())
+            cores.restore()
+            restored.set()
+            thread.join(60.0)
+            found.append(niceness())
+
+    in_a_thread(work)
+    if not restored.is_set():
+        pytest.skip("this process may not raise a priority again")
+    assert found == [usual + LOWERED, usual + LOWERED, usual, usual]
+    assert niceness() == usual
+
+
+def test_a_process_that_may_not_raise_a_priority_again_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, set_priority, lowered = niceness(), os.setpriority, list[bool]()
+
+    def refuse(which: int, who: int, priority: int) -> None:
+        if priority == usual:
+            raise PermissionError(13, "Permission denied")
+        set_priority(which, who, priority)
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    in_a_thread(lambda: lowered.append(cores.lower()))
+    assert lowered == [False]
+    assert niceness() == usual
+
+
+# ------------------------------------------------------------------ cores
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_the_step_has_its_core_and_other_threads_have_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "_others", set())
+    everything = os.sched_getaffinity(0)
+    core, seen = min(everything), {}
+    release = threading.Event()
+
+    def stay() -> None:
+        assert release.wait(DEADLINE_S)
+        seen["before"] = os.sched_getaffinity(0)
+
+    def pinned() -> None:
+        cores.pin(core)
+        seen["step"] = os.sched_getaffinity(0)
+        inheriting = threading.Thread(target=lambda: seen.update(after=os.sched_getaffinity(0)))
+        leaving = threading.Thread(target=lambda: (cores.leave(), seen.update(left=os.sched_getaffinity(0))))
+        for thread in (inheriting, leaving):
+            thread.start()
+            thread.join()
+
+    threads: list[Any] = [threading.Thread(target=stay), threading.Thread(target=pinned)]
+    try:
+        threads[0].start()
+        threads[1].start()
+        threads[1].join()
+        release.set()
+        threads[0].join()
+    finally:
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # another test's thread, ended since it was listed
+                os.sched_setaffinity(int(thread), everything)
+    others = everything - {core}
+    assert seen == {"before": others, "step": {core}, "after": {core}, "left": others}

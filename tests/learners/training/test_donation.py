@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.monitoring
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from learners.config import InnerConfig
 from learners.training import state_arrays
 from learners.training.devices import placement
+from learners.training.devices.placement import ALIGNMENT, _aligned, own
 from learners.training.step import make_step
 from learners.training.trainer import Trainer
 from learners.training.tree import deal
@@ -164,15 +166,6 @@ def test_a_state_is_restored_leaf_by_leaf(live_bytes: Any, monkeypatch: pytest.M
     assert state_arrays.digest(state_arrays.pack(trainer.capture())) == state_arrays.digest(packed)
 
 
-def test_a_view_of_live_parameters_stays_as_it_is() -> None:
-    trainer = made()
-    view = np.asarray(trainer.params["w"])
-    before = view.copy()
-    for step in range(3):
-        trainer.step(2 * step, 2, 0.5)
-    assert (view == before).all()
-
-
 class Averaged(Square):
     """Its inner optimizer's state holds the parameters themselves, at first."""
 
@@ -247,3 +240,28 @@ def test_without_room_the_state_is_captured_on_the_host(monkeypatch: pytest.Monk
     trainer.step(2, 2, 0.5)
     assert all(isinstance(leaf, np.ndarray) for leaf in captured)
     assert state_arrays.digest(state_arrays.pack(captured)) == wanted
+
+
+# ------------------------------------------------------------------ from anywhere in memory
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("offset", range(0, ALIGNMENT, 4))
+def test_values_are_read_in_place_from_an_aligned_address_and_become_their_own(dtype: Any, offset: int) -> None:
+    room = np.arange(3 * ALIGNMENT, dtype=np.uint8)
+    start = -room.ctypes.data % ALIGNMENT + offset
+    values = room[start : start + 24].view(dtype).reshape(2, -1)
+    aligned = _aligned(values, values.dtype)
+    assert aligned.ctypes.data % ALIGNMENT == 0 and aligned.tobytes() == values.tobytes()
+    before, placed = values.copy(), own(values, None)
+    room[:] = 0
+    assert np.asarray(placed).tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_values_of_another_dtype_are_rounded_as_numpy_does(offset: int) -> None:
+    room = np.random.default_rng(0).normal(size=ALIGNMENT).astype(np.float32)
+    values = room[offset : offset + 24].reshape(2, -1)
+    placed = np.asarray(own(values, None, ml_dtypes.bfloat16))
+    assert placed.dtype == ml_dtypes.bfloat16
+    assert placed.tobytes() == values.astype(ml_dtypes.bfloat16).tobytes()

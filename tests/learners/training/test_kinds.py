@@ -22,7 +22,7 @@ from learners.training.tree import deal, inner_state_bytes, parameter_bytes, par
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.parameters import GlobalParameters, Proposal
 from outer.protocol.fragments import Fragment
-from outer.protocol.syncer import Budget
+from tests.learners.locked import trained
 
 KINDS = {"norm/*": "mean", "ema": "local", "seen": "local", "table": "frozen"}
 IN, OUT = 6, 4
@@ -84,18 +84,9 @@ class Plain(Normed):
         return jnp.mean((batch[0] @ params["w"] + params["b"] - batch[1]) ** 2), {}
 
 
-def run(task: Any, learners: int = 2, **outer: Any) -> LockStep:
-    shell = LockStep(
-        task=task,
-        sync=SyncConfig.model_validate({"P": 1, "H": 4, "tau": 0, "quorum": learners}),
-        outer_config=OuterConfig.model_validate({"lr": 0.7, "momentum": 0.9} | outer),
-        inner=InnerConfig(lr=1e-2, schedule="constant"),
-        learners={f"l-{index}": 8 for index in range(learners)},
-        quorum=learners,
-        budget=Budget(tokens=None, syncer_steps=12),
-    )
-    shell.run()
-    return shell
+def run(task: Any, learners: int = 2) -> LockStep:
+    sync, inner = SyncConfig(P=1, H=4, tau=0, quorum=learners), InnerConfig(lr=1e-2, schedule="constant")
+    return trained(task, sync, OuterConfig(lr=0.7, momentum=0.9), learners, batch=8, inner=inner)
 
 
 def where(fragment: Fragment, name: str) -> slice:
@@ -169,7 +160,7 @@ def test_each_kind_in_lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("outer", [{}, {"optimizer": "adam", "lr": 0.1}, {"optimizer": "lamb", "lr": 0.1}])
 def test_with_one_learner_a_mean_leaf_is_its_value_to_the_bit(outer: dict[str, Any]) -> None:
-    held = run(Normed(), learners=1).parameters
+    held = trained(Normed(), SyncConfig(P=1, H=4, tau=0), OuterConfig(**outer), batch=8).parameters
     place = where(held.fragments[0], "norm/shift")
     theirs = held.thetas[0].copy()
     theirs[place] = np.array([1e30, 1e-30, -0.1, 3e-45, 0.0, 1 / 3], np.float32)  # beyond the range of a difference

@@ -11,18 +11,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from benchmarks.harness.seed_run import SeedRun
 from learners.config import DataConfig
 from learners.training.data import corpus
 from learners.training.data.mixture import BLOCK, MixedCorpus, apportioned
-from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.validation import problems
-from orchestrator.replay.replayer import Replayer
-from orchestrator.replay.tape import record
-from orchestrator.store.readers import recipe_of
-from orchestrator.store.run_store import RunStore
 from tests.learners.training.test_token_corpus import folder
 
 
@@ -140,30 +133,6 @@ def test_sources_whose_tokens_mean_something_else_or_have_changed_are_refused(tm
     folder(two, tokens=4100)
     with pytest.raises(ValueError, match=r"data.mixture: its shards have digest .* the run began with"):
         corpus.corpus(kept, 0)
-
-
-def test_a_run_on_a_mixture_passes_the_checks_and_replays_to_the_bit(
-    folders: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    made = Recipe.model_validate(
-        {
-            "name": "mixed",
-            "model": {"layers": 1, "width": 8, "heads": 2},
-            "data": {"mixture": folders, "sequence_length": 8, "span_steps": 2},
-            "sync": {"P": 3, "H": 3},
-            "pools": [{"name": "one", "learners": 2, "batch_size": 2}],
-            "budget": {"syncer_steps": 9},
-            "eval": {"every": 3, "sequences": 4},
-        }
-    )
-    assert not problems(made)
-    row = SeedRun(made, tmp_path / "run").train()
-    assert row["ok"]
-    stored = recipe_of(RunStore(tmp_path / "run"))
-    player = Replayer(record(list(read_run(tmp_path / "run"))), stored, build_task(stored))
-    for _ in player.play():
-        pass
-    assert player.finish() == row["digest"] and player.tally.bit_equal
 
 
 def test_a_held_out_set_that_cannot_be_used_is_named_with_the_fix(tmp_path: Path) -> None:

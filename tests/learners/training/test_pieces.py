@@ -17,16 +17,15 @@ from examples.shapes.task import Shapes
 from learners.config import DataConfig, InnerConfig
 from learners.training import weights
 from learners.training.evaluator import Evaluator
-from learners.training.step import make_step, schedule, step_key, transformation
 from learners.training.trainer import Trainer
 from learners.training.tree import deal, initial_parameters, parameters, tensors_of
 from outer import first_values
 from outer.config import OuterConfig, SyncConfig
 from outer.journal.object_store import Folder
 from outer.numeric.rules import rules
-from outer.protocol.syncer import Budget
+from tests.learners.locked import trained
 
-BATCH, STEPS, SPAN_STEPS, SEED = 4, 12, 4, 3
+BATCH, SEED = 4, 3
 CUT = SyncConfig(P=4, H=4, split=True)
 
 
@@ -173,52 +172,22 @@ def test_initial_values_a_warm_start_and_evaluation_have_whole_tensors(tmp_path:
 # ------------------------------------------------------------------ whole runs
 
 
-def run(task: Any, sync: SyncConfig, outer_config: OuterConfig, learners: int = 1) -> LockStep:
-    shell = LockStep(
-        task=task,
-        sync=sync,
-        outer_config=outer_config,
-        inner=InnerConfig(),
-        learners={f"learner-{index}": BATCH for index in range(learners)},
-        quorum=learners,
-        budget=Budget(tokens=None, syncer_steps=STEPS),
-        span_steps=SPAN_STEPS,
-        seed=SEED,
-    )
-    shell.run()
-    return shell
-
-
-STRICT = {"quorum": "all", "grace": "infinite", "overlap": "strict", "pacing": "quorum"}
-
-
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are cut far below the mean, so that a split run may have the schedule of one that is not split."""
     monkeypatch.setattr(outer.protocol.fragments, "LARGE", 0.2)
     monkeypatch.setattr(outer.protocol.fragments, "PIECE", 0.1)
-
-
-def test_one_learner_with_pieces_is_plain_training_to_the_bit(always: None) -> None:
-    task, sync = Plain(), SyncConfig(P=1, H=1, tau=0, split=True, **STRICT)
-    shell = run(task, sync, OuterConfig(optimizer="sgd", lr=1.0, momentum=0.0))
-    assert sum(tensor.cut is not None for tensor in shell.fragments[0].tensors) == 10
-    inner, params = InnerConfig(), jax.jit(task.init)(jax.random.key(SEED))
-    moments, train_step = transformation(task, inner).init(params), make_step(task, inner)
-    for step in range(STEPS):
-        scale, start = np.float32(schedule(inner, step / STEPS)), step * BATCH
-        params, moments, *_ = train_step(params, moments, task.batch(start, BATCH), step_key(SEED, start), scale)
-    wanted = {name: np.asarray(leaf, np.float32).tobytes() for name, leaf in params.items()}
-    assert ours(shell) == wanted
 
 
 def ours(shell: LockStep) -> dict[str, bytes]:
     return {name: values.tobytes() for name, values in weights.joined(shell.fragments, shell.parameters.thetas).items()}
 
 
-def test_with_avg_a_split_run_has_the_bits_of_one_that_is_not_and_with_rda_it_has_not(always: None) -> None:
+def test_with_avg_a_split_run_has_the_bits_of_one_that_is_not_and_with_rda_it_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cut_much(monkeypatch)
     whole, cut = (SyncConfig(P=1, H=3, tau=1, split=split) for split in (False, True))
     for rule, same in (("avg", True), ("rda", False)):
-        one, two = (run(Plain(), sync, OuterConfig(merge=rule), learners=3) for sync in (whole, cut))
+        one, two = (trained(Plain(), sync, OuterConfig(merge=rule), 3, batch=BATCH) for sync in (whole, cut))
         assert len(two.fragments[0].tensors) > len(one.fragments[0].tensors)
         assert (ours(one) == ours(two)) is same, rule

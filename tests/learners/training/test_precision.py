@@ -11,7 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.harness.lockstep import LockStep
 from learners.config import DataConfig, InnerConfig
 from learners.training.models.language import ByteLanguageModel
 from learners.training.precision import precise
@@ -19,8 +18,7 @@ from learners.training.step import make_step, transformation
 from learners.training.task import Task
 from learners.training.trainer import Trainer
 from learners.training.tree import compute_bytes, deal, initial_parameters, inner_state_bytes, parameter_bytes
-from outer.config import OuterConfig, SyncConfig
-from outer.protocol.syncer import Budget
+from outer.config import SyncConfig
 from tests.learners.training.test_trainer import MODEL
 
 
@@ -108,27 +106,6 @@ def test_steps_below_a_unit_of_bfloat16_add_up_in_masters_and_are_lost_without()
         moved[parameters] = 16.0 - np.sort(trainer.read(0))
     assert moved["float32"].min() > 5e-4
     assert np.count_nonzero(moved["bfloat16"] == 0.0) >= 4
-
-
-@pytest.mark.parametrize("inner", [{}, {"parameters": "float32", "compute": "bfloat16"}])
-def test_one_learner_that_syncs_every_step_is_plain_training_to_the_bit(inner: dict[str, str]) -> None:
-    """Leaves in bfloat16, and float32 masters of them; an outer step of 1 without momentum."""
-    config = InnerConfig.model_validate({"schedule": "constant", "warmup": 0.0, "lr": 0.05, **inner})
-    task, steps = Line(jnp.bfloat16), 12
-    shell = LockStep(
-        task=task,
-        sync=SyncConfig(P=1, H=1, tau=0, quorum="all", grace="infinite", overlap="strict", pacing="quorum"),
-        outer_config=OuterConfig(optimizer="sgd", lr=1.0, momentum=0.0),
-        inner=config,
-        learners={"alone": 4},
-        quorum=1,
-        budget=Budget(tokens=None, syncer_steps=steps),
-    )
-    synced = shell.run().thetas[0]
-    plain = Trainer(task, shell.fragments, config, 0)
-    for step in range(steps):
-        plain.step(4 * step, 4, 0.5)
-    assert synced.tobytes() == plain.read(0).tobytes()
 
 
 @pytest.fixture(scope="module")

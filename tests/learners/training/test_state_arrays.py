@@ -58,15 +58,6 @@ def donor() -> Trainer:
     return trainer(3)
 
 
-def test_both_go_on_alike_from_there() -> None:
-    donor, joiner = trainer(3), trainer()
-    joiner.inherit(state_arrays.unpack(state_arrays.pack(donor.state_leaves()), joiner.state_leaves()))
-    assert [joiner.step(12, 4, 0.0), joiner.step(16, 4, 0.0)] == [donor.step(12, 4, 0.0), donor.step(16, 4, 0.0)]
-    assert state_arrays.digest(state_arrays.pack(joiner.state_leaves())) == state_arrays.digest(
-        state_arrays.pack(donor.state_leaves())
-    )
-
-
 def test_only_arrays_of_numpys_own_dtypes_are_sent(donor: Trainer) -> None:
     sent = state_arrays.pack(donor.state_leaves())
     assert all(type(array) is np.ndarray and array.dtype.kind in "biuf" for array in sent)

@@ -87,21 +87,6 @@ def test_the_built_in_model_is_a_task_that_reads_no_file_before_its_first_batch(
         task.batch(0, 1)
 
 
-def test_tensors_are_named_by_their_path(task: ByteLanguageModel) -> None:
-    named = {tensor.name: (tensor.shape, tensor.dtype) for tensor in tensors_of(task)}
-    assert named["embed"] == ((256, 16), "float32")
-    assert named["blocks/0/mlp/up"] == ((16, 64), "float32")
-
-
-def test_a_leaf_that_is_not_floating_point_is_named() -> None:
-    class Counting(Half):
-        def init(self, rng: jax.Array) -> Any:
-            return {"w": jnp.ones(2), "state": {"count": jnp.zeros((), jnp.int32)}}
-
-    with pytest.raises(ValueError, match="state/count"):
-        tensors_of(Counting())
-
-
 @pytest.mark.parametrize("rows", [0, 7])
 def test_a_batch_of_other_rows_than_asked_for_is_refused(rows: int) -> None:
     class Short(Half):
@@ -158,13 +143,6 @@ def test_what_is_loaded_is_read_back_in_memory_of_its_own(trainer: Trainer) -> N
         assert (trainer.read(index) == kept).all()
 
 
-def test_loading_a_fragment_leaves_the_others_alone(trainer: Trainer) -> None:
-    before = everything(trainer)
-    trainer.load(1, np.zeros(trainer.fragments[1].size, np.float32))
-    for index, flat in enumerate(everything(trainer)):
-        assert (flat == (0.0 if index == 1 else before[index])).all()
-
-
 def test_leaves_keep_their_dtype_and_travel_as_float32() -> None:
     trainer = Trainer(Half(), deal(Half(), SyncConfig(P=1)), InnerConfig(), 0)
     flat = np.linspace(-1, 1, 10, dtype=np.float32)
@@ -190,12 +168,6 @@ def values(trainer: Trainer) -> tuple[NDArray[np.float32], NDArray[np.float32], 
     return local, theta, anchor
 
 
-def test_overwriting_takes_the_syncers_value(trainer: Trainer, values: Any) -> None:
-    _, theta, _ = values
-    trainer.adopt(2, theta, "overwrite")
-    assert trainer.read(2).tobytes() == theta.tobytes()
-
-
 def test_rebasing_keeps_the_progress_since_the_anchor(trainer: Trainer, values: Any) -> None:
     local, theta, anchor = values
     trainer.adopt(2, theta, "rebase", anchor)
@@ -209,13 +181,9 @@ def test_rebasing_without_progress_is_overwriting_to_the_bit(trainer: Trainer, v
     assert trainer.read(2).tobytes() == theta.tobytes()
 
 
-def test_adoption_leaves_the_moments_and_a_reset_clears_them(trainer: Trainer) -> None:
+def test_a_reset_clears_the_moments(trainer: Trainer) -> None:
     trainer.step(0, 4, 0.5)
-    before = [np.array(leaf) for leaf in jax.tree.leaves(trainer.opt_state)]
-    trainer.adopt(0, np.zeros(trainer.fragments[0].size, np.float32), "overwrite")
-    after = jax.tree.leaves(trainer.opt_state)
-    assert all((a == b).all() for a, b in zip(before, after, strict=True))
-    assert any(leaf.any() for leaf in before)
+    assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(trainer.opt_state))
     trainer.reset_optimizer()
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(trainer.opt_state))
 

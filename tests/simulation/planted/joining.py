@@ -12,124 +12,214 @@ from learners.protocol.joining import Joining, PendingTransfers
 from learners.protocol.learner import Learner
 from outer.protocol.coverage import Mark
 from outer.protocol.messages import DRAINING, Grant, Welcome
-from tests.simulation.planting import around, instead
+from tests.simulation.planting import Plant, mutant
 
 
-@around(PendingTransfers, "ready")
-def donor_before_the_clock(method: Any, self: Any, now: Any, syncer_step: Any) -> Any:
+@mutant
+def donor_before_the_clock(plant: Plant) -> None:
     """A donor answers once it has seen the syncer step that the joiner was told."""
-    return method(self, now, 10**9)
+
+    def wrapper(method: Any) -> Any:
+        return lambda self, now, syncer_step: method(self, now, 10**9)
+
+    plant.around(PendingTransfers, "ready", wrapper)
 
 
-@around(Learner, "_unfit")
-def donor_not_finite(method: Any, self: Learner, request: Any) -> str:
+@mutant
+def donor_not_finite(plant: Plant) -> None:
     """A donor whose loss is not finite declines."""
-    reason: str = method(self, request)
-    return "" if reason == "non_finite" else reason
+
+    def wrapper(method: Any) -> Any:
+        def unfit(self: Learner, request: Any) -> str:
+            reason: str = method(self, request)
+            return "" if reason == "non_finite" else reason
+
+        return unfit
+
+    plant.around(Learner, "_unfit", wrapper)
 
 
-@around(Joining, "inherit")
-def joiner_takes_the_donors_bases(method: Any, self: Joining, now: float) -> Any:
+@mutant
+def joiner_takes_the_donors_bases(plant: Plant) -> None:
     """A joiner contributes a fragment only once that came from the syncer: what it copied holds a donor's steps."""
-    effects = method(self, now)
-    if effects:
-        for base, version in zip(self._adoption._bases, self._welcome.versions, strict=True):
-            base.version, base.since = version, Mark(0, 0)
-        self._adoption._counted = None
-    return effects
+
+    def wrapper(method: Any) -> Any:
+        def inherit(self: Joining, now: float) -> Any:
+            effects = method(self, now)
+            if effects:
+                for base, version in zip(self._adoption._bases, self._welcome.versions, strict=True):
+                    base.version, base.since = version, Mark(0, 0)
+                self._adoption._counted = None
+            return effects
+
+        return inherit
+
+    plant.around(Joining, "inherit", wrapper)
 
 
-@around(Learner, "_join")
-def joins_before_it_is_whole(method: Any, self: Learner, now: float) -> None:
+@mutant
+def joins_before_it_is_whole(plant: Plant) -> None:
     """From the syncer's snapshot a learner starts once every fragment is there."""
-    if self._joining.source == "syncer":
-        self._joining.source = "peer"
-    method(self, now)
+
+    def wrapper(method: Any) -> Any:
+        def join(self: Learner, now: float) -> None:
+            if self._joining.source == "syncer":
+                self._joining.source = "peer"
+            method(self, now)
+
+        return join
+
+    plant.around(Learner, "_join", wrapper)
 
 
-@around(Joining, "miss")
-def donor_failure_ends_the_search(method: Any, self: Joining, now: float, event: Any, syncer_step: int) -> Any:
+@mutant
+def donor_failure_ends_the_search(plant: Plant) -> None:
     """After a donor's failure another is sought, or the syncer's snapshot is taken."""
-    return method(self, now, event, syncer_step)[:1] if event.donor else method(self, now, event, syncer_step)
+
+    def wrapper(method: Any) -> Any:
+        def miss(self: Joining, now: float, event: Any, syncer_step: int) -> Any:
+            return method(self, now, event, syncer_step)[:1] if event.donor else method(self, now, event, syncer_step)
+
+        return miss
+
+    plant.around(Joining, "miss", wrapper)
 
 
 # ---------------------------------------------------------------- from one epoch to the next
 
 
-@around(Learner, "_attach")
-def does_not_reattach(method: Any, self: Learner) -> None:
+@mutant
+def does_not_reattach(plant: Plant) -> None:
     """A learner attaches to the next epoch."""
-    if self._epoch is None:
-        method(self)
+
+    def wrapper(method: Any) -> Any:
+        def attach(self: Learner) -> None:
+            if self._epoch is None:
+                method(self)
+
+        return attach
+
+    plant.around(Learner, "_attach", wrapper)
 
 
-@around(Learner, "_on_welcome")
-def older_welcome_taken(method: Any, self: Learner, now: float, event: Welcome) -> None:
+@mutant
+def older_welcome_taken(plant: Plant) -> None:
     """A learner belongs to the newest epoch that has welcomed it."""
-    if self._epoch is not None and event.epoch < self._epoch:
-        self._epoch = event.epoch - 1
-    method(self, now, event)
+
+    def wrapper(method: Any) -> Any:
+        def on_welcome(self: Learner, now: float, event: Welcome) -> None:
+            if self._epoch is not None and event.epoch < self._epoch:
+                self._epoch = event.epoch - 1
+            method(self, now, event)
+
+        return on_welcome
+
+    plant.around(Learner, "_on_welcome", wrapper)
 
 
-@around(Learner, "_on_welcome")
-def spans_forgotten_at_reattach(method: Any, self: Learner, now: float, event: Welcome) -> None:
+@mutant
+def spans_forgotten_at_reattach(plant: Plant) -> None:
     """What was lent to a learner stays its own when the syncer changes, and is stepped on once."""
-    if self._epoch is not None and event.epoch > self._epoch and not self._pipeline.busy:
-        self._spans = HeldSpans(self._spans._batch_size, self._spans._span_samples // self._spans._batch_size)
-    method(self, now, event)
+
+    def wrapper(method: Any) -> Any:
+        def on_welcome(self: Learner, now: float, event: Welcome) -> None:
+            if self._epoch is not None and event.epoch > self._epoch and not self._pipeline.busy:
+                self._spans = HeldSpans(self._spans._batch_size, self._spans._span_samples // self._spans._batch_size)
+            method(self, now, event)
+
+        return on_welcome
+
+    plant.around(Learner, "_on_welcome", wrapper)
 
 
-@around(Learner, "_on_welcome")
-def bases_forgotten_at_reattach(method: Any, self: Learner, now: float, event: Welcome) -> None:
+@mutant
+def bases_forgotten_at_reattach(plant: Plant) -> None:
     """Bases stay when the syncer changes: what accrued on them still counts."""
-    if self._epoch is not None and event.epoch > self._epoch:
-        for base, version in zip(self._adoption._bases, event.versions, strict=True):
-            base.version = version
-        self._adoption._counted = None
-    method(self, now, event)
+
+    def wrapper(method: Any) -> Any:
+        def on_welcome(self: Learner, now: float, event: Welcome) -> None:
+            if self._epoch is not None and event.epoch > self._epoch:
+                for base, version in zip(self._adoption._bases, event.versions, strict=True):
+                    base.version = version
+                self._adoption._counted = None
+            method(self, now, event)
+
+        return on_welcome
+
+    plant.around(Learner, "_on_welcome", wrapper)
 
 
 # ---------------------------------------------------------------- stepping, waiting, leaving
 
 
-@around(Learner, "_obstacle")
-def steps_while_draining(method: Any, self: Learner) -> str:
+@mutant
+def steps_while_draining(plant: Plant) -> None:
     """Who leaves steps no more."""
-    if self.phase == DRAINING:
-        return "drain" if self._spans.empty else ""
-    return method(self)
+
+    def wrapper(method: Any) -> Any:
+        def obstacle(self: Learner) -> str:
+            if self.phase == DRAINING:
+                return "drain" if self._spans.empty else ""
+            return method(self)
+
+        return obstacle
+
+    plant.around(Learner, "_obstacle", wrapper)
 
 
-@instead(Learner, "_on_stop")
-def stop_ignored(self: Learner, now: float, event: Any) -> None:
+@mutant
+def stop_ignored(plant: Plant) -> None:
     """A learner that is told to stop ends its loop."""
+    plant.put(Learner, "_on_stop", lambda self, now, event: None)
 
 
-@around(Learner, "handle")
-def hold_without_end(method: Any, self: Learner, now: float, event: Any) -> Any:
+@mutant
+def hold_without_end(plant: Plant) -> None:
     """A loop that waits looks up now and then, and renews its lease."""
-    effects = method(self, now, event)
-    return [replace(each, seconds=1e9) if isinstance(each, Hold) else each for each in effects]
+
+    def wrapper(method: Any) -> Any:
+        def handle(self: Learner, now: float, event: Any) -> Any:
+            effects = method(self, now, event)
+            return [replace(each, seconds=1e9) if isinstance(each, Hold) else each for each in effects]
+
+        return handle
+
+    plant.around(Learner, "handle", wrapper)
 
 
-@around(Learner, "_hold")
-def silent_while_it_waits(method: Any, self: Learner, now: float, reason: str) -> None:
+@mutant
+def silent_while_it_waits(plant: Plant) -> None:
     """A loop that waits reports twice a second, and so keeps its lease."""
-    with patch.object(self, "_report", lambda now: None):
-        method(self, now, reason)
+
+    def wrapper(method: Any) -> Any:
+        def hold(self: Learner, now: float, reason: str) -> None:
+            with patch.object(self, "_report", lambda now: None):
+                method(self, now, reason)
+
+        return hold
+
+    plant.around(Learner, "_hold", wrapper)
 
 
-@instead(HeldSpans, "add")
-def doubled_grant_used_twice(self: HeldSpans, grant: Grant) -> None:
+@mutant
+def doubled_grant_used_twice(plant: Plant) -> None:
     """A grant that comes twice is taken once."""
-    self.newest = max(self.newest, grant.span)
-    self._queue.append(grant)
+
+    def add(self: HeldSpans, grant: Grant) -> None:
+        self.newest = max(self.newest, grant.span)
+        self._queue.append(grant)
+
+    plant.put(HeldSpans, "add", add)
 
 
-@instead(HeldSpans, "use")
-def next_span_from_its_middle(self: HeldSpans) -> None:
+@mutant
+def next_span_from_its_middle(plant: Plant) -> None:
     """A span is used from its first sample to its last."""
-    self._used += self._batch_size
-    if self.start + self._batch_size > self._queue[0].stop:
-        self._queue.popleft()
-        self._used = self._used % self._batch_size + self._batch_size  # of the step that ends
+
+    def use(self: HeldSpans) -> None:
+        self._used += self._batch_size
+        if self.start + self._batch_size > self._queue[0].stop:
+            self._queue.popleft()
+            self._used = self._used % self._batch_size + self._batch_size  # of the step that ends
+
+    plant.put(HeldSpans, "use", use)

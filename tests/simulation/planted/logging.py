@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from outer.protocol.recorder import Recorder
-from tests.simulation.planting import Plant, around, mutant
+from tests.simulation.planting import Plant, mutant
 
 
-@around(Recorder, "take")
-def gap_waited_for(method: Any, self: Recorder, writer: str, incarnation: int, oldest: int, facts: Any) -> Any:
+@mutant
+def gap_waited_for(plant: Plant) -> None:
     """Where facts will never come, the syncer says so and takes the next ones."""
-    taken = self._taken.get((writer, incarnation), -1)
-    come = facts if facts and facts[0][0] <= taken + 1 else []
-    return method(self, writer, incarnation, min(oldest, taken + 1), come)
+
+    def wrapper(method: Any) -> Any:
+        def take(self: Recorder, writer: str, incarnation: int, oldest: int, facts: Any) -> Any:
+            taken = self._taken.get((writer, incarnation), -1)
+            come = facts if facts and facts[0][0] <= taken + 1 else []
+            return method(self, writer, incarnation, min(oldest, taken + 1), come)
+
+        return take
+
+    plant.around(Recorder, "take", wrapper)
 
 
 def taken(self: Recorder, writer: str, incarnation: int) -> int:
