@@ -164,17 +164,14 @@ def _save_safetensors(model: ExportedModel, path: Path) -> None:
 def _save_huggingface(model: ExportedModel, folder: Path) -> None:
     """config.json and model.safetensors, which transformers loads, and the tokenizer where the data has one.
 
-    Raises InputError for any model but a dense decoder.
+    Raises InputError for any model but the decoder.
     """
     task = model.task
     if task["task"] != huggingface.TASK:
         message = f"has no form for the model of {task['task']}"
-        fix = f"only dense models of {huggingface.TASK} have one; leave --format out"
+        fix = f"only {huggingface.TASK} has one; leave --format out"
         raise InputError([Problem("--format", "huggingface", message, fix)])
     table = DecoderConfig(**task["model"]).settled(len(model.tensors["embed"]))
-    if table["experts"]:
-        message = "has no form for a mixture of experts"
-        raise InputError([Problem("--format", "huggingface", message, "leave --format out, or give orbax")])
     data = DataConfig(**task["data"])
     fix = "put the run's data there, or leave --format out"
     try:

@@ -1,12 +1,13 @@
-"""A decoder as language models have it today, dense or with a mixture of experts, in plain JAX.
+"""A dense decoder as language models have it today, in plain JAX.
 
-RMSNorm before each branch, rotary positions, grouped queries, SwiGLU, no biases: with `experts` = 0 it computes what
-transformers' LlamaForCausalLM does, and with `qk_norm` Qwen3ForCausalLM (huggingface.py). One leaf per
-matrix and layer, so that the tensors can be dealt into fragments.
+RMSNorm before each branch, rotary positions, grouped queries, SwiGLU, no biases: it computes what transformers'
+LlamaForCausalLM does, and with `qk_norm` Qwen3ForCausalLM (huggingface.py). One leaf per matrix and layer, so that the
+tensors can be dealt into fragments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from learners.training.models import experts, layers
+from learners.training.models import layers
 from learners.training.models.cross_entropy import cross_entropy
 from learners.training.models.decoder_config import DecoderConfig
-from learners.training.models.experts import Routing
 from learners.training.models.layers import Params
 
 
@@ -27,11 +27,7 @@ def init(rng: jax.Array, config: DecoderConfig, vocabulary: int) -> Params:
     draw = layers.matrices(rng, 2 + 8 * config.layers)
 
     def block() -> Params:
-        mlp = (
-            experts.init(draw, width, config.inside, config.experts, residual)
-            if config.experts
-            else layers.mlp_init(draw, width, config.inside, residual)
-        )
+        mlp = layers.mlp_init(draw, width, config.inside, residual)
         attention = layers.attention_init(
             draw, width, config.heads, config.key_heads, config.features, residual, config.qk_norm
         )
@@ -43,19 +39,15 @@ def init(rng: jax.Array, config: DecoderConfig, vocabulary: int) -> Params:
     return {"embed": embed, "blocks": [block() for _ in range(config.layers)], "norm": jnp.ones(width), **head}
 
 
-def features(params: Params, tokens: jax.Array, config: DecoderConfig) -> tuple[jax.Array, list[Routing]]:
-    """([batch, length, width] before the output, in the parameters' dtype; each layer's routing) of int[batch, length].
-
-    Without experts there is no routing.
-    """
+def features(params: Params, tokens: jax.Array, config: DecoderConfig) -> jax.Array:
+    """[batch, length, width] before the output, in the parameters' dtype, for tokens int[batch, length]."""
     angles = layers.rotary(tokens.shape[1], config.features, config.rope_theta)
     plain = partial(_layer, config=config)
     layer = jax.checkpoint(plain) if config.remat else plain
-    x, routings = params["embed"][tokens], []
+    x = params["embed"][tokens]
     for block in params["blocks"]:
-        x, routing = layer(block, x, angles)
-        routings += [routing] if routing else []
-    return layers.rms_norm(x, params["norm"], config.norm_eps), routings
+        x = layer(block, x, angles)
+    return layers.rms_norm(x, params["norm"], config.norm_eps)
 
 
 def head(params: Params) -> jax.Array:
@@ -64,22 +56,22 @@ def head(params: Params) -> jax.Array:
     return matrix
 
 
-def losses(params: Params, tokens: jax.Array, config: DecoderConfig) -> tuple[jax.Array, list[Routing]]:
-    """(mean cross-entropy in nats per token, float32 scalar; each layer's routing) of int[batch, length + 1]."""
+def loss(params: Params, tokens: jax.Array, features: Callable[[Params, jax.Array], jax.Array]) -> jax.Array:
+    """Mean cross-entropy in nats per token, float32 scalar, of int[batch, length + 1] by these features."""
     tokens = tokens.astype(jnp.int32)
-    x, routings = features(params, tokens[:, :-1], config)
-    return cross_entropy(x, head(params), tokens[:, 1:]), routings
+    return cross_entropy(features(params, tokens[:, :-1]), head(params), tokens[:, 1:])
 
 
-def sharding(config: DecoderConfig, vocabulary: int, mesh: Mesh) -> dict[str, PartitionSpec]:
-    """Each matrix over both axes of the mesh where they divide it: "model" cuts heads, hidden features and experts.
+def sharding(
+    shapes: Params, mesh: Mesh, down: tuple[str | None, str | None] = ("model", "batch")
+) -> dict[str, PartitionSpec]:
+    """Each matrix over both axes of the mesh where they divide it: "model" cuts heads and hidden features.
 
-    Over "batch" it is FSDP: XLA gathers a matrix for its use. Pattern of tensor paths to specification.
+    Over "batch" it is FSDP: XLA gathers a matrix for its use. `down`: the axes of an MLP's output. Pattern of tensor
+    paths to specification.
     """
-    shapes = jax.eval_shape(lambda: init(jax.random.key(0), config, vocabulary))
     leaves = {name: shapes[name] for name in ("embed", "head") if name in shapes}
     leaves |= {f"*/{name}": leaf for branch in shapes["blocks"][0].values() for name, leaf in branch.items()}
-    down = ("batch", "model") if config.experts else ("model", "batch")  # an expert's are columns
     axes = {"embed": ("model", "batch"), "*/out": ("model", "batch"), "*/down": down}
     spec: Any = PartitionSpec  # JAX leaves its constructor untyped
 
@@ -91,9 +83,6 @@ def sharding(config: DecoderConfig, vocabulary: int, mesh: Mesh) -> dict[str, Pa
     return {name: cut(name, leaf.shape) for name, leaf in leaves.items() if len(leaf.shape) == 2}
 
 
-def _layer(block: Params, x: jax.Array, angles: jax.Array, config: DecoderConfig) -> tuple[jax.Array, Routing | None]:
+def _layer(block: Params, x: jax.Array, angles: jax.Array, config: DecoderConfig) -> jax.Array:
     x = x + layers.attention(block["attention"], x, config.heads, config.norm_eps, angles)
-    if not config.experts:
-        return x + layers.gated_mlp(block["mlp"], x, config.norm_eps), None
-    y, routing = experts.mixture(block["mlp"], x, config.chosen, config.norm_eps, config.dispatch == "ragged")
-    return x + y, routing
+    return x + layers.gated_mlp(block["mlp"], x, config.norm_eps)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from outer.config import Section
 
@@ -24,14 +24,6 @@ class DecoderConfig(Section):
     qk_norm: bool = Field(False, description="normalise queries and keys")
     tied: bool = Field(True, description="one matrix for embedding and output")
     remat: bool = Field(False, description="compute a layer's activations again for the gradient, to save memory")
-    experts: NonNegativeInt = Field(0, description="MLPs of a layer, each of `hidden`; 0: one, without a router")
-    chosen: PositiveInt = Field(2, description="experts that a token goes to")
-    dispatch: Literal["dense", "ragged"] = Field(
-        "dense",
-        description="dense: every expert computes every token; ragged: its own, for many experts on accelerators",
-    )
-    balance: NonNegativeFloat = Field(0.01, description="weight of the load-balancing loss")
-    router_z: NonNegativeFloat = Field(0.001, description="weight of the router's z-loss")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -46,8 +38,6 @@ class DecoderConfig(Section):
             wrong.append(f"head_width = {self.head_width}: rotary positions rotate pairs; give an even number")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             wrong.append(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; give a divisor")
-        if self.experts and self.chosen > self.experts:
-            wrong.append(f"chosen = {self.chosen} of experts = {self.experts}; give at most as many")
         if wrong:
             raise ValueError("; and ".join(wrong))
         return self

@@ -76,7 +76,7 @@ def model_table(folder: Path) -> dict[str, Any]:
     theta = inside.get("rope_theta", about.get("rope_theta", 10_000.0))
     if about.get("rope_theta", theta) != theta:
         raise ValueError(f"{CONFIG} names two bases, rope_theta = {about['rope_theta']} and {theta}; leave one")
-    return table | {"rope_theta": float(theta), "qk_norm": about["model_type"] == "qwen3", "experts": 0}
+    return table | {"rope_theta": float(theta), "qk_norm": about["model_type"] == "qwen3"}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -126,7 +126,7 @@ def theirs(table: Mapping[str, Any], named: Mapping[str, Flat]) -> dict[str, Fla
 def config_of(table: Mapping[str, Any], length: int, end: int | None = None) -> dict[str, Any]:
     """The content of config.json.
 
-    `table`: DecoderConfig.settled, without experts; `length`: tokens of a sample; `end`: the token after a document.
+    `table`: DecoderConfig.settled; `length`: tokens of a sample; `end`: the token after a document.
     """
     kind = "qwen3" if table["qk_norm"] else "llama"
     return {

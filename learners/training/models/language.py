@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-from learners.config import DataConfig, InnerConfig
+from learners.config import DataConfig
 from learners.training.data import corpus
-from learners.training.data.corpus import Corpus, Tokens
 from learners.training.models import fields, sampling, transformer
-from outer.numeric.optimizer import resolve
+from learners.training.models.corpus_task import CorpusTask
 
 VOCABULARY = 256  # every byte
 
 
-class ByteLanguageModel:
+class ByteLanguageModel(CorpusTask):
     """A decoder-only transformer over bytes; implements learners/training/task.py's Task.
 
-    `model`: the fields of TransformerConfig; raises ValueError, naming the field, for any other. Files are read when
-    the first batch is requested.
+    `model`: the fields of TransformerConfig; raises ValueError, naming the field, for any other.
     """
 
-    loss_unit = "nats/token"
-
     def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
+        super().__init__(data, seed)
         self.config = fields.read(transformer.TransformerConfig, model)
         if (known := corpus.vocabulary(data)) > VOCABULARY or corpus.tokenizer(data) is not None:
             raise ValueError(
                 f"data.path = {data.path!r}: its vocabulary is {known:,} tokens of a tokenizer, this model's the 256 "
                 "bytes; name a task of that vocabulary, or prepare the text as bytes, without a tokenizer"
             )
-        self._data = data
-        self._seed = seed
         self._next_scores = partial(transformer.next_scores, config=self.config)
-
-    @cached_property
-    def corpus(self) -> Corpus:
-        return corpus.corpus(self._data, self._seed)
 
     def init(self, rng: jax.Array) -> transformer.Params:
         return transformer.init(rng, self.config, VOCABULARY)
@@ -50,18 +40,6 @@ class ByteLanguageModel:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Mean nats per byte of batch uint8[count, L + 1]; there is no dropout, so `rng` is not used."""
         return transformer.loss(params, batch, self.config), {}
-
-    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
-        return resolve("inner", inner.optimizer, inner.lr, inner.options)
-
-    def batch(self, start: int, count: int) -> Tokens:
-        return self.corpus.batch(start, count)
-
-    def tokens(self, count: int) -> int:
-        return count * self._data.sequence_length
-
-    def held_out(self, start: int, count: int) -> Tokens:
-        return self.corpus.held_out_batch(start, count)
 
     def sample(
         self, params: transformer.Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array

@@ -6,15 +6,16 @@ parameters in bfloat16, norms, softmax and loss are computed in float32.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 from pydantic import Field, PositiveInt, model_validator
 
+from learners.training.models.layers import Params, rms_norm, rotary
 from outer.config import Section
 
-Params = dict[str, Any]
+EPS = 1e-6  # of RMSNorm
 
 
 class TransformerConfig(Section):
@@ -71,11 +72,11 @@ def logits(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.
     """Next-token logits [batch, length, vocabulary], in the parameters' dtype, for tokens int[batch, length]."""
     # Embedding rows have norm 1, as the output needs; the input needs features of scale 1.
     x: jax.Array = params["embed"][tokens] * config.width**0.5
-    angles = _angles(tokens.shape[1], config.width // config.heads)
+    angles = rotary(tokens.shape[1], config.width // config.heads, 10_000.0)
     for block in params["blocks"]:
         x = x + _attention(block["attention"], x, angles, config.heads)
         x = x + _mlp(block["mlp"], x)
-    return jnp.matmul(_normalise(x, params["norm"]), params["embed"].T)
+    return jnp.matmul(rms_norm(x, params["norm"], EPS), params["embed"].T)
 
 
 def loss(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.Array:
@@ -92,21 +93,14 @@ def next_scores(params: Params, window: jax.Array, position: jax.Array, config: 
     return scores
 
 
-def _normalise(x: jax.Array, gain: jax.Array) -> jax.Array:
-    """RMSNorm over the last axis."""
-    wide = x.astype(jnp.float32)
-    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    return jnp.multiply((wide * jax.lax.rsqrt(mean_square + 1e-6)).astype(x.dtype), gain)
-
-
 def _mlp(params: Params, x: jax.Array) -> jax.Array:
-    return jnp.matmul(jax.nn.gelu(_normalise(x, params["norm"]) @ params["up"]), params["down"])
+    return jnp.matmul(jax.nn.gelu(rms_norm(x, params["norm"], EPS) @ params["up"]), params["down"])
 
 
 def _attention(params: Params, x: jax.Array, angles: jax.Array, heads: int) -> jax.Array:
     """Causal self-attention with rotary positions: [batch, length, width] in and out."""
     batch, length, width = x.shape
-    qkv = (_normalise(x, params["norm"]) @ params["qkv"]).reshape(batch, length, 3, heads, width // heads)
+    qkv = (rms_norm(x, params["norm"], EPS) @ params["qkv"]).reshape(batch, length, 3, heads, width // heads)
     query, key, value = jnp.moveaxis(qkv, (2, 3), (0, 2))  # each [batch, heads, length, features]
     query, key = _rotate(query, angles), _rotate(key, angles)
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, key) * (width // heads) ** -0.5
@@ -114,12 +108,6 @@ def _attention(params: Params, x: jax.Array, angles: jax.Array, heads: int) -> j
     shares = jax.nn.softmax(scores.astype(jnp.float32)).astype(value.dtype)
     mixed = jnp.einsum("bhqk,bhkd->bhqd", shares, value)
     return jnp.matmul(jnp.moveaxis(mixed, 1, 2).reshape(batch, length, width), params["out"])
-
-
-def _angles(length: int, features: int) -> jax.Array:
-    """Rotary angles float32[length, features / 2]: position times 10000 ** (-2 i / features)."""
-    rates = 10000.0 ** (-jnp.arange(0, features, 2) / features)
-    return jnp.outer(jnp.arange(length), rates)
 
 
 def _rotate(x: jax.Array, angles: jax.Array) -> jax.Array:

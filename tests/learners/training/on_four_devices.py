@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from examples.experts.task import MixtureLM
 from learners.config import DataConfig, InnerConfig
 from learners.training import state_arrays
 from learners.training.devices import placement
 from learners.training.evaluator import Evaluator
-from learners.training.models.causal_lm import CausalLM
 from learners.training.models.language import ByteLanguageModel
 from learners.training.trainer import Trainer
 from learners.training.tree import deal, initial_parameters
@@ -35,11 +35,9 @@ class Indivisible(ByteLanguageModel):
 CUT = SyncConfig(P=4, split=True)  # the embedding in pieces, across the axis that lies on several devices
 
 
-class Mixed(CausalLM):
-    """The decoder with experts, whose columns are cut with those of all other matrices."""
-
+class Mixed(MixtureLM):
     def __init__(self, data, seed, **model):
-        super().__init__(data, seed, **model, kv_heads=1, hidden=12, experts=4)
+        super().__init__(data, seed, **model, kv_heads=1, hidden=12)
 
 
 def trained(kind, data, microbatches=1, **devices):

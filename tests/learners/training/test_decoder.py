@@ -1,4 +1,4 @@
-"""The decoder: its parts against plain formulas, dense and with experts, in pieces, and in bfloat16."""
+"""The decoder: its parts against plain formulas, in pieces, and in bfloat16."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from learners.config import DataConfig, InnerConfig
-from learners.training.models import cross_entropy, decoder, experts, layers
+from learners.training.models import cross_entropy, layers
 from learners.training.models.causal_lm import CausalLM
 from learners.training.precision import precise
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.validation import problems
 
 SMALL = {"layers": 1, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 24}
-MIXED = SMALL | {"experts": 4, "hidden": 12}
 
 
 def task(**model: Any) -> CausalLM:
@@ -83,7 +82,7 @@ def test_a_token_sees_none_after_it_and_groups_of_queries_share_keys() -> None:
     model = task()
     params = fresh(model)
     given = jnp.asarray(tokens()[:, :-1], jnp.int32)
-    seen = jax.jit(lambda given: decoder.features(params, given, model.config)[0])
+    seen = jax.jit(lambda given: model.features(params, given))
     plain, changed = np.asarray(seen(given)), np.asarray(seen(given.at[:, 7].set(3)))
     np.testing.assert_array_equal(changed[:, :7], plain[:, :7])
     assert np.abs(changed[:, 7:] - plain[:, 7:]).max() > 1e-3
@@ -96,92 +95,19 @@ def test_a_token_sees_none_after_it_and_groups_of_queries_share_keys() -> None:
     np.testing.assert_allclose(attend(shared, x, 4, 1e-6, angles), attend(repeated, x, 4, 1e-6, angles), atol=1e-5)
 
 
-# ------------------------------------------------------------------ experts
-
-
-def one_mixture() -> Any:
-    """Parameters of a mixture: width 8, four experts of 6."""
-    shapes = jax.eval_shape(lambda: experts.init(layers.matrices(jax.random.key(0), 4), 8, 6, 4, 1.0))
-    drawn = np.random.default_rng(0)
-    return {name: jnp.asarray(drawn.normal(size=each.shape) * 8**-0.5, jnp.float32) for name, each in shapes.items()}
-
-
-def one_by_one(params: Any, x: Any, chosen: int) -> Any:
-    """The mixture of x [tokens, width], token by token, in float64."""
-    p = {name: np.asarray(value, np.float64) for name, value in params.items()}
-    width, count = p["router"].shape
-    cut = {name: p[name].reshape(len(p[name]), count, -1) for name in ("gate", "up", "down")}
-    out = []
-    for row in np.asarray(x, np.float64):
-        row = row / np.sqrt(np.mean(row**2) + 1e-6) * p["norm"]
-        scores = np.exp(row @ p["router"])
-        scores /= scores.sum()
-        best = np.argsort(-scores)[:chosen]
-        shares = scores[best] / (scores[best].sum() if chosen > 1 else 1.0)
-        total = np.zeros(width)
-        for expert, share in zip(best, shares, strict=True):
-            gate, up = row @ cut["gate"][:, expert], row @ cut["up"][:, expert]
-            total += share * ((gate / (1 + np.exp(-gate)) * up) @ cut["down"][:, expert])
-        out.append(total)
-    return np.stack(out)
-
-
-@pytest.mark.parametrize("chosen", [1, 2])
-def test_a_token_gets_its_best_experts_by_either_dispatch_with_the_same_gradients(chosen: int) -> None:
-    params = one_mixture()
-    x = jax.random.normal(jax.random.key(1), (3, 5, 8))
-    wanted = one_by_one(params, x.reshape(-1, 8), chosen).reshape(x.shape)
-
-    def total(params: Any, x: Any, ragged: bool) -> Any:
-        y, routing = experts.mixture(params, x, chosen, 1e-6, ragged)
-        return jnp.sum(y**2) + routing.balance + routing.z, (y, routing)
-
-    both = jax.jit(jax.value_and_grad(jax.checkpoint(total, static_argnums=2), (0, 1), has_aux=True), static_argnums=2)
-    ((_, (dense, one)), slopes), ((_, (ragged, other)), slopes_ragged) = both(params, x, False), both(params, x, True)
-    np.testing.assert_allclose(dense, wanted, atol=1e-5)
-    np.testing.assert_allclose(ragged, wanted, atol=1e-5)
-    assert differ(slopes_ragged, slopes) < 1e-4 and differ(other, one) < 1e-6
-    assert float(jnp.abs(slopes[0]["router"]).max()) > 0.0
-
-
-def test_the_balancing_loss_is_least_for_an_even_router_and_grows_where_one_expert_gets_all() -> None:
-    params = one_mixture()
-    x = jax.random.normal(jax.random.key(1), (8, 64, 8))
-    routed = jax.jit(lambda params, x: experts.mixture(params, x, 1, 1e-6)[1])
-    even = routed(params | {"router": params["router"] * 1e-3, "norm": jnp.ones(8)}, x)
-    # A constant feature for which expert 2 alone has a weight.
-    router = jnp.zeros((8, 4)).at[0, 2].set(20.0)
-    skewed = routed(params | {"router": router, "norm": jnp.ones(8)}, x.at[..., 0].set(9.0))
-    assert float(even.balance) == pytest.approx(1.0, abs=0.02)
-    assert float(skewed.balance) == pytest.approx(4.0, abs=0.02)
-    assert (float(skewed.load_max), float(skewed.load_min)) == (4.0, 0.0)
-    assert 0.0 < float(even.load_min) <= 1.0 <= float(even.load_max) < 2.0
-
-
-def test_what_a_step_reports_of_its_experts_adds_up_to_its_loss() -> None:
-    model = task(**MIXED)
-    params = fresh(model)
-    both = jax.jit(lambda *given: (*model.loss(*given), model.held_out_loss(*given[:2])))
-    loss, aux, held_out = both(params, tokens(), jax.random.key(0))
-    summed = aux["cross_entropy"] + 0.01 * aux["balance"] + 0.001 * aux["router_z"]
-    assert float(loss) == pytest.approx(float(summed), rel=1e-6)
-    assert float(held_out) == pytest.approx(float(aux["cross_entropy"]), rel=1e-6)
-    assert 0.0 <= float(aux["expert_load_min"]) <= 1.0 <= float(aux["expert_load_max"]) <= 4.0
-
-
 # ------------------------------------------------------------------ precision, memory
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", [SMALL | {"qk_norm": True, "tied": False}, MIXED | {"dispatch": "ragged"}])
-def test_computing_activations_again_changes_nothing_and_bfloat16_little(model: dict[str, Any]) -> None:
+def test_computing_activations_again_changes_nothing_and_bfloat16_little() -> None:
+    model: dict[str, Any] = {"qk_norm": True, "tied": False}
     plain, again = task(**model), task(**model, remat=True)
     params = fresh(plain)
     loss = lambda one: jax.jit(jax.value_and_grad(lambda params: one.loss(params, tokens(), None)[0]))(params)  # noqa: E731
     assert differ(loss(again), loss(plain)) < 1e-5
     narrow = precise(plain, InnerConfig(compute="bfloat16"))
-    found, aux = jax.jit(narrow.loss)(params, tokens(), jax.random.key(0))
-    assert found.dtype == jnp.float32 and {value.dtype for value in aux.values()} <= {jnp.dtype("float32")}
+    found, _ = jax.jit(narrow.loss)(params, tokens(), jax.random.key(0))
+    assert found.dtype == jnp.float32
     assert float(found) == pytest.approx(float(loss(plain)[0]), rel=0.02)
 
 
@@ -198,6 +124,6 @@ def test_sizes_that_do_not_fit_are_all_named() -> None:
     assert found(**SMALL) == []
     ((field, message),) = found(vocabulary=100)
     assert field == "model.vocabulary" and "256 tokens" in message
-    ((_, message),) = found(width=20, heads=4, kv_heads=3, experts=2, chosen=3)
-    assert all(words in message for words in ("width = 20", "kv_heads = 3", "chosen = 3 of experts = 2"))
+    ((_, message),) = found(width=20, heads=4, kv_heads=3)
+    assert all(words in message for words in ("width = 20", "kv_heads = 3"))
     assert [field for field, _ in found(depth=3, layers=0)] == ["model.layers", "model.depth"]
