@@ -265,7 +265,11 @@ def test_what_a_learner_sets_itself_is_let_through_and_what_is_no_setting_is_lef
     ("name", "value", "word"),
     [
         ("XLA_FLAGS", "--xla_cpu_enable_fast_math=true --xla_dump_to=/home", "--xla_dump_to=/home"),
+        ("XLA_FLAGS", "--xla_dump_to=1", "--xla_dump_to=1"),
+        ("XLA_FLAGS", "--xla_gpu_kernel_cache_file=1", "--xla_gpu_kernel_cache_file=1"),
+        ("XLA_FLAGS", "--xla_gpu_load_autotune_results_from=A", "--xla_gpu_load_autotune_results_from=A"),
         ("XLA_FLAGS", "--xla_gpu_cuda_data_dir=.", "--xla_gpu_cuda_data_dir=."),
+        ("XLA_FLAGS", "--xla_gpu_autotune_level=..", "--xla_gpu_autotune_level=.."),
         ("XLA_FLAGS", "--xla_cpu_max_isa=/etc/passwd", "--xla_cpu_max_isa=/etc/passwd"),
         ("XLA_FLAGS", "/run/flags", "/run/flags"),
         ("XLA_FLAGS", "intra_op_parallelism_threads=1", "intra_op_parallelism_threads=1"),

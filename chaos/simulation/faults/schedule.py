@@ -24,6 +24,10 @@ POLL_S = 0.05
 FLAPS = 4
 
 
+DAMAGE = ("bit_flip", "fetch_damage", "overflow", "garbled")
+PROTOCOL = ("echo", "linger", "stop", "stop_committing", "crash_ending")
+
+
 class FaultSchedule:
     """Strength is 0 to 1; durations are virtual seconds."""
 
@@ -46,7 +50,7 @@ class FaultSchedule:
         if (trace := self._context.trace) is not None:
             detail = f"{fault.kind} for {fault.duration_s:.2f} s, strength {fault.strength:.2f}"
             trace.line(self._context.time.now, fault.target, "", "fault", detail)
-        STRIKES[fault.kind](self, fault)
+        striking(fault.kind)(self, fault)
 
     def heal(self) -> None:
         """End all faults, and begin no more."""
@@ -334,46 +338,11 @@ class FaultSchedule:
             self._supervisor.crash(learner.name)
 
 
-STRIKES: dict[str, Callable[[FaultSchedule, Fault], None]] = {
-    "loss": FaultSchedule._loss,
-    "duplication": FaultSchedule._duplication,
-    "reordering": FaultSchedule._reordering,
-    "cut_one_way": FaultSchedule._cut_one_way,
-    "cut_two_way": FaultSchedule._cut_two_way,
-    "flapping": FaultSchedule._flapping,
-    "slow_link": FaultSchedule._slow_link,
-    "slow_download": FaultSchedule._slow_download,
-    "crash": FaultSchedule._crash,
-    "freeze": FaultSchedule._freeze,
-    "slow": FaultSchedule._slow,
-    "wall_skew": FaultSchedule._wall_skew,
-    "wall_jump": FaultSchedule._wall_jump,
-    "clock_rate": FaultSchedule._clock_rate,
-    "clock_jump": FaultSchedule._clock_jump,
-    "storage_slow": FaultSchedule._storage_slow,
-    "storage_failing": FaultSchedule._storage_failing,
-    "storage_full": FaultSchedule._storage_full,
-    "storage_torn": FaultSchedule._storage_torn,
-    "storage_lost": FaultSchedule._storage_lost,
-    "storage_stale": FaultSchedule._storage_stale,
-    "tail_lost": FaultSchedule._tail_lost,
-    "syncer_crash": FaultSchedule._syncer_crash,
-    "zombie": FaultSchedule._zombie,
-    "scale_out": FaultSchedule._scale_out,
-    "drain": FaultSchedule._drain,
-    "leave": FaultSchedule._leave,
-    "flap": FaultSchedule._flap,
-    "rejoin_storm": FaultSchedule._rejoin_storm,
-    "all_die": FaultSchedule._all_die,
-    "two_joiners": FaultSchedule._two_joiners,
-    "state_damage": FaultSchedule._state_damage,
-    "non_finite": FaultSchedule._non_finite,
-    "wrong_manifest": FaultSchedule._wrong_manifest,
-    **dict.fromkeys(("bit_flip", "fetch_damage", "overflow", "garbled"), FaultSchedule._damage),
-    **dict.fromkeys(TRIGGERS, lambda schedule, fault: schedule.triggered.lay(fault)),
-    "echo": lambda schedule, fault: schedule.protocol.echo(fault),
-    "linger": lambda schedule, fault: schedule.protocol.linger(fault),
-    "stop": lambda schedule, fault: schedule.protocol.stop(fault),
-    "stop_committing": lambda schedule, fault: schedule.protocol.stop_committing(fault),
-    "crash_ending": lambda schedule, fault: schedule.protocol.crash_ending(fault),
-}
+def striking(kind: str) -> Callable[[FaultSchedule, Fault], None]:
+    """What a fault of this kind does: the schedule's method _KIND, unless its group has one for all."""
+    if kind in TRIGGERS:
+        return lambda schedule, fault: schedule.triggered.lay(fault)
+    if kind in PROTOCOL:
+        return lambda schedule, fault: getattr(schedule.protocol, kind)(fault)
+    method: Callable[[FaultSchedule, Fault], None] = getattr(FaultSchedule, "_damage" if kind in DAMAGE else f"_{kind}")
+    return method
