@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import AsJson
+from orchestrator.cli.progress import Bars
 from orchestrator.recipe.problems import InputError, Problem, nearest
 
 if TYPE_CHECKING:
     from chaos.simulation.runner import Tally
 
-PROGRESS_S = 3.0
 SEEDS_MAX = 10_000_000
 
 
@@ -40,7 +40,8 @@ def sim(
         else:
             from chaos.simulation.runner import run
 
-            tally, seconds = run(wanted, profile, jobs, _Progress(len(wanted)))
+            with Bars() as bars:
+                tally, seconds = run(wanted, profile, jobs, partial(_show, bars, len(wanted)))
         typer.echo(json.dumps(record(tally, seconds, profile, wanted)) if as_json else words(tally, seconds, profile))
         if tally.violations:
             raise typer.Exit(CHECK_FAILED)
@@ -80,17 +81,9 @@ def _traced(seed: int, profile: str) -> tuple[Tally, float]:
     return tally, time.perf_counter() - began
 
 
-class _Progress:
-    """A line now and then, for people."""
-
-    def __init__(self, seeds: int) -> None:
-        self._seeds, self._shown_at = seeds, 0.0
-
-    def __call__(self, tally: Tally, seconds: float) -> None:
-        if sys.stderr.isatty() and seconds - self._shown_at >= PROGRESS_S:
-            self._shown_at = seconds
-            broken = f", {len(tally.violations)} violations" if tally.violations else ""
-            typer.echo(f"{tally.seeds} of {self._seeds} seeds, {tally.seeds / seconds:.1f} a second{broken}", err=True)
+def _show(bars: Bars, seeds: int, tally: Tally, seconds: float) -> None:
+    broken = f", {len(tally.violations)} violations" if tally.violations else ""
+    bars.show("seeds", tally.seeds, seeds, f"{tally.seeds} of {seeds}, {tally.seeds / seconds:.1f} a second{broken}")
 
 
 def reproducer(seed: int, profile: str) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -13,10 +11,10 @@ import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import AsJson, Run
+from orchestrator.cli.progress import Bars
 from orchestrator.store.readers import located
 
 JOBS_MAX = 4  # more readers than checks can follow
-PROGRESS_S = 5.0
 
 Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Processes: one checks, the others read ahead in long logs [cores].")
@@ -35,7 +33,11 @@ def check(
         from orchestrator.checkers.suite import check_run
         from orchestrator.report.headline import STATUS_WORDS
 
-        verdicts = check_run(store.root, jobs or min(JOBS_MAX, cores()), _Progress().show)
+        with Bars() as bars:
+            readers = jobs or min(JOBS_MAX, cores())
+            verdicts = check_run(
+                store.root, readers, lambda facts: bars.show("checking", facts, None, f"{facts:,} facts checked")
+            )
         passed = sound(verdicts)
         if as_json:
             typer.echo(json.dumps({"ok": passed, "checks": [asdict(verdict) for verdict in verdicts]}))
@@ -50,16 +52,3 @@ def check(
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Progress:
-    """Says on stderr how far a check has come, every few seconds."""
-
-    def __init__(self) -> None:
-        self._begun = self._shown = time.monotonic()
-
-    def show(self, facts: int) -> None:
-        now = time.monotonic()
-        if now - self._shown >= PROGRESS_S:
-            self._shown = now
-            print(f"{facts:,} facts checked in {now - self._begun:.0f} s", file=sys.stderr, flush=True)

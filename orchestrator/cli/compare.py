@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Overrides
+from orchestrator.cli.progress import Bars
 from orchestrator.cli.recipes import prepare
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem, explain
 from orchestrator.store.run_store import RUNS, RunStore, alone
+from orchestrator.store.status_text import number
 
 if TYPE_CHECKING:
     from orchestrator.compare.runs import ComparedRun, Real
@@ -143,35 +144,15 @@ def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
 
 
 def _train(waiting: Sequence[ComparedRun], by: Real, as_json: bool) -> None:
-    if not waiting:
-        return
-    with _Bars(waiting) as bars, apart(as_json):
-        for run in waiting:
-            by.train(run, bars.show)
-            bars.show(run, {"progress": 1.0, "eval_loss": None})
+    newest: dict[Path, float] = {}  # held-out loss, by the run's folder
 
-
-class _Bars:
-    """A bar for each run, on stderr."""
-
-    def __init__(self, waiting: Sequence[ComparedRun]) -> None:
-        columns = ("{task.description}", BarColumn(), "{task.percentage:>3.0f} %")
-        loss = TextColumn("held-out loss {task.fields[loss]}")
-        self._progress = Progress(*columns, loss, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-        self._bars = {
-            run.store.root: self._progress.add_task(f"{run.case.name}, seed {run.recipe.seed}", total=1.0, loss="-")
-            for run in waiting
-        }
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def show(self, run: ComparedRun, news: Mapping[str, Any]) -> None:
-        bar = self._bars[run.store.root]
-        self._progress.update(bar, completed=news["progress"])
+    def show(run: ComparedRun, news: Mapping[str, Any]) -> None:
         if isinstance(news["eval_loss"], float):
-            self._progress.update(bar, loss=f"{news['eval_loss']:.4f}")
+            newest[run.store.root] = news["eval_loss"]
+        words = f"held-out loss {number(newest.get(run.store.root), 4)}"
+        bars.show(f"{run.case.name}, seed {run.recipe.seed}", news["progress"], 1.0, words)
+
+    with Bars() as bars, apart(as_json):
+        for run in waiting:
+            by.train(run, show)
+            show(run, {"progress": 1.0, "eval_loss": None})

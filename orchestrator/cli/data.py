@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from orchestrator.cli.check import cores
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import AsJson
+from orchestrator.cli.progress import Bars
 from orchestrator.recipe.problems import InputError, Problem
 
 app = typer.Typer(help="Prepare and check token shards.", no_args_is_help=True)
 
 NAMED_MOST = 20
-PLAIN_EVERY_S = 5.0
 HELD_OUT_MOST = 0.5
 
 
@@ -56,11 +53,11 @@ def prepare(
         if problems:
             raise InputError(problems)
         options = preparation.PrepareOptions(
-            tuple(inputs), out.absolute(), tokenizer, train_bpe, end_token, workers or _cores(), shard_tokens, held_out,
+            tuple(inputs), out.absolute(), tokenizer, train_bpe, end_token, workers or cores(), shard_tokens, held_out,
             field,
         )  # fmt: skip
-        with _Bar() as bar:
-            record = preparation.prepare(options, bar.show) | {"path": str(out)}
+        with Bars() as bars:
+            record = preparation.prepare(options, partial(_show, bars)) | {"path": str(out)}
         _name([f"{one['input']}: {one['reason']}" for one in record["unreadable"]], "left out")
         if record["others"]:
             told = ", ".join(f"{suffix} ({count:,})" for suffix, count in list(record["others"].items())[:NAMED_MOST])
@@ -100,14 +97,14 @@ def check(
         manifest = place.manifest
         files = (*manifest.train, *manifest.held_out)
         total, done = sum(shard.tokens for shard in files) * manifest.itemsize, 0
-        with _Bar() as bar:
+        with Bars() as bars:
 
             def shown(count: int) -> None:
                 nonlocal done
                 done += count
-                bar.show("reading", done, total)
+                _show(bars, "reading", done, total)
 
-            damaged = shards.damages(place, _cores(), shown)
+            damaged = shards.damages(place, cores(), shown)
         if as_json:
             typer.echo(json.dumps({"path": folder, "digest": place.digest, "shards": len(files), "damaged": damaged}))
         else:
@@ -117,10 +114,6 @@ def check(
             raise typer.Exit(CHECK_FAILED)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _name(lines: list[str], what: str) -> None:
     for line in lines[:NAMED_MOST]:
         typer.echo(f"{what}: {line}", err=True)
@@ -128,31 +121,5 @@ def _name(lines: list[str], what: str) -> None:
         typer.echo(f"{what}: {len(lines) - NAMED_MOST} more", err=True)
 
 
-class _Bar:
-    """Progress on stderr: a bar for each stage on a terminal, a line every few seconds anywhere else."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=self._console, transient=True)
-        self._stages: dict[str, tuple[object, float]] = {}
-        self._said_at = time.monotonic()
-
-    def __enter__(self) -> _Bar:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if stage not in self._stages:
-            self._stages[stage] = self._progress.add_task(stage, total=total), now
-        task, begun = self._stages[stage]
-        self._progress.update(task, completed=done)  # type: ignore[arg-type]
-        if not self._console.is_terminal and now - self._said_at >= PLAIN_EVERY_S:
-            self._said_at = now
-            speed = done / 1e6 / max(now - begun, 1e-9)
-            print(f"{stage}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {speed:.1f} MB/s", file=sys.stderr)
+def _show(bars: Bars, stage: str, done: int, total: int) -> None:
+    bars.show(stage, done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")

@@ -25,6 +25,7 @@ import typer
 
 from learners.training.devices.accelerators import accelerators
 from learners.training.devices.device import DeviceFinding
+from orchestrator.cli.check import cores
 from orchestrator.cli.errors import INPUT, reported
 from orchestrator.cli.options import AsJson
 from orchestrator.cli.recipes import ROOMS, foreign_packages
@@ -221,10 +222,9 @@ def _memory() -> DeviceFinding:
 
 
 def _cores() -> DeviceFinding:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores < 2:
-        return DeviceFinding("cores", "warning", f"{cores}", "learner units will take turns: expect long steps")
-    return DeviceFinding("cores", "ok", f"{cores}")
+    if (count := cores()) < 2:
+        return DeviceFinding("cores", "warning", f"{count}", "learner units will take turns: expect long steps")
+    return DeviceFinding("cores", "ok", f"{count}")
 
 
 def _accelerators() -> DeviceFinding:

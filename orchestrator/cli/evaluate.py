@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from learners.config import CorpusConfig
@@ -23,6 +22,7 @@ from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.export import NEWEST, of_checkpoint
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.permission import recipe_of_parameters
+from orchestrator.cli.progress import Bars
 from orchestrator.recipe.config import EvalConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import parse
@@ -91,7 +91,7 @@ def _rows(
     base = _AROUND if store is None else recipe_of(store).canonical()
     asked = parse(base, overrides).eval
     count = asked.sequences
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Bars() as bars:
         sets: list[tuple[str, Measurement]] = []
         for name, model in _models(store, file, checkpoint):
             if not sets:  # all are of one run, so of one task
@@ -101,11 +101,12 @@ def _rows(
                 ]
             for label, measurement in sets:
                 task = measurement.task
-                line = bar.add_task(f"{name}: {label}", total=count)
                 params = tree.parameters(
                     task, model.tensors, model.task["seed"], model.warm_start, measurement.shardings
                 )
-                found = measurement.means(params, count, asked.batch_size, partial(_show, bar, line))
+                found = measurement.means(
+                    params, count, asked.batch_size, partial(_show, bars, f"{name}: {label}", count)
+                )
                 yield {
                     "parameters": name,
                     "syncer_step": int(model.metadata["syncer_step"]),
@@ -119,8 +120,8 @@ def _rows(
                 }
 
 
-def _show(bar: Progress, line: Any, done: int) -> None:
-    bar.update(line, completed=done)
+def _show(bars: Bars, line: str, total: int, done: int) -> None:
+    bars.show(line, done, total, f"{done:,} of {total:,} samples")
 
 
 def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -> Iterator[tuple[str, ExportedModel]]:

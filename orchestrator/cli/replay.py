@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ import typer
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.permission import permit
+from orchestrator.cli.progress import Bars
 from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.events import Event, finite
 from orchestrator.recipe.problems import InputError, Problem
@@ -27,7 +28,6 @@ from outer.protocol.facts import Committed, StepPassed
 if TYPE_CHECKING:
     from orchestrator.replay.tape import Said
 
-PLAIN_EVERY_S = 5.0  # between two lines on what is no terminal
 KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared, in the order of the report
 
 
@@ -133,11 +133,8 @@ def _replay(
     try:
         tape = tape_of(log.said, until)
         _check_until(until, log.last_step, bool(tape.commits))
-        view = _View()
-        try:
-            outcome = play_apart(Job(tape, recipe, needed(tape), out), view)
-        finally:
-            view.close()
+        with Bars() as bars:
+            outcome = play_apart(Job(tape, recipe, needed(tape), out), partial(_show, bars))
     except TapeError as error:
         fix = f"what else the log tells of this: diloco check {store.root}"
         raise InputError([Problem("RUN", str(store.root), f"cannot be replayed: {error}", fix)]) from error
@@ -219,34 +216,9 @@ def differs(difference: dict[str, Any]) -> str:
     return f"syncer step {difference['syncer_step']}{where}: {what}: {values}"
 
 
-class _View:
-    """Progress on stderr: a line that redraws on a terminal, plain lines elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._said_at = float("-inf")
-        self._open = False
-
-    def __call__(self, news: Any) -> None:
-        if "difference" in news:
-            self._line(f"differs: {differs(news['difference'])}")
-        elif self._terminal or time.monotonic() - self._said_at >= PLAIN_EVERY_S:
-            self._said_at = time.monotonic()
-            self._line(self._progress(news), stays=not self._terminal)
-
-    def _progress(self, news: Any) -> str:
-        done, of, seconds = news["commits"], news["of"], news["seconds"]
-        left = f", {seconds / done * (of - done):.0f} s left" if done else ""
-        rate = f"{news['steps'] / max(seconds, 1e-9):,.0f} steps/s"
-        return f"{done:,} of {of:,} commits, {rate}{_by(news['processes'])}{left}"
-
-    def _line(self, text: str, stays: bool = True) -> None:
-        self.close()
-        typer.echo(text, err=True, nl=stays)
-        self._open = not stays
-
-    def close(self) -> None:
-        """Clear the line that redraws."""
-        if self._open:
-            typer.echo("\r\x1b[K", err=True, nl=False)
-            self._open = False
+def _show(bars: Bars, news: Mapping[str, Any]) -> None:
+    if "difference" in news:
+        bars.say(f"differs: {differs(news['difference'])}")
+        return
+    rate = f"{news['steps'] / max(news['seconds'], 1e-9):,.0f} steps/s{_by(news['processes'])}"
+    bars.show("replaying", news["commits"], news["of"], f"{news['commits']:,} of {news['of']:,} commits, {rate}")
