@@ -12,7 +12,6 @@ from orchestrator.cli.checkpoint import kept, unknown
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.tasks import host_only
 from orchestrator.store.readers import located
 from orchestrator.store.run_store import RunStore
 
@@ -28,8 +27,8 @@ def export(
         Path | None, typer.Option(help="The file or folder to write [model.safetensors, or model].", show_default=False)
     ] = None,
     form: Annotated[
-        Literal["safetensors", "huggingface", "orbax"],
-        typer.Option("--format", help="One file; a folder for transformers; an Orbax checkpoint."),
+        Literal["safetensors", "huggingface"],
+        typer.Option("--format", help="One file; a folder for transformers."),
     ] = "safetensors",
     checkpoint: Annotated[
         str | None, typer.Option(metavar="N|newest", help="A checkpoint's parameters instead of the final ones.")
@@ -43,8 +42,7 @@ def export(
 
         model = files.of_run(store) if checkpoint is None else of_checkpoint(store, checkpoint)
         out = out or Path("model.safetensors" if form == "safetensors" else "model")
-        with host_only():  # Orbax imports JAX
-            files.write(model, out, form)
+        files.write(model, out, form)
         written = sum(each.stat().st_size for each in (out.rglob("*") if out.is_dir() else [out]) if each.is_file())
         elements = sum(values.size for values in model.tensors.values())
         if as_json:

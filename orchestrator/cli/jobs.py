@@ -1,4 +1,4 @@
-"""A cluster's job server over HTTP, every request with a deadline: submit, find, follow.
+"""A cluster's job server over HTTP, every request with a deadline: submit, follow.
 
 Raises ConnectionError, with the fix, where the server does not answer or does not know us.
 """
@@ -107,18 +107,6 @@ def send(client: Jobs, submission: Submission) -> None:
         except ValueError as error:  # more than Ray uploads (512 MiB)
             fix = "start from a smaller folder, or name what is not needed in a .rayignore there"
             raise InputError([Problem("--working-dir", str(submission.folder), str(error), fix)]) from error
-
-
-def find(client: Jobs, name: str) -> JobDetails:
-    """The newest job of the run of this name, or the job of this id."""
-    with reachable(client.get_address()):
-        jobs = [job for job in client.list_jobs() if job.submission_id]
-    named = [job for job in jobs if name in (job.submission_id, (job.metadata or {}).get("run"))]
-    if not named:
-        runs = sorted({(job.metadata or {}).get("run") or job.submission_id for job in jobs})
-        known = f"known there: {', '.join(runs)}" if runs else "the cluster has no jobs"
-        raise InputError([Problem("RUN", name, f"no job of that name at {client.get_address()}", known)])
-    return max(named, key=lambda job: job.start_time or 0)
 
 
 def follow(client: Jobs, submission_id: str, say: Callable[[str], None]) -> JobDetails:

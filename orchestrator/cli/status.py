@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import status_text as words
 from orchestrator.store.readers import located, status_of
 
@@ -21,16 +20,10 @@ def status(
         bool,
         typer.Option("--follow", "-f", help="Until the run ends, and with its exit code; Ctrl-C leaves it running."),
     ] = False,
-    address: Annotated[
-        str | None,
-        typer.Option(help="With --follow: RUN is a job on the cluster of this dashboard, http://HOST:8265."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a run's latest status, or follow the run to its end."""
     with reported(as_json):
-        if address is not None:
-            _follow_job(address, run, follow, as_json)
         store = located(run)
         if follow:
             from orchestrator.cli.run import follow as follow_run  # which takes its time to import
@@ -45,23 +38,6 @@ def status(
         for line in words.lines(said):
             typer.echo(line)
         typer.echo(f"written {words.seconds(age_s)} ago, in {store.root}")
-
-
-def _follow_job(address: str, run: str | None, follow: bool, as_json: bool) -> NoReturn:
-    """Follow through the cluster's job server, where the run's store cannot be reached from here."""
-    if not follow:
-        fix = "add --follow; without --address, the status is read from the run's store"
-        raise InputError([Problem("--address", address, "belongs to --follow", fix)])
-    if run is None:
-        raise InputError([Problem("RUN", None, "is required with --address", "give the run's name, or the job's id")])
-    from orchestrator.cli import submit
-
-    client = submit.server(address)
-    from orchestrator.cli import jobs  # imports Ray
-
-    job = jobs.find(client, run)
-    record = {"submission_id": job.submission_id, "address": address, **(job.metadata or {})}
-    submit.follow(client, job.submission_id, record, as_json)
 
 
 def stop(

@@ -13,7 +13,7 @@ from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
 from orchestrator.cli.options import Overrides
 from orchestrator.cli.recipes import prepare
 from orchestrator.cli.submission import carries_sources, problems, submission
-from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.problems import Problem
 
 Address = Annotated[
     str | None,
@@ -88,7 +88,7 @@ def hint(address: str, submission_id: str) -> str:
     """How to follow a job again, and how to stop it."""
     given = shlex.join(["--address", address])
     return (
-        f"follow it: diloco status --follow {given} {submission_id}\n"
+        f"follow it: ray job logs --follow {given} {submission_id}\n"
         f"end it:    ray job stop {given} {submission_id}, or diloco stop where its folder is"
     )
 
@@ -98,12 +98,3 @@ def _no_address(address: str | None) -> list[Problem]:
         return []
     fix = "give the address of the cluster's dashboard: --address http://HOST:8265"
     return [Problem("--address", address, "must be the http:// or https:// address of a job server", fix)]
-
-
-def server(address: str) -> Any:
-    """The job server at an address. Raises InputError or ConnectionError."""
-    if wrong := _no_address(address):
-        raise InputError(wrong)
-    from orchestrator.cli import jobs
-
-    return jobs.connect(address)

@@ -11,7 +11,7 @@ import os
 import shutil
 import uuid
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,14 +142,6 @@ def of_parameters(
     return ExportedModel(tensors, _about(recipe, manifest, {"tokens": {"committed": tokens}}, tensors))
 
 
-@dataclass(frozen=True)
-class Form:
-    """A form in which parameters are written: `save` to a path where nothing is, `read` them back from there."""
-
-    save: Callable[[ExportedModel, Path], None]
-    read: Callable[[Path], weights.Named]
-
-
 def _save(tensors: weights.Named, path: Path, metadata: dict[str, str]) -> None:
     """Write a safetensors file with the mode of any new file: the library makes it private."""
     save_file(dict(tensors), path, metadata=metadata)
@@ -191,50 +183,7 @@ def _save_huggingface(model: ExportedModel, folder: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps(how) + "\n", encoding="utf-8")
 
 
-def _save_orbax(model: ExportedModel, folder: Path) -> None:
-    """`params`, nested dictionaries by the parts of each path, and `about`, the metadata. Raises InputError."""
-    ocp = _orbax()
-    tree: dict[str, Any] = {}
-    for name, values in model.tensors.items():
-        *parents, leaf = name.split("/")
-        inner = tree
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[leaf] = values
-    items = ocp.args.Composite(params=ocp.args.PyTreeSave(tree), about=ocp.args.JsonSave(model.metadata))
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
-        saver.save(folder.absolute(), items)
-
-
-def _read_orbax(folder: Path) -> dict[str, weights.Flat]:
-    ocp = _orbax()
-    as_arrays = ocp.args.Composite(params=ocp.args.PyTreeRestore())
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-        return dict(_leaves(reader.restore(folder.absolute(), as_arrays).params))
-
-
-def _leaves(tree: dict[str, Any], above: str = "") -> list[tuple[str, weights.Flat]]:
-    found = []
-    for name, value in tree.items():
-        path = f"{above}{name}"
-        found += _leaves(value, f"{path}/") if isinstance(value, dict) else [(path, np.asarray(value, np.float32))]
-    return found
-
-
-def _orbax() -> Any:
-    try:
-        import orbax.checkpoint
-    except ImportError as error:
-        fix = 'install the extra: pip install "decoupled-diloco[orbax]"'
-        raise InputError([Problem("--format", "orbax", f"needs a package: {error}", fix)]) from error
-    return orbax.checkpoint
-
-
-FORMS = {
-    "safetensors": Form(_save_safetensors, weights.read),
-    "huggingface": Form(_save_huggingface, weights.read),
-    "orbax": Form(_save_orbax, _read_orbax),
-}
+FORMS = {"safetensors": _save_safetensors, "huggingface": _save_huggingface}
 
 
 def write(model: ExportedModel, path: Path, name: str = "safetensors") -> None:
@@ -245,10 +194,10 @@ def write(model: ExportedModel, path: Path, name: str = "safetensors") -> None:
     """
     if path.exists():
         raise InputError([Problem("--out", str(path), "exists already", "give another --out; nothing was overwritten")])
-    form, draft = FORMS[name], path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        form.save(model, draft)
-        if (found := weights.digest(form.read(draft))) != model.metadata["digest"]:
+        FORMS[name](model, draft)
+        if (found := weights.digest(weights.read(draft))) != model.metadata["digest"]:
             raise RuntimeError(f"{path} was written and reads back with digest {found}: the disk cannot be trusted")
         os.replace(draft, path)
     except (OSError, SafetensorError) as error:

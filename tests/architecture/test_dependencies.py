@@ -15,7 +15,6 @@ BESIDE = ("tests", "benchmarks", "docs", "examples", "deploy")
 NAMES = {
     "yaml": "pyyaml",
     "sklearn": "scikit_learn",
-    "orbax": "orbax_checkpoint",
     "tensorboardX": "tensorboardx",
     "xdist": "pytest_xdist",
 }  # importable name: package
@@ -23,7 +22,7 @@ APART = (  # with an environment of its own: another project's training, and wha
     ROOT / "benchmarks" / "torchft",
     ROOT / "tests" / "learners" / "training" / "huggingface",
 )
-ASKED_FOR = ("data", "orbax")  # extras that production code imports where a recipe or an option asks for them
+ASKED_FOR = ("data",)  # extras that production code imports where a recipe or an option asks for them
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

@@ -70,7 +70,7 @@ def sharding(
     Over "batch" it is FSDP: XLA gathers a matrix for its use. `down`: the axes of an MLP's output. Pattern of tensor
     paths to specification.
     """
-    leaves = {name: shapes[name] for name in ("embed", "head") if name in shapes}
+    leaves: dict[str, Any] = {name: shapes[name] for name in ("embed", "head") if name in shapes}
     leaves |= {f"*/{name}": leaf for branch in shapes["blocks"][0].values() for name, leaf in branch.items()}
     axes = {"embed": ("model", "batch"), "*/out": ("model", "batch"), "*/down": down}
     spec: Any = PartitionSpec  # JAX leaves its constructor untyped

@@ -12,6 +12,7 @@ from learners.config import DataConfig
 from learners.training.data import corpus
 from learners.training.models import fields, sampling, transformer
 from learners.training.models.corpus_task import CorpusTask
+from learners.training.models.layers import Params
 
 VOCABULARY = 256  # every byte
 
@@ -32,17 +33,15 @@ class ByteLanguageModel(CorpusTask):
             )
         self._next_scores = partial(transformer.next_scores, config=self.config)
 
-    def init(self, rng: jax.Array) -> transformer.Params:
+    def init(self, rng: jax.Array) -> Params:
         return transformer.init(rng, self.config, VOCABULARY)
 
-    def loss(
-        self, params: transformer.Params, batch: jax.Array, rng: jax.Array
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(self, params: Params, batch: jax.Array, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Mean nats per byte of batch uint8[count, L + 1]; there is no dropout, so `rng` is not used."""
         return transformer.loss(params, batch, self.config), {}
 
     def sample(
-        self, params: transformer.Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
+        self, params: Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
     ) -> bytes:
         """Continue a prompt by `length` bytes, see sampling.generate.
 

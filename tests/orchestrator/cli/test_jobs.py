@@ -148,7 +148,7 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back_and_json_keeps_stdout_f
     finally:
         signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130
-    assert re.search(r"diloco status --follow --address http://h:8265 diloco-demo-\S+", result.stderr)
+    assert re.search(r"ray job logs --follow --address http://h:8265 diloco-demo-\S+", result.stderr)
     assert "ray job stop --address http://h:8265" in result.stderr
     assert "one\ntwo\nthree\n" in result.stdout and "ray job submit" in result.stdout
     server = Server([])
@@ -158,18 +158,3 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back_and_json_keeps_stdout_f
     assert (result.exit_code, record["exit_code"], record["driver_exit_code"]) == (0, 0, 0)
     assert "three" in result.stderr
     assert json.loads(invoke(*arguments("http://h:8265"), "--json", "--no-wait").stdout)["status"] == "PENDING"
-
-
-def test_the_newest_job_of_a_name_is_found_and_an_unknown_one_refused_with_those_there_are() -> None:
-    class Listed(Server):
-        def list_jobs(self) -> list[JobDetails]:
-            of = {"metadata": {"run": "a"}}
-            return [
-                details(JobStatus.FAILED, 2, start_time=1, **of),
-                details(JobStatus.RUNNING, start_time=2, **of),
-                JobDetails(type="DRIVER", job_id="1", status=JobStatus.RUNNING, entrypoint=""),
-            ]
-
-    assert jobs.find(Listed([]), "a").start_time == 2  # type: ignore[arg-type]
-    with pytest.raises(jobs.InputError, match="known there: a"):
-        jobs.find(Listed([]), "b")  # type: ignore[arg-type]

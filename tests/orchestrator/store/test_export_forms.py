@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from typer.testing import CliRunner
 
@@ -86,16 +84,3 @@ def test_models_without_a_form_are_refused(ended: Any) -> None:
     done = export("--format", "huggingface")
     assert done.exit_code == 2 and "has no form for the model of examples.spirals.task:Spirals" in done.stderr
     assert not Path("model").exists()
-
-
-@pytest.mark.filterwarnings("default")  # of the library's own
-def test_an_orbax_checkpoint_restores_to_the_tensors_and_says_where_they_come_from(ended: Any) -> None:
-    named = weights.read(LLAMA)
-    ended(recipe(model=huggingface.model_table(LLAMA)), named)
-    done = export("--format", "orbax", "--out", "saved", "--json")
-    assert done.exit_code == 0, done.stderr
-    items = ocp.args.Composite(params=ocp.args.PyTreeRestore(), about=ocp.args.JsonRestore())
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-        found = reader.restore(Path("saved").absolute(), items)
-    np.testing.assert_array_equal(found.params["blocks"]["1"]["mlp"]["up"], named["blocks/1/mlp/up"])
-    assert found.about == json.loads(done.stdout)["metadata"]
