@@ -7,7 +7,6 @@ A fault with a duration heals by itself, even if this actor is dead by then.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from typing import Any
 
@@ -22,6 +21,7 @@ from orchestrator.runtime.placement import control, named, node_agent, rank_labe
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
+from outer.background import Background, end_process, tell
 from outer.journal.chain import Segmented
 from outer.journal.object_store import objects
 
@@ -37,7 +37,7 @@ class ChaosActor:
         store = RunStore(run_dir)
         incarnation = store.grant("incarnation", NAME)
         self._namespace = namespace
-        self._log = FactLog(objects(recipe.durability.store or store.root), NAME, incarnation, self._replaced)
+        self._log = FactLog(objects(recipe.durability.store or store.root), NAME, incarnation, end_process)
         self._recipe = recipe
         # A later incarnation, started by hand, must not repeat the plan.
         chaos = recipe.chaos if incarnation == 1 else ChaosConfig()
@@ -46,16 +46,22 @@ class ChaosActor:
         self._identifier = 1_000_000 * incarnation  # of faults requested by hand
         self._running = False
         self._stopped = asyncio.Event()
-        self._healing: set[asyncio.Task[None]] = set()
+        self._healing = Background(tell)
 
     def __repr__(self) -> str:
         return NAME
 
     async def run(self) -> None:
-        """Inject the plan until stopped. A second call returns at once."""
+        """Inject the plan until stopped. A second call returns at once. An error ends this actor: nobody else hears."""
         if self._running:
             return
         self._running = True
+        try:
+            await self._carry_out_plan()
+        except Exception as error:
+            end_process(error)
+
+    async def _carry_out_plan(self) -> None:
         waiting, following = self._planned, next(self._random, None)
         heard_at = time.monotonic()
         while not self._stopped.is_set():
@@ -89,14 +95,9 @@ class ChaosActor:
     async def stop(self) -> Segmented | None:
         """The run is over: inject nothing and write nothing from now on. Returns where the log ends, if it is known."""
         self._stopped.set()
-        for task in self._healing:
+        for task in self._healing.running:
             task.cancel()
         return await asyncio.to_thread(self._log.close, CLOSE_S)
-
-    def _replaced(self, why: str) -> None:
-        """A later chaos actor writes the log."""
-        print(f"{NAME}: {why}", flush=True)  # in the actor's own log
-        os._exit(0)
 
     async def _inject(self, fault: PlannedFault) -> str:
         target = await self._find(*fault.target)
@@ -122,9 +123,7 @@ class ChaosActor:
             )
         )
         if fault.duration_s:
-            task = asyncio.create_task(self._heal(fault))
-            self._healing.add(task)
-            task.add_done_callback(self._healing.discard)
+            self._healing.spawn(self._heal(fault))
         return f"injected {fault.kind} into {fault.learner} (pid {target['pid']})"
 
     async def _carry_out(self, fault: PlannedFault, target: dict[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from learners.island import RayOthers, check_code, free_address, granted_gpus, i
 from learners.protocol.fact_buffer import FactBuffer
 from learners.shell import LearnerShell
 from learners.spec import LearnerSpec
+from outer.background import end_process, tell, thread
 from outer.bulk import AtShard
 from outer.numeric import codec as codecs
 from outer.protocol.messages import (
@@ -160,8 +161,7 @@ class RayLink:
             if self._uploading:
                 return
             self._uploading = True
-        arguments = learner, incarnation, facts
-        threading.Thread(target=self._upload, args=arguments, name="upload", daemon=True).start()
+        thread("upload", partial(self._upload, learner, incarnation, facts), tell)  # the next report starts another
 
     def _upload(self, learner: str, incarnation: int, facts: FactBuffer) -> None:
         try:
@@ -265,7 +265,7 @@ class LearnerActor:
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         """Leave in order. In a thread, for the signal may have come in the middle of anything."""
-        threading.Thread(target=self._shell.leave, name="leave").start()
+        thread("leave", self._shell.leave, end_process)
 
     # -------------------------------------------------------------- called by the orchestrator
 

@@ -30,6 +30,7 @@ from learners.protocol.learner import Learner
 from learners.spec import LearnerSpec
 from learners.step_runner import StepRunner
 from learners.training.devices import cores
+from outer.background import thread
 from outer.numeric.chain import VersionChain
 from outer.protocol.messages import (
     COMPILING,
@@ -85,8 +86,7 @@ class ReportSender:
             self._newest = report
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
-                self._thread.start()
+                self._thread = thread("reports", self._run, self._fail)
 
     def finish(self, timeout_s: float) -> bool:
         """Wait until the last report is sent. False if it is not within `timeout_s` seconds."""
@@ -102,12 +102,15 @@ class ReportSender:
             assert report is not None
             try:
                 self._send(report)
-            except BaseException as error:  # the loop raises it
-                self._error = error
+            except BaseException as error:
+                self._fail(error)
             finally:
                 with self._changed:
                     self._sending = False
                     self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error  # the loop raises it
 
 
 class LearnerShell:
@@ -132,6 +135,7 @@ class LearnerShell:
             queue.SimpleQueue()
         )
         self._machine: Learner | None = None
+        self._failure: Exception | None = None  # of the machine, in any thread: the loop raises it
         self._exit_at = math.inf  # monotonic; when this process ends even if its loop does not
         self._ended: Future[str] | None = None  # once the loop has begun: why it ended
 
@@ -332,6 +336,8 @@ class LearnerShell:
         )
         self._drive(events_effects.Resume())
         while True:
+            if self._failure is not None:
+                raise self._failure
             match self._next.get_nowait():
                 case events_effects.Exit(reason):
                     self._flush()
@@ -357,7 +363,12 @@ class LearnerShell:
         assert self._machine is not None
         with self._lock:
             now, at = read_clocks()  # of what it measures and of its facts' dates alike, should it be frozen in here
-            effects = self._machine.handle(now, event)
+            try:
+                effects = self._machine.handle(now, event)
+            except Exception as error:
+                self._failure = error
+                self._changed.set()
+                raise
             for effect in effects:
                 if isinstance(effect, events_effects.Emit):  # before another thread hands out what the fact is about
                     self._facts.add(effect.fact, at)

@@ -19,6 +19,7 @@ from typing import Any
 import ray
 
 from outer import epoch
+from outer.background import Background
 from outer.bulk import AtShard, Bulk
 from outer.epoch import Facts
 from outer.first_values import Make
@@ -70,6 +71,7 @@ class SyncerActor:
             spec.sync.fragments,
             lambda sequence: self._drive(events_effects.Durable(sequence)),
             self._depose,
+            self._fail,
             self._reach,
             persistent=spec.persistent,
             recorded=self._log.recorded,
@@ -81,11 +83,11 @@ class SyncerActor:
         self._log.begin(self._journal, self._begun.writers)
         (self._fragments, _, self._task), self._machine = self._begun.layout, self._begun.machine
         self._over = ""  # why this epoch does nothing any more
+        self._serving = asyncio.Event()  # set once the epoch has begun
         self._peers: dict[str, _Peer] = {}
-        self._outbox = Outbox(self._spawn, LATE_S)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._fail)
+        self._outbox = Outbox(self._background.spawn, LATE_S)
         self._alarm = Alarm(lambda: self._drive(events_effects.Tick()))
-        self._failure = ""
         self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, self._task.get("left_out"))
         self._relays = Relays(spec.region or ray.get_runtime_context().get_node_labels().get("region", ""))
 
@@ -96,7 +98,8 @@ class SyncerActor:
 
     async def identify(self) -> dict[str, Any]:
         process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._journal.run}
-        return process | {"task": self._task, "begun": self._spec.begun or self._spec.epoch}
+        begun = self._spec.begun or self._spec.epoch
+        return process | {"task": self._task, "begun": begun, "serves": self._serving.is_set() and not self._over}
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: the learners that train already, if there was an epoch before.
@@ -106,10 +109,11 @@ class SyncerActor:
         await self._bulk.ready(self._tell)
         rebuilt = [] if self._begun.rebuilt is None else [events_effects.Emit(self._begun.rebuilt)]
         self._perform([*self._machine.start(), *rebuilt])
-        self._spawn(epoch.tidy(self._spec, self._begun, self._bulk))
-        self._spawn(self._watch())
+        self._background.spawn(epoch.tidy(self._spec, self._begun, self._bulk))
+        self._background.spawn(self._watch())
         for each in living:
             self._relays.expect(each.learner, each.region)
+        self._serving.set()
         if self._spec.epoch > 1:
             self._drive(events_effects.Living(living))
         gc.collect()
@@ -117,27 +121,25 @@ class SyncerActor:
         return await self.identify()
 
     async def expect(self, expected: events_effects.Expect) -> None:
-        await self._goes_on()
+        await self._serves()
         peer = self._peers.get(expected.learner)
         if peer is not None and peer.incarnation < expected.incarnation:
             del self._peers[expected.learner]
         self._relays.expect(expected.learner, expected.region)
-        self._drive(expected)
+        await self._carry_out(expected)
 
     async def drain(self, request: events_effects.DrainRequested) -> bool:
         """Whether the learner was asked to leave; False: it has nothing to lose and is fenced, or was gone before."""
-        await self._goes_on()
-        sent = [effect.message for effect in self._drive(request) if isinstance(effect, events_effects.Send)]
+        effects = await self._carry_out(request)
+        sent = [effect.message for effect in effects if isinstance(effect, events_effects.Send)]
         return any(isinstance(message, messages.Drain) for message in sent)
 
     async def fence(self, learner: str, incarnation: int, reason: str) -> None:
-        await self._goes_on()
-        self._drive(events_effects.Fence(learner, incarnation, reason))
+        await self._carry_out(events_effects.Fence(learner, incarnation, reason))
 
     async def snapshot_now(self, identifier: int, final: str = "") -> bool:
         """Take a consistent cut; `final`: why the run is suspended after it. False: the run is over."""
-        await self._goes_on()
-        self._drive(events_effects.TakeSnapshot(identifier, final))
+        await self._carry_out(events_effects.TakeSnapshot(identifier, final))
         return not self._machine.finished
 
     async def kept(self, identifier: int, deadline_s: float) -> dict[str, Any]:
@@ -145,8 +147,7 @@ class SyncerActor:
         return await self._snapshots.write(identifier, deadline_s)
 
     async def stop(self, reason: str) -> None:
-        await self._goes_on()
-        self._drive(events_effects.StopRequested(reason))
+        await self._carry_out(events_effects.StopRequested(reason))
 
     async def close(self) -> Segmented:
         """Take nothing from now on, even if learners still report; returns where the log ends."""
@@ -183,7 +184,6 @@ class SyncerActor:
             "journal": self._journal.view(),
             "sent_bytes": self._relays.sent(self._bulk.sent),
             "shards": self._bulk.view(),
-            "failure": self._failure,
             "ended": self._ended,
             **await self.clock(),
         }
@@ -201,11 +201,11 @@ class SyncerActor:
 
     async def attach(self, message: messages.Attach, facts: Facts, oldest: int, handle: Any) -> messages.Welcome | str:
         """A Welcome, or the reason why this learner may not join."""
-        await self._goes_on()
+        await self._serves()
         self._take(message.learner, message.incarnation, facts, oldest)
         before = self._peers.get(message.learner)
         self._peers[message.learner] = _Peer(message.incarnation, handle)
-        effects = self._drive(message)
+        effects = await self._carry_out(message)
         for effect in effects:
             if isinstance(effect, events_effects.Send) and isinstance(effect.message, messages.Welcome):
                 return effect.message
@@ -267,17 +267,33 @@ class SyncerActor:
     # -------------------------------------------------------------- the machine and its effects
 
     def _drive(self, event: events_effects.Event) -> list[events_effects.Effect]:
-        if self._over:
+        """Hand the machine an event. An epoch that has not begun, or is over, hears nothing and does nothing."""
+        if self._over or not self._serving.is_set():
             return []
         try:
             effects = self._machine.handle(_now(), event)
             self._perform(effects)
             self._bulk.keep(self._machine.open_reads)
-        except Exception:
-            self._failure = traceback.format_exc()
-            raise
+        except Exception as error:
+            self._fail(error)
+            return []
         self._alarm.set(self._machine.wake_at)
         return effects
+
+    async def _carry_out(self, event: events_effects.Event) -> list[events_effects.Effect]:
+        """The effects of a caller's event; see `_serves`."""
+        await self._serves()
+        effects = self._drive(event)
+        await self._serves()
+        return effects
+
+    async def _serves(self) -> None:
+        """Answer no call before this epoch has begun, and none that only the next one can carry out: its caller asks
+        that once this process is ended.
+        """
+        await self._serving.wait()
+        while self._ended:
+            await asyncio.sleep(ANNOUNCED_S)
 
     def _perform(self, effects: list[events_effects.Effect]) -> None:
         for effect in effects:
@@ -287,7 +303,7 @@ class SyncerActor:
                 case events_effects.Send(learner, incarnation, message):
                     self._send(learner, incarnation, message)
                 case events_effects.Merge(syncer_step):
-                    self._spawn(self._merge(syncer_step, self._bulk.merge(effect)))
+                    self._background.spawn(self._merge(syncer_step, self._bulk.merge(effect)))
                 case events_effects.Append(sequence, record, None):
                     self._log.append(sequence, record, [])
                 case events_effects.Append(sequence, record, proposal):
@@ -309,31 +325,24 @@ class SyncerActor:
     def _tell(self, what: str) -> None:
         print(f"syncer epoch {self._spec.epoch}: {what}", flush=True)  # in the actor's own log
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _watch(self) -> None:
-        """Without one of its shards this epoch is over: another follows."""
-        why = await self._bulk.watch()
+        """Without one of its shards this epoch is over."""
+        self._end(await self._bulk.watch())
+
+    def _fail(self, error: BaseException) -> None:
+        """State may have moved, and what should follow from it did not happen: nothing of this epoch is to go on."""
+        traceback.print_exception(error)  # in the actor's own log
+        self._end(f"{type(error).__name__}: {error}")
+
+    def _end(self, why: str) -> None:
+        """This epoch is over: another follows, once the orchestrator has heard of it."""
         if not self._over:
             self._over = self._ended = why
             self._log.close()
-            await asyncio.sleep(ENDED_S)
-            os._exit(0)
-
-    async def _goes_on(self) -> None:
-        """Answer no call that only the next epoch can carry out: the caller asks that once this process is ended."""
-        while self._ended:
-            await asyncio.sleep(ANNOUNCED_S)
+            asyncio.get_running_loop().call_later(ENDED_S, os._exit, 0)
 
     async def _merge(self, syncer_step: int, merging: Awaitable[Any]) -> None:
-        try:
-            proposal = await merging
-        except Exception:
-            self._failure = traceback.format_exc()
-            raise
+        proposal = await merging
         self._reach(MERGED)
         self._drive(events_effects.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
 
@@ -346,7 +355,7 @@ class SyncerActor:
         if peer is None or peer.incarnation != incarnation:
             return
         if isinstance(message, messages.ReadRequest):
-            self._spawn(self._read(learner, peer, message))
+            self._background.spawn(self._read(learner, peer, message))
         else:
             self._outbox.put(learner, incarnation, peer.handle, message)
 
@@ -359,7 +368,10 @@ class SyncerActor:
             if not answer.done():
                 answer.cancel()
                 return
-        reply = answer.result()
+        try:
+            reply = answer.result()
+        except Exception as error:  # memory is short, or the answer is one that no check foresees: it is none
+            reply = type(error).__name__
         if not isinstance(reply, str) and not self._log.take(learner, peer.incarnation, reply.facts, reply.oldest):
             reply = BEHIND
         if isinstance(reply, str):
@@ -375,7 +387,7 @@ class Outbox:
     delivered within `deadline_s` seconds is lost.
     """
 
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None], deadline_s: float) -> None:
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], object], deadline_s: float) -> None:
         self._spawn, self._deadline_s = spawn, deadline_s
         # By learner and incarnation, while a call is under way.
         self._waiting: dict[tuple[str, int], list[events_effects.ToLearner]] = {}

@@ -94,10 +94,10 @@ def begin(
 async def tidy(spec: SyncerSpec, begun: Begun, bulk: Bulk) -> None:
     """Save for later epochs what this one has made from the task, and remove what earlier ones have left.
 
-    Where the store refuses, later epochs make what they need themselves.
+    Where that fails, later epochs make what they need themselves.
     """
     loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):
         if not spec.begun:
             await bulk.save_first_values()
             await loop.run_in_executor(None, first_values.finish, spec.store, spec.epoch, begun.layout)

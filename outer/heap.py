@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import partial
+
+from outer.background import tell, thread
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 LARGE = 2**30  # bytes; larger blocks are given back all the same
@@ -33,7 +36,7 @@ def keep_small() -> None:
     """The same, and give free pages back every minute, in a thread: for a process that computes now and then."""
     keep_large()
     if (libc := _glibc()) is not None:
-        threading.Thread(target=_trim, args=(libc,), name="trim", daemon=True).start()
+        thread("trim", partial(_trim, libc), tell)
 
 
 def _glibc() -> ctypes.CDLL | None:

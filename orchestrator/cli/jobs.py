@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from orchestrator.cli.errors import FAILED, INTERRUPTED, OK
 from orchestrator.cli.submission import CPUS, Submission, packed, runtime_env
 from orchestrator.recipe.problems import InputError, Problem
+from outer.background import thread
 
 KNOCK_S, ANSWER_S = 5.0, 60.0  # to connect; to answer, an upload included
 POLL_S = 0.5
@@ -172,13 +172,7 @@ def _aside(work: Callable[[], Any]) -> asyncio.Future[Any]:
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    thread("aside", lambda: future.set_result(work()), future.set_exception)
     return asyncio.wrap_future(future)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LogWriter
+from outer.background import Failed, thread
 from outer.journal.chain import Segmented
-from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Objects
 
 GATHER_S = 0.25  # facts of this long form a group
@@ -21,7 +21,8 @@ WAITING_MAX = 100_000  # facts that wait for the store; then the process has to 
 class FactLog:
     """`log`: orchestrator or chaos, which is also the writer's name. Any thread may call.
 
-    `stale(why)` is called in the writing thread when a later incarnation writes the log.
+    `failed` hears, in the writing thread, of the error after which nothing is written any more: StaleEpoch where a
+    later incarnation writes the log.
     """
 
     def __init__(
@@ -29,21 +30,19 @@ class FactLog:
         store: Objects,
         log: str,
         incarnation: int,
-        stale: Callable[[str], None],
+        failed: Failed,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Opens the log, which fences earlier incarnations. Raises as StoredJournal.open."""
         self._writer = LogWriter(store, log, incarnation)
         self.first = not self._writer.writers  # whether nobody has written this log before
         self._source, self._emitted, self._clock = (log, incarnation), 0, clock
-        self._stale = stale
         self._waiting: list[Event] = []
         self._wake = threading.Condition()
         self._closing = False
         self._end: Segmented | None = None
         self.trouble = ""  # why nothing is written at present
-        self._thread = threading.Thread(target=self._run, name=f"{log}'s log", daemon=True)
-        self._thread.start()
+        self._thread = thread(f"{log}'s log", self._run, failed)
 
     def emit(self, fact: Any) -> None:
         """Log a fact. Raises OverflowError when the store has refused for so long that too many wait."""
@@ -71,17 +70,10 @@ class FactLog:
                 closing = self._closing
             if not closing:
                 time.sleep(GATHER_S)
-            try:
-                self._write()
-                if closing:
-                    self._persist(self._close)
-                    return
-            except Exception as error:
-                self.trouble = f"{type(error).__name__}: {error}"
-                if isinstance(error, StaleEpoch):
-                    self._stale(str(error))
-                    return
-                raise
+            self._write()
+            if closing:
+                self._persist(self._close)
+                return
 
     def _write(self) -> None:
         with self._wake:

@@ -93,8 +93,9 @@ class LogReader:
         hold_s: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`hold_s`: `poll` leaves out what is newer, because facts of another process may still have to go before it.
-        0: it leaves out nothing, and puts what comes later where it comes.
+        """`hold_s`: `poll` leaves out what is newer, because facts of another process may still have to go before it,
+        but nothing that it has seen for as long: dates may be of a clock that is ahead. 0: it leaves out nothing, and
+        puts what comes later where it comes.
         """
         self.findings = Findings()
         self._hold_s, self._clock = hold_s, clock
@@ -129,7 +130,7 @@ class LogReader:
         for guests in self._guests:
             guests.look()  # after the chain: what was written before it is there
         settled = self._clock() - self._hold_s
-        while self._held and (not self._hold_s or self._held[0].latest <= settled):
+        while self._held and (not self._hold_s or min(self._held[0].latest, self._held[0].seen_at) <= settled):
             yield self._merged()
 
     def rest(self) -> Iterator[Block]:
@@ -156,11 +157,11 @@ class LogReader:
         dates = np.maximum.accumulate(np.concatenate([[self._latest], times[order]]))[1:]
         if len(dates):
             self._latest = float(dates[-1])
-        return _Dated(block, positions[order], dates, self._latest)
+        return _Dated(block, positions[order], dates, self._latest, self._clock())
 
     def _merged(self) -> Block:
         """The first block that is held, with the guests that belong into it. Raises OSError; then call it again."""
-        block, positions, dates, _ = self._held[0]
+        block, positions, dates, *_ = self._held[0]
         if len(dates):
             for event, at in self._until(float(dates[-1])):
                 self._merging.append((int(positions[np.searchsorted(dates, at, side="right")]), event))
@@ -209,12 +210,15 @@ class _Counted:
 
 
 class _Dated(NamedTuple):
-    """A block of the syncer's chain, its own facts' positions, the latest time up to each and to the end."""
+    """A block of the syncer's chain, its own facts' positions, the latest time up to each and to the end, and when it
+    was read.
+    """
 
     block: Block
     positions: Ints
     dates: Floats
     latest: float
+    seen_at: float
 
 
 class _Guests:

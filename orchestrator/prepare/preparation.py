@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,6 +34,7 @@ from orchestrator.prepare import shards
 from orchestrator.prepare.sources import PART_BYTES, Slice, Unreadable, cut, documents, found
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import alone
+from outer.background import end_process, thread
 
 PARTS, TOKENIZER = "parts", "tokenizer.json"
 SAMPLE_BYTES = 64 * 2**20  # of text that a BPE is trained on
@@ -374,7 +374,7 @@ def _alone() -> None:
             parent.join()
             os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    thread("parent", watch, end_process)
 
 
 def _joined(

@@ -11,10 +11,10 @@ import pickle
 import queue
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import IO, Any
 
 from orchestrator.recipe.config import Recipe
@@ -24,6 +24,7 @@ from orchestrator.replay.environment import Environment, taken_for
 from orchestrator.replay.incarnation import IncarnationTape, Key, Read, Step, TapeError
 from orchestrator.replay.tape import Tape, merged_reads
 from outer import heap
+from outer.background import tell, thread
 
 LEAST_STEPS = 400  # for each process: what is less takes no longer than starting it
 
@@ -115,17 +116,20 @@ class Workers(Crew):
             outgoing.put(share)
             self.processes.append(process)
             self._outgoing.append(outgoing)
-            for work in (self._write, self._read):
-                threading.Thread(target=work, args=(group, process, outgoing), daemon=True).start()
+            thread("to worker", partial(self._write, process, outgoing), tell)
+            thread("from worker", partial(self._read, group, process), tell)
 
-    def _write(self, group: int, process: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[Any]) -> None:
+    def _write(self, process: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[Any]) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(OSError), process.stdin:  # if it has ended, `_read` says so
-            while (message := outgoing.get()) is not None:
-                pickle.dump(message, process.stdin, pickle.HIGHEST_PROTOCOL)
-                process.stdin.flush()
+        try:
+            with contextlib.suppress(OSError), process.stdin:  # if it has ended, `_read` says so
+                while (message := outgoing.get()) is not None:
+                    pickle.dump(message, process.stdin, pickle.HIGHEST_PROTOCOL)
+                    process.stdin.flush()
+        finally:
+            process.kill()
 
-    def _read(self, group: int, process: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[Any]) -> None:
+    def _read(self, group: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         finished = False
         try:

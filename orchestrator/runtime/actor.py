@@ -36,9 +36,10 @@ from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import ENDING, ProgressTracker, RunInfo, model
 from outer import heap
+from outer.background import Background, end_process, tell
 from outer.journal.chain import Segmented, identity
 from outer.journal.journal_writer import FOLDER as JOURNAL
-from outer.journal.object_store import objects
+from outer.journal.object_store import DRAFT_S, Folder, objects, sweep
 from outer.numeric import codec as codecs
 from outer.protocol.manifest import code_digest
 
@@ -67,7 +68,7 @@ class OrchestratorActor:
         self._store = RunStore(run_dir)
         self._code = code_digest()
         self._objects = objects(recipe.durability.store or self._store.root)
-        self._log = FactLog(self._objects, NAME, self._store.grant("incarnation", NAME), self._replaced)
+        self._log = FactLog(self._objects, NAME, self._store.grant("incarnation", NAME), end_process)
         self._accounts = RunAccounts(recipe, self._store, self._objects)
         self._learners = LearnerManager(
             recipe, placement, self._store, self._code, self._emit, lambda: self._over, self._objects
@@ -92,8 +93,8 @@ class OrchestratorActor:
         self._stop_reason = ""
         self._started_at = time.time()
         self._digest = ""  # of the final parameters
+        self._background = Background(tell)
         self._main: asyncio.Task[dict[str, Any]] | None = None
-        self._leaving: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return NAME
@@ -127,7 +128,7 @@ class OrchestratorActor:
         """Start the run, which goes on even if nobody waits for it. Raises InputError where another works on it."""
         await asyncio.to_thread(self._lock.take)
         self._lock.keep(self._replaced)
-        self._main = asyncio.create_task(self._run())
+        self._main = self._background.spawn(self._run())
 
     async def result(self) -> dict[str, Any]:
         """The summary, once the run has ended."""
@@ -140,12 +141,12 @@ class OrchestratorActor:
             await self._begin()
             await self._watch()
             self._reason = self._stop_reason or self._view["finished"]
-            beating = asyncio.create_task(self._beat())
+            beating = self._background.spawn(self._beat())
             await self._end()
             outcome = "stopped" if self._stop_reason else "finished"
         except Exception as error:
             self._reason = str(error) if isinstance(error, RunFailed) else traceback.format_exc()
-        beating = beating or asyncio.create_task(self._beat())
+        beating = beating or self._background.spawn(self._beat())
         try:
             return await self._close(outcome)
         finally:
@@ -154,7 +155,7 @@ class OrchestratorActor:
             self._write_status()
             self._dismiss()
             await asyncio.to_thread(self._lock.release)
-            self._leaving = asyncio.create_task(self._leave())
+            self._background.spawn(self._leave())
 
     async def _beat(self) -> None:
         """Keep the status fresh while the run ends: who follows it sees that it is not lost."""
@@ -176,6 +177,9 @@ class OrchestratorActor:
         left = (status_if_any(self._store) or {}).get("learners") or []  # before the first status replaces it
         self._emit(RunStarted(recipe.name, recipe.config_hash, recipe.seed, versions(self._code)))
         self._write_status()
+        with contextlib.suppress(OSError):  # the next orchestrator tries it again
+            for store in (self._objects, Folder(self._store.root)):
+                await asyncio.to_thread(sweep, store, older_s=DRAFT_S)
         epochs = self._store.granted("epoch", "syncer")
         if epochs and await self._take_over(epochs, left):
             return
@@ -242,8 +246,8 @@ class OrchestratorActor:
         self._state = "running"
         while True:
             served = await self._look()
-            if self._learners.failure is not None or self._view.get("failure"):
-                raise RunFailed(self._view.get("failure") or repr(self._learners.failure))
+            if (failure := self._learners.failure) is not None:
+                raise RunFailed("".join(traceback.format_exception(failure)))
             now = time.monotonic()
             if now - status_at >= STATUS_S:
                 status_at = now
@@ -257,7 +261,7 @@ class OrchestratorActor:
             if not self._learners.controller.quorum_possible:
                 waited_at = now  # a run whose learners have no place waits for as long as that takes
             if now - max(moved_at, waited_at) > run.idle_s:
-                every = self._learners.faults | {"evaluator": self._evaluations.fault}
+                every = self._learners.faults | {"evaluator": self._evaluations.fault, "syncer": self._syncer.fault}
                 faults = "; ".join(f"{name}: {fault}" for name, fault in every.items() if fault) or "none"
                 raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
             self._learners.watch(self._view["learners"] if served else ())
@@ -348,7 +352,7 @@ class OrchestratorActor:
         self._log.emit(fact)
 
     def _replaced(self, why: str) -> None:
-        """A later orchestrator writes the log or has the lock: it has taken the run over."""
+        """Another process has the lock, and has taken the run over."""
         print(f"{NAME}: {why}", flush=True)  # in the actor's own log
         os._exit(0)
 

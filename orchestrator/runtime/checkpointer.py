@@ -20,6 +20,7 @@ from orchestrator.runtime.syncer_manager import SyncerManager
 from orchestrator.store import checkpoints
 from orchestrator.store.checkpoints import CheckpointManifest, CheckpointPart
 from orchestrator.store.run_store import RunStore
+from outer.background import Background, tell
 from outer.journal.object_store import Objects
 
 SAVE_S = 120.0  # for a part to be written
@@ -46,6 +47,7 @@ class Checkpointer:
         self._syncer, self._savers, self._emit = syncer, savers, emit
         self._due_at: float | None = None  # the first one, so long after the first look
         self._requested: Any = None  # the last request that was carried out
+        self._background = Background(tell)
         self._task: asyncio.Task[None] | None = None
 
     def start_if_due(self, request: Any) -> None:
@@ -53,7 +55,6 @@ class Checkpointer:
         if self._task is not None:
             if not self._task.done():
                 return
-            self._task.result()
             self._task = None
         now, every_s = time.monotonic(), self._recipe.durability.every_s
         if self._due_at is None:
@@ -61,7 +62,7 @@ class Checkpointer:
         asked = request is not None and request != self._requested
         if asked or (every_s and now >= self._due_at):
             self._requested = request
-            self._task = asyncio.create_task(self._take())
+            self._task = self._background.spawn(self._take())
 
     async def finish(self) -> None:
         """Wait for the checkpoint under way, if any."""
@@ -74,17 +75,19 @@ class Checkpointer:
             self._task.cancel()
 
     async def _take(self) -> None:
-        savers, identifier = list(self._savers()), await self.cut()
-        if identifier is not None:
-            await self.gather(identifier, savers)
-        self._due_at = time.monotonic() + self._recipe.durability.every_s
+        try:
+            savers, identifier = list(self._savers()), await self.cut()
+            if identifier is not None:
+                await self.gather(identifier, savers)
+        finally:
+            self._due_at = time.monotonic() + self._recipe.durability.every_s
 
     async def cut(self, final: str = "") -> int | None:
         """Begin a snapshot; returns its number, or None if there is no syncer or the run is over."""
         identifier = self._runs.grant("checkpoint", "run")
         try:
             taken = await self._syncer.call("snapshot_now", identifier, final, patience_s=SYNCER_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
+        except Exception as error:
             self._emit(CheckpointFailed(identifier, gist(error) or type(error).__name__))
             return None
         return identifier if taken else None
@@ -110,7 +113,7 @@ class Checkpointer:
                 omitted=[name for (name, _, _), each in zip(savers, given, strict=True) if each is None],
             )
             await asyncio.to_thread(checkpoints.write, self._store, manifest)
-        except (ray.exceptions.RayError, OSError) as error:  # TimeoutError is one
+        except Exception as error:
             self._emit(CheckpointFailed(identifier, gist(error) or type(error).__name__))
             return False
         seconds = time.monotonic() - began

@@ -24,6 +24,7 @@ from orchestrator.runtime.placement import RunPlacement, control, named, using
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.specs import learner_spec
 from orchestrator.store.run_store import RunStore
+from outer.background import Background, tell
 from outer.bulk import gathered
 
 
@@ -93,6 +94,7 @@ class Evaluations:
         self.fault = ""  # why the newest failed
         self._recipe, self._placement, self._store, self._code, self._emit = recipe, placement, store, code, emit
         self._timeout_s = recipe.eval.timeout_s
+        self._background = Background(tell)
         self._task: asyncio.Task[None] | None = None
         self._evaluated_at = 0  # syncer step
         self._actor: Any = None
@@ -116,10 +118,10 @@ class Evaluations:
         if self._task is not None and not self._task.done():
             return
         if self._task is None:
-            self._task = asyncio.create_task(self._evaluate(syncer, initial=fresh))
+            self._task = self._background.spawn(self._evaluate(syncer, initial=fresh))
         elif every and syncer_step // every > self._evaluated_at // every:
             self._evaluated_at = syncer_step
-            self._task = asyncio.create_task(self._evaluate(syncer))
+            self._task = self._background.spawn(self._evaluate(syncer))
 
     async def finish(self, syncer: Any) -> None:
         """Wait for the evaluation under way, then evaluate the final parameters."""
@@ -145,7 +147,7 @@ class Evaluations:
             self.loss = evaluated.loss
             self._emit(evaluated)
             self.fault = ""
-        except (ray.exceptions.RayError, TimeoutError) as error:
+        except Exception as error:  # the run goes on without, and the next evaluation starts another actor
             slow = f"took longer than eval.timeout_s = {self._timeout_s:g}: raise it, or lower eval.sequences"
             self.fault = slow if isinstance(error, TimeoutError) else gist(error)
             if self._actor is not None:

@@ -26,6 +26,7 @@ from orchestrator.runtime.syncer_manager import SyncerManager
 from orchestrator.store.readers import object_of
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import LearnerPlace
+from outer.background import Background
 from outer.journal.object_store import Objects
 from outer.protocol.events_effects import DrainRequested, Expect
 
@@ -68,9 +69,8 @@ class LearnerManager:
         self._recipe, self._store, self._emit, self._over = recipe, store, emit, over
         self._syncer: SyncerManager | None = None
         self._processes: dict[str, LearnerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks, self._probes = Background(self._fail), Background(self._fail)
         self._starts: dict[str, asyncio.Task[None]] = {}  # of each learner's newest incarnation
-        self._probes: set[asyncio.Task[None]] = set()
         self._notices_at = self._places_at = float("-inf")
         self._looking: asyncio.Task[None] | None = None  # the newest look for places
         self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
@@ -105,11 +105,11 @@ class LearnerManager:
             if process.actor is not None and process.syncer is not syncer:
                 self._start_reattach(process, syncer)
         for drain in self.controller.leaving(time.monotonic()):
-            self._spawn(self._drain(drain))
+            self._tasks.spawn(self._drain(drain))
 
     def _start_reattach(self, process: LearnerHandle, syncer: Any) -> None:
         process.syncer = syncer
-        process.reattaching = self._spawn(self._reattach(process, syncer))
+        process.reattaching = self._tasks.spawn(self._reattach(process, syncer))
 
     async def _reattach(self, process: LearnerHandle, syncer: Any) -> None:
         try:
@@ -175,11 +175,11 @@ class LearnerManager:
         for name, task in self._starts.items():
             if (process := self._processes.get(name)) is None or process.actor is None:
                 task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        if self._tasks.running:
+            await asyncio.wait(self._tasks.running, timeout=seconds)
 
     def cancel(self) -> None:
-        for task in self._tasks | self._probes:
+        for task in self._tasks.running | self._probes.running:
             task.cancel()
 
     def savers(self, gone: bool = False) -> list[tuple[str, int, Any]]:
@@ -208,14 +208,14 @@ class LearnerManager:
             self._act(self.controller.scale(now, pool, object_of(self._store, request_file(pool))))
         if now - self._places_at >= PLACES_S and (self._looking is None or self._looking.done()):
             self._places_at = now
-            self._looking = self._spawn(self._watch_places(), self._probes)
+            self._looking = self._probes.spawn(self._watch_places())
         if now - self._notices_at >= NOTICES_S:
             self._notices_at = now
             for node, remaining_s in draining_nodes().items():
                 self._act(self.controller.node_notice(now, node, remaining_s))
         self._advance()
         for standby in self.actors.standbys.due(rows, self.controller.units):
-            self._spawn(self.actors.standbys.make(standby), self._probes)
+            self._probes.spawn(self.actors.standbys.make(standby))
 
     def _watch_leases(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
@@ -261,13 +261,13 @@ class LearnerManager:
         for action in actions:
             match action:
                 case Start(name):
-                    self._starts[name] = self._spawn(self._start(name))
+                    self._starts[name] = self._tasks.spawn(self._start(name))
                 case AskToLeave():
-                    self._spawn(self._drain(action))
+                    self._tasks.spawn(self._drain(action))
                 case Probe():
-                    self._spawn(self._probe(action), self._probes)
+                    self._probes.spawn(self._probe(action))
                 case End():
-                    self._spawn(self._kill(action))
+                    self._tasks.spawn(self._kill(action))
                 case Release(name):
                     self.actors.release(name)
                 case RecordScaling():
@@ -365,7 +365,7 @@ class LearnerManager:
         self._emit(LearnerLost(name, incarnation, cause, detail))
         process.kill()  # a living actor whose loop failed
         if process.others:  # and ranks that are frozen
-            self._spawn(self.actors.kill(process, self.controller.units[name].incarnation.ranks), self._probes)
+            self._probes.spawn(self.actors.kill(process, self.controller.units[name].incarnation.ranks))
         await self._call("fence", name, incarnation, {"died": "killed"}.get(cause, cause))
         self.controller.lost(time.monotonic(), name, incarnation)
         if not self.controller.units[name].wanted:
@@ -386,14 +386,5 @@ class LearnerManager:
         if not self._over():
             self._advance()
 
-    def _spawn(self, work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]] | None = None) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        group = self._tasks if tasks is None else tasks
-        group.add(task)
-        task.add_done_callback(lambda done: self._done(done, group))
-        return task
-
-    def _done(self, task: asyncio.Task[None], group: set[asyncio.Task[None]]) -> None:
-        group.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self.failure = self.failure or task.exception()
+    def _fail(self, error: BaseException) -> None:
+        self.failure = self.failure or error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from orchestrator.runtime.placement import control
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Buckets, LabelLimits, Metric, Sample
 from orchestrator.telemetry.run_samples import RunSamples
+from outer.background import end_process, thread
 
 CPUS = 0.05
 LOOK_S = 1.0  # between two looks at the run's folder
@@ -87,7 +87,7 @@ class MetricsActor:
         self._reader = RunSamples(self._store)
         self._errors = 0
         self._meters = RayMeters(run)
-        threading.Thread(target=self._export, daemon=True).start()
+        thread("metrics", self._export, end_process)
 
     def _export(self) -> None:
         targets_at, gone_at = float("-inf"), None

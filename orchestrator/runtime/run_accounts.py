@@ -23,6 +23,7 @@ from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import Buckets
 from orchestrator.telemetry.fold import MetricsFold
 from orchestrator.telemetry.run_samples import publish
+from outer.background import tell, thread
 from outer.journal.object_store import Objects
 
 LOOK_S = 2.0  # between two looks at the log
@@ -53,8 +54,7 @@ class RunAccounts:
         self._ended = threading.Event()
         self._folds: Folds | None = None  # None: they have to be computed anew
         self._reader: LogReader | None = None
-        self._thread = threading.Thread(target=self._follow, name="accounts", daemon=True)
-        self._thread.start()
+        self._thread = thread("accounts", self._follow, tell)
 
     def finish(self) -> dict[str, Any]:
         """The log is complete: read the rest of it, write the summary and the report. Returns the summary."""

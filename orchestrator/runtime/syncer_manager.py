@@ -6,6 +6,7 @@ A new epoch opens the journal, which fences the epoch before, whether that one i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.store import checkpoints
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
+from outer.background import Background, tell
 from outer.bulk import gathered
 from outer.journal.chain import Segmented
 from outer.journal.groups import encode_replay
@@ -58,6 +60,7 @@ class SyncerManager:
         reached: Callable[[Any], None],
         learners: Callable[[], tuple[Any, ...]],
     ) -> None:
+        self.fault = ""  # why the newest epoch that is over ended
         self.info: Mapping[str, Any] = {}  # pid and node of the epoch that serves
         self._recipe, self._placement, self._store, self._spec = recipe, placement, store, spec
         self._emit, self._living, self._reached = emit, living, reached
@@ -65,6 +68,7 @@ class SyncerManager:
         self._handle: Any = None
         self._serving = asyncio.Event()
         self._down_since: float | None = None
+        self._background = Background(tell)
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -156,13 +160,15 @@ class SyncerManager:
     async def adopt(self, epoch: int) -> bool:
         """Take over the epoch that an earlier orchestrator has left. False: it is dead or does not answer."""
         try:
-            handle = ray.get_actor(syncer_name(epoch), self._placement.namespace)
-            self.info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
+            handle, info = ray.get_actor(syncer_name(epoch), self._placement.namespace), {}
         except ValueError:
             return False
-        except (TimeoutError, ray.exceptions.RayError):
-            ray.kill(handle)  # it may be frozen, and its shards alive
+        with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+            info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
+        if not info.get("serves"):
+            ray.kill(handle)  # it is frozen or over, or its orchestrator died before it had it begin
             return False
+        self.info = info
         self._handle, self._spec = handle, replace(self._spec, epoch=epoch, begun=self.info["begun"])
         self._serving.set()
         return True
@@ -170,7 +176,7 @@ class SyncerManager:
     def begin(self) -> None:
         """Start the first epoch since the run was started or resumed."""
         self._handle = self._create()
-        self._starting = asyncio.create_task(self._start())
+        self._starting = self._background.spawn(self._start())
 
     def _create(self, sources: RecoverySources | None = None) -> Any:
         """The actor of the next epoch. Its constructor opens the journal."""
@@ -201,7 +207,7 @@ class SyncerManager:
             self._on_death(handle, "died", view["ended"])
         except TimeoutError:
             self._on_death(handle, "lease_expired", f"silent for {lease_s:g} s")
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:
             self._on_death(handle, "died", gist(error))
         return None
 
@@ -222,11 +228,15 @@ class SyncerManager:
             return
         self._serving.clear()
         self._down_since = time.monotonic()
-        self._emit(SyncerLost(self.epoch, cause, detail))
+        self._lose(cause, detail)
         if self._spec.shards > 1:
             ray.kill(handle)  # the next ones need the room of its shards
         dead, self._handle = self._handle, self._create()
-        self._starting = asyncio.create_task(self._start(dead))
+        self._starting = self._background.spawn(self._start(dead))
+
+    def _lose(self, cause: str, detail: str) -> None:
+        self.fault = f"epoch {self.epoch}: {detail}"
+        self._emit(SyncerLost(self.epoch, cause, detail))
 
     async def _start(self, dead: Any = None) -> None:
         """Wait for the newest epoch to serve; start another one while it fails to."""
@@ -237,7 +247,7 @@ class SyncerManager:
             except (ray.exceptions.RayError, TimeoutError) as error:
                 last = gist(error) if str(error) else f"not up within {SYNCER_START_S:g} s"
             ray.kill(self._handle)
-            self._emit(SyncerLost(self.epoch, "failed", last))
+            self._lose("failed", last)
             if attempt == START_ATTEMPTS_MAX:
                 raise NoSyncer(f"the syncer does not start: {last}")
             sources = None

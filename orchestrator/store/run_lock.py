@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from orchestrator.recipe.problems import InputError, Problem
+from outer.background import thread
 from outer.journal.object_store import Objects
 
 FOLDER = "lock"
@@ -87,8 +88,7 @@ class RunLock:
                         return
                     self._create(number + 1, self._me)
 
-        self._thread = threading.Thread(target=renew, name="run-lock", daemon=True)
-        self._thread.start()
+        self._thread = thread("run-lock", renew, lambda error: lost(f"the lock cannot be renewed: {error!r}"))
 
     def stop(self) -> None:
         """Renew no more."""

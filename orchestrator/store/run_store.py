@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import run_lock
+from outer.journal.object_store import sync_folder
 
 RUNS = Path("runs")  # where runs are kept that name no folder of their own
 GRANTS_KEPT = 256  # files of each kind and holder, the newest
@@ -106,6 +107,7 @@ class RunStore:
             number = self.granted(kind, who) + 1
             try:
                 open(folder / f"{number:06d}", "x").close()
+                sync_folder(folder)
             except FileExistsError:
                 continue
             numbers = _numbers(folder)

@@ -19,6 +19,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -219,6 +220,8 @@ def _plain(value: Any, named: Named) -> Any:
         return [_plain(each, named) for each in value]
     if isinstance(value, dict):
         return {name: _plain(each, named) for name, each in value.items()}
+    if isinstance(value, np.generic):
+        return _plain(value.item(), named)
     return values(value, named) if is_dataclass(value) else value
 
 

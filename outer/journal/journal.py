@@ -42,7 +42,7 @@ from outer.journal.chain import (
 )
 from outer.journal.framing import Damaged, pack
 from outer.journal.groups import FACTS, FORMAT, OPENING, SNAPSHOT, Arrays, Group, Item, JournalCut, Logged, Value
-from outer.journal.object_store import Objects, prove
+from outer.journal.object_store import Objects, prove, sweep
 from outer.protocol.facts import Committed
 from outer.protocol.recorder import Recorder, Run
 from outer.protocol.recovery import JournalReplay, Recovered
@@ -121,6 +121,7 @@ class StoredJournal:
         Raises StaleEpoch if a newer epoch has opened; Unconditional for a store without conditional creation; OSError.
         """
         prove(self._store)
+        sweep(self._store, self._folder)  # only earlier epochs write here, which are dead or about to be fenced
         self._chain.run = self._identity()
         for _ in range(OPENING_ATTEMPTS_MAX):
             past = self._chain.back()
@@ -160,8 +161,7 @@ class StoredJournal:
 
     def _go_on(self, past: EarlierGroups) -> Opened:
         opened = Opened(Recovered([], []), past.values, past.damage)
-        for group in reversed(past.chain):
-            self._replay_group(group)
+        self._replay_all(past.chain, opened.damage)
         for fragment, (position, seal) in self._newest_at.items():
             if fragment not in opened.values:
                 self._fetch(fragment, position, seal, opened)
@@ -174,6 +174,17 @@ class StoredJournal:
         opened.writers = self._recorder.state()
         self._values = dict(opened.values)
         return opened
+
+    def _replay_all(self, chain: Sequence[Group], damage: list[str]) -> None:
+        """Replay groups, the newest first. Behind records that do not follow, all that counts are the facts."""
+        for index, group in reversed(list(enumerate(chain))):
+            try:
+                self._replay_group(group)
+            except (ValueError, KeyError, TypeError) as error:
+                damage.append(f"group {group.position}: {error}; {index} groups after it cannot be used")
+                for each in reversed(chain[: index + 1]):
+                    self._recorder.mark_durable(each.runs())
+                return
 
     def _replay_group(self, group: Group) -> None:
         header = group.header
@@ -225,6 +236,10 @@ class StoredJournal:
         past = self._chain.back()
         opened = Opened(Recovered([], []), past.values, past.damage)
         read = {group.position for group in past.chain}
+        committed = (each.record for group in past.chain for each in group.entries())
+        fragments = (1 + record.fragment for record in committed if isinstance(record, Committed))
+        self._replay = JournalReplay.empty(max(fragments, default=0))
+        self._replay_all(past.chain, opened.damage)
         if past.chain and (oldest := past.chain[-1].header)["kind"] == SNAPSHOT:
             for fragment, position, seal in oldest["places"]:
                 if fragment not in past.values:
@@ -244,10 +259,11 @@ class StoredJournal:
     def write(self, items: Sequence[Item]) -> None:
         """Make facts and records durable, in this order, in one request.
 
-        Raises StaleEpoch, and changes nothing, if a newer epoch has opened. After OSError nothing is durable yet; call
-        again with the same items.
+        Raises StaleEpoch, and changes nothing, if a newer epoch has opened; ValueError, and changes nothing, for a
+        record that is not due. After OSError nothing is durable yet; call again with the same items.
         """
         logged = [item for item in items if isinstance(item, Logged)]
+        self._replay.follow(item.entry for item in logged)
         arrays = [array for item in logged for array in item.arrays] if self._persistent else []
         header = {"kind": FACTS, **groups.encode(items, self._persistent)}
         try:

@@ -1,7 +1,8 @@
 """Writes the journal and the log in a background thread: everything that arrives during a write forms the next group.
 
 A record is written at once, with all facts that wait; facts alone wait for at most `FLUSH_S`. It retries for ever.
-While the store is full, slow or unreachable nothing is acknowledged, and `view` says why.
+While the store is full, slow or unreachable nothing is acknowledged, and `view` says why. After any other error the
+epoch writes nothing more, for that would be behind a gap: the next epoch gets all that was not acknowledged again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from outer.background import Background, Failed
 from outer.journal.chain import Segmented, Segmenter
 from outer.journal.groups import SYNCER, Arrays, FactRun, Item, JournalCut, Logged, Value, runs
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal
@@ -36,6 +38,7 @@ class JournalWriter:
         fragments: int,
         durable: Callable[[int], object],
         deposed: Callable[[str], None],
+        failed: Failed,
         reach: Callable[[str], None],
         persistent: bool = True,
         recorded: Callable[[Sequence[Run]], None] = lambda _: None,
@@ -44,7 +47,8 @@ class JournalWriter:
     ) -> None:
         """`recorded(runs)`: these facts are durable. `durable(n)`: all entries up to sequence n are; said after it.
 
-        `deposed(reason)`: a newer epoch has opened. `reach(name)` is called at "journaling" and "journaled".
+        `deposed(reason)`: a newer epoch has opened. `failed(error)`: this one cannot go on. `reach(name)` is called at
+        "journaling" and "journaled".
         `persistent`, `segmenter`, `apart`: as for StoredJournal.
         """
         self._journal = StoredJournal(store, FOLDER, epoch, fragments, persistent, segmenter, apart)
@@ -55,6 +59,8 @@ class JournalWriter:
         self._facts_waiting = self._own_waiting = 0  # of them, those of the syncer
         self._flush_s = FLUSH_REMOTE_S if store.retries else FLUSH_S
         self._urgent = False  # whether a record waits
+        self._broken = False  # a write failed, and not because the store is away
+        self._background = Background(failed)
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._upkeep: asyncio.Task[None] | None = None
@@ -121,8 +127,8 @@ class JournalWriter:
         self._begin()
 
     def _begin(self) -> None:
-        if self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(self._write())
+        if self._writing is None and not self._broken:
+            self._writing = self._background.spawn(self._write())
 
     def cut(self) -> asyncio.Future[JournalCut]:
         """Everything durable by now, perhaps including the group being written, but no later entry."""
@@ -131,12 +137,14 @@ class JournalWriter:
     async def finish(self) -> Segmented:
         """Write what waits, and bring all of it into segments; returns where the log ends. Nothing may follow.
 
-        Waits as long as the store refuses.
+        Waits as long as the store refuses. Raises RuntimeError if this epoch cannot write any more.
         """
-        while self._waiting or self._writing is not None:
+        while not self._broken and (self._waiting or self._writing is not None):
             self._flush()
             assert self._writing is not None
             await asyncio.wait([self._writing])
+        if self._broken:
+            raise RuntimeError(f"this epoch writes nothing more: {self._trouble}")
         if self._upkeep is not None:
             await asyncio.wait([self._upkeep])
         await self._persist(self._upkeep_executor, self._journal.finish)
@@ -171,8 +179,8 @@ class JournalWriter:
                     self._keep_up(await self._persist(self._executor, self._journal.compact))
         except StaleEpoch as error:
             self._deposed(str(error))
-        except Exception as error:  # no one awaits this task; `view` has to say why nothing commits
-            self._trouble = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            self._broken, self._trouble = True, f"{type(error).__name__}: {error}"
             raise
         finally:
             self._writing = None
@@ -197,7 +205,7 @@ class JournalWriter:
     def _keep_up(self, removable: Sequence[int]) -> None:
         """Remove groups and make segments beside the writing, one such task at a time."""
         if self._upkeep is None:
-            self._upkeep = asyncio.get_running_loop().create_task(self._maintain(removable))
+            self._upkeep = self._background.spawn(self._maintain(removable))
 
     async def _maintain(self, removable: Sequence[int]) -> None:
         journal, loop = self._journal, asyncio.get_running_loop()

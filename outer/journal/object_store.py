@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +26,8 @@ ATTEMPTS = 2  # by s3fs; callers repeat the call if they need more
 CALL_S = 60.0  # deadline for a call that moves no bulk data
 SLOWEST = 4 * 2**20  # bytes/s; creating an object may take this much longer
 PROBE = "probe"
+DRAFT = re.compile(r"\..+\.[0-9a-f]{32}")  # of an object or file that is being written
+DRAFT_S = 3600.0  # a draft of this age has no writer any more
 
 
 class Unconditional(Exception):
@@ -103,7 +107,7 @@ class Folder:
 
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
         target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             with open(draft, "xb") as file:
@@ -114,12 +118,14 @@ class Folder:
             try:
                 os.link(draft, target)
             except OSError as error:
+                if error.errno == errno.EEXIST:
+                    sync_folder(target.parent)  # an earlier attempt may have failed in this alone
                 if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                     raise
                 raise Unconditional(f"{self.root}: this file system has no hard links; use another one") from error
         finally:
             draft.unlink(missing_ok=True)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
@@ -148,7 +154,27 @@ def _holds(folder: os.DirEntry[str]) -> bool:
     return any(not name.startswith(".") for _, _, files in os.walk(folder) for name in files)
 
 
-def _sync_folder(folder: Path) -> None:
+def sweep(store: Objects, prefix: str = "", older_s: float = 0.0) -> None:
+    """Remove the drafts under `prefix` that killed creators have left. Raises OSError.
+
+    Give `older_s` where others create objects at present; one whose draft goes gets an OSError.
+    """
+    if isinstance(store, Folder):
+        for path in (store.root / prefix).rglob(".*"):
+            with contextlib.suppress(FileNotFoundError):
+                if DRAFT.fullmatch(path.name) and time.time() - path.stat().st_mtime >= older_s:
+                    path.unlink()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder whose name survives a power loss."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
     """Make new names in a folder survive a power loss."""
     handle = os.open(folder, os.O_RDONLY)
     try:

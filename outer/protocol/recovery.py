@@ -63,12 +63,21 @@ class JournalReplay:
 
     def apply(self, entry: Entry) -> None:
         """Apply the next entry. Raises ValueError, and changes nothing, for any other entry."""
-        epoch, due = max(entry.epoch, self.epoch), 0 if entry.epoch > self.epoch else self.due
-        if (entry.epoch, entry.sequence) != (epoch, due):
-            found = f"entry {entry.sequence} of epoch {entry.epoch}"
-            raise ValueError(f"the journal has {found} where entry {due} of epoch {epoch} is due")
-        self.epoch, self.due = epoch, due + 1
+        self.epoch, self.due = self.follow([entry])
         self._count(entry.record)
+
+    def follow(self, entries: Iterable[Entry]) -> tuple[int, int]:
+        """Return the epoch and sequence number that are due after these entries. Raises ValueError for one that is not
+        due.
+        """
+        epoch, due = self.epoch, self.due
+        for entry in entries:
+            epoch, due = max(entry.epoch, epoch), 0 if entry.epoch > epoch else due
+            if (entry.epoch, entry.sequence) != (epoch, due):
+                found = f"entry {entry.sequence} of epoch {entry.epoch}"
+                raise ValueError(f"the journal has {found} where entry {due} of epoch {epoch} is due")
+            due += 1
+        return epoch, due
 
     def _count(self, record: Record) -> None:
         found = self.found

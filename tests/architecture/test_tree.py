@@ -67,3 +67,10 @@ def test_a_class_name_is_defined_once_in_production_but_for_the_two_sides_of_a_p
 def test_the_orchestrator_holds_only_folders_and_its_composition_root() -> None:
     held = {path.name for path in (ROOT / "orchestrator").iterdir() if path.is_file()}
     assert held == {"__main__.py", "__init__.py"}
+
+
+def test_every_task_and_thread_beside_the_calls_has_an_owner_that_hears_of_its_end() -> None:
+    """They are started in one place, which asks who hears; a future of a pool is read by who asked for it."""
+    starts = ("create_task(", "Thread(target")
+    found = {str(path): [each for each in starts if each in (ROOT / path).read_text()] for path in files(PACKAGES)}
+    assert {path: each for path, each in found.items() if each} == {"outer/background.py": list(starts)}

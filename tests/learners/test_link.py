@@ -18,10 +18,11 @@ from learners import actor, shell
 from learners.actor import RayLink
 from learners.fault_effects import FaultEffects
 from learners.fetcher import ReceivedVersions, Version
+from learners.protocol.events_effects import Resume
 from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer
 from learners.shell import LearnerShell, ReportSender
 from outer.numeric import codec as codecs
-from outer.protocol.messages import STEPPING, Drain, Report
+from outer.protocol.messages import STEPPING, Drain, Report, Stop
 from outer.relays import Elsewhere
 from tests.waiting import DEADLINE_S, until
 
@@ -209,6 +210,31 @@ def test_what_goes_wrong_there_is_raised_in_the_loop() -> None:
     assert sender.finish(DEADLINE_S)
     with pytest.raises(RuntimeError, match="gone"):
         sender.put(report(2))
+
+
+def test_what_the_machine_raises_in_another_thread_is_raised_in_the_loop() -> None:
+    """Whoever brought the message hears it too, and may drop it; the machine is of no use any more."""
+
+    def handle(now: float, event: Any) -> list[Any]:
+        if isinstance(event, Resume):
+            return []
+        raise MemoryError("no room")
+
+    shell = object.__new__(LearnerShell)
+    shell.__dict__ |= {
+        "_machine": SimpleNamespace(handle=handle),
+        "_prepared": SimpleNamespace(trainer=None, tokens_per_step=8),
+        "_spec": SimpleNamespace(batch_size=2, slowdown=1.0, sync=SimpleNamespace(smoothing=0.1)),
+        "_lock": threading.Lock(),
+        "_changed": threading.Event(),
+        "_failure": None,
+        "_faults": None,
+        "_facts": SimpleNamespace(add=None),
+    }
+    with pytest.raises(MemoryError, match="no room"):
+        shell.deliver(Stop(1, "over"))
+    with pytest.raises(MemoryError, match="no room"):
+        shell._loop()
 
 
 # ------------------------------------------------------------------ versions from a learner of the same region

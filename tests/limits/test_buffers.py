@@ -123,7 +123,8 @@ def test_a_strangers_facts_are_not_taken_and_its_name_is_not_kept() -> None:
     made.join("a")
     syncer = object.__new__(SyncerActor)
     syncer._machine, syncer._log, syncer._peers = made.syncer, Log(), {}  # type: ignore[assignment]
-    syncer._drive = made.do  # type: ignore[assignment, method-assign]
+    syncer._drive, syncer._serving = made.do, asyncio.Event()  # type: ignore[assignment, method-assign]
+    syncer._serving.set()
     for number in range(1000):
         said = Report(f"stranger-{number}", 1, 1, 1, "stepping", 3.0, 1, 1.0, 10, 0)
         assert asyncio.run(syncer.report(said, [(0, 1.0, "fact")], 0)) == -1

@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.eventlog.reader import LogReader, records
 from outer import epoch, first_values
 from outer.bulk import Bulk
 from outer.epoch import Begun
 from outer.first_values import FirstValues
-from outer.journal.groups import Logged
+from outer.journal import groups
+from outer.journal.groups import FACTS, Logged, encode_replay
+from outer.journal.journal import StoredJournal, inspect
 from outer.journal.journal_writer import JournalWriter
 from outer.journal.object_store import Folder
-from outer.journal.rebuild import Incomplete
+from outer.journal.rebuild import Incomplete, RecoverySources, replay_log
+from outer.numeric import codec as codecs
 from outer.protocol.facts import SpanGranted
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry
@@ -34,9 +38,9 @@ VALUES: FirstValues = (
 )
 
 
-def begin(spec: SyncerSpec, make: Any) -> tuple[Begun, Bulk, JournalWriter]:
-    journal, bulk = JournalWriter(spec.store, spec.epoch, 3, print, print, print), Bulk(spec, make)
-    return epoch.begin(spec, journal, bulk, None, lambda *_: None), bulk, journal
+def begin(spec: SyncerSpec, make: Any, sources: RecoverySources | None = None) -> tuple[Begun, Bulk, JournalWriter]:
+    journal, bulk = JournalWriter(spec.store, spec.epoch, 3, print, print, print, print), Bulk(spec, make)
+    return epoch.begin(spec, journal, bulk, sources, lambda *_: None), bulk, journal
 
 
 def save(spec: SyncerSpec, begun: Begun, bulk: Bulk) -> None:
@@ -53,12 +57,13 @@ def first_epoch(store: Folder) -> SyncerSpec:
     first = spec(store, 3)
     begun, bulk, journal = begin(first, lambda _: VALUES)
     save(first, begun, bulk)
+    value = np.full(5, 7.0, np.float32)
     state = bulk.kept([1])[1].arrays[1:]
     granted = SpanGranted("a", 1, 0, 0, 8, 2)
     journal._journal.write(
         [
             Logged(Entry(1, 0, granted), 0, 1.0, []),
-            Logged(Entry(1, 1, committed(1, 1)), 1, 1.0, [np.full(5, 7.0, np.float32), *state]),
+            Logged(Entry(1, 1, committed(1, 1, digest=codecs.digest(value))), 1, 1.0, [value, *state]),
         ]
     )
     return first
@@ -90,6 +95,29 @@ def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp_path:
     save(resumed, begun, bulk)
     assert store.folders("initial") == ["000002"], "what the earlier start saved is removed"
     assert store.names("initial/000002") == [f"initial/000002/{name}" for name in ("0000", "0002", "layout")]
+
+
+def test_records_behind_a_gap_are_damage_that_the_next_epoch_rebuilds_from_the_log(tmp_path: Path) -> None:
+    """As versions left it that tested only after the writing whether a record was due."""
+    first = first_epoch(store := Folder(tmp_path))
+    journal, late = StoredJournal(store, "journal", 2, 3), 3
+    replay, value = journal.open().found, np.full(5, 9.0, np.float32)
+    entry = Entry(2, late, committed(2, 2, 2, digest=codecs.digest(value)))
+    logged = Logged(entry, late, 2.0, [value, np.full(5, 1.0, np.float32)])
+    with pytest.raises(ValueError, match="entry 3 of epoch 2 where entry 0 of epoch 2 is due"):
+        journal.write([logged])
+    assert inspect(store, "journal") == [] and replay.versions == [0, 1, 0]
+    journal._put({"kind": FACTS, **groups.encode([logged])}, logged.arrays)
+    assert ["entry 3 of epoch 2" in said for said in inspect(store, "journal")] == [True]
+    with pytest.raises(Incomplete, match=r"group 3: .* entry 3 of epoch 2 .*; 0 groups after it"):
+        begin(replace(first, epoch=3, begun=1), never)
+    log = encode_replay(replay_log(records(LogReader(tmp_path, store).rest()), 3))
+    begun, bulk, _ = begin(replace(first, epoch=4, begun=1), lambda _: VALUES, RecoverySources(log, 0, ()))
+    assert begun.rebuilt is not None and begun.rebuilt.commits_lost == ()
+    assert [value.version for value in bulk.kept(range(3)).values()] == [0, 1, 2]
+    assert bulk.current()[2].tolist() == [9.0] * 5
+    again, _, _ = begin(replace(first, epoch=5, begun=1), never)
+    assert again.rebuilt is None and again.machine.versions == [0, 1, 2]
 
 
 def test_a_journal_without_records_needs_other_sources(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """How a bug is planted: attributes of the machines, replaced for as long as a run lasts. Knows no bug.
 
-A bug is a function whose docstring is the promise that it breaks; `mutant` makes it an entry of the table.
+A bug is a function whose docstring is the promise that it breaks; `around`, `instead` or, where several things have to
+be replaced, `mutant` makes it an entry of the table.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import update_wrapper
 from typing import Any
 from unittest.mock import patch
 
@@ -49,3 +51,21 @@ def mutant(bug: Callable[[Plant], None]) -> Callable[[Plant], None]:
     assert bug.__doc__ is not None and name not in MUTANTS, name
     MUTANTS[name] = Mutant(name, " ".join(bug.__doc__.split()), bug)
     return bug
+
+
+def around(owner: Any, *names: str) -> Callable[[Callable[..., Any]], Callable[[Plant], None]]:
+    """Enter a bug that is called in place of these functions of a class or module, and is given the function first."""
+
+    def enter(bug: Callable[..., Any]) -> Callable[[Plant], None]:
+        def plant_it(plant: Plant) -> None:
+            for name in names:
+                plant.around(owner, name, lambda function: lambda *given, **more: bug(function, *given, **more))
+
+        return mutant(update_wrapper(plant_it, bug))
+
+    return enter
+
+
+def instead(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[[Plant], None]]:
+    """Enter a bug that is called in place of this function of a class or module."""
+    return lambda bug: mutant(update_wrapper(lambda plant: plant.put(owner, name, bug), bug))

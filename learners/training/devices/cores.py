@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+
+from outer import background
 
 LOWERED = 8  # of a standby that is made: two learners of usual niceness on its core leave it 8 % of that
 
@@ -43,9 +44,7 @@ def lower() -> bool:
             _set(0, usual)
             undone.append(True)
 
-    trial = threading.Thread(target=attempt)  # a change that cannot be undone ends with it
-    trial.start()
-    trial.join()
+    background.thread("niceness", attempt, background.tell).join()  # a change that cannot be undone ends with it
     if undone:
         _set(0, usual + LOWERED)
     return bool(undone)

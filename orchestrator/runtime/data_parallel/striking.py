@@ -15,6 +15,7 @@ import psutil
 from orchestrator.runtime.data_parallel.history import FAULTS_FILE, PROGRESS_FILE, RANKS, LineLog, history, lines
 from orchestrator.store.readers import object_of
 from orchestrator.store.run_store import RunStore
+from outer.background import thread
 
 POLL_S = 0.1
 STRIKING = ("kill", "freeze")  # what can be done to any process; other kinds need a learner of ours
@@ -43,13 +44,12 @@ class Striker:
         self._store, self._ranks = store, {name: rank for rank, name in enumerate(learners)}
         self._planned, self._random = plan
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="faults", daemon=True)
         self._frozen: dict[int, float] = {}  # pid -> when it goes on
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def __enter__(self) -> Striker:
         self._log = LineLog(self._store.path(FAULTS_FILE))
-        self._thread.start()
+        self._thread = thread("faults", self._strike_all, self._fail)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -59,11 +59,8 @@ class Striker:
         if self._error is not None:
             raise RuntimeError(f"the plan's faults could not go on: {self._error}") from self._error
 
-    def _work(self) -> None:
-        try:
-            self._strike_all()
-        except Exception as error:
-            self._error = error
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
 
     def _strike_all(self) -> None:
         done = {line.get("number") for line in lines(self._store.path(FAULTS_FILE))}  # before this process: not again

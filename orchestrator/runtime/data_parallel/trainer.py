@@ -39,6 +39,7 @@ from orchestrator.runtime.data_parallel.rank import RankSpec, batch_size, train
 from orchestrator.runtime.data_parallel.striking import Plan, Striker
 from orchestrator.store.readers import RECIPE_FILE, object_of
 from orchestrator.store.run_store import RunStore
+from outer.background import tell, thread
 
 SUMMARY_FILE = "summary.json"
 TRAIN_FOLDER = "train"  # Ray Train's own, with its checkpoints
@@ -195,10 +196,9 @@ def _followed(store: RunStore, on_progress: OnProgress) -> Iterator[None]:
             if found.get("steps"):
                 on_progress({"progress": found["step"] / found["steps"], "eval_loss": found["eval_loss"]})
 
-    thread = threading.Thread(target=follow, name="progress", daemon=True)
-    thread.start()
+    following = thread("progress", follow, tell)
     try:
         yield
     finally:
         over.set()
-        thread.join()
+        following.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from orchestrator.eventlog import fact_log
 from orchestrator.eventlog.chain_reader import ChainReader, Findings
 from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import PoolScaled
+from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Folder
 from tests.waiting import DEADLINE_S, until
 
@@ -29,8 +29,8 @@ def read(store: Folder) -> tuple[list[Any], list[str]]:
     return [event.fact for block in reader.poll() for event in block.events()], found.damage
 
 
-def never(why: str) -> None:
-    raise AssertionError(why)
+def never(error: BaseException) -> None:
+    raise AssertionError(error)
 
 
 class Refusing(Folder):
@@ -72,14 +72,22 @@ def test_while_the_store_refuses_facts_wait_and_none_is_written_twice(tmp_path: 
     assert read(store) == (facts(3), [])
 
 
+def test_an_error_that_is_not_the_stores_is_heard(tmp_path: Path) -> None:
+    ended: list[BaseException] = []
+    FactLog(Folder(tmp_path), LOG, 1, ended.append).emit(PoolScaled("a", object(), (), ()))  # type: ignore[arg-type]
+    until(lambda: ended, "nothing can be written any more")
+    assert "not JSON serializable" in str(ended[0])
+
+
 def test_a_later_incarnation_writes_on_and_the_earlier_one_is_told(tmp_path: Path) -> None:
-    told = threading.Event()
-    first = FactLog(store := Folder(tmp_path), LOG, 1, lambda why: told.set())
+    ended: list[BaseException] = []
+    first = FactLog(store := Folder(tmp_path), LOG, 1, ended.append)
     first.emit(facts(1)[0])
     until(lambda: read(store)[0], "the first fact is written")
     second = FactLog(store, LOG, 2, never)
     first.emit(facts(2)[1])
-    assert told.wait(DEADLINE_S)
+    until(lambda: ended, "the earlier one is told")
+    assert isinstance(ended[0], StaleEpoch)
     second.emit(facts(3)[2])
     assert second.close(DEADLINE_S) is not None
     assert read(store) == ([facts(1)[0], facts(3)[2]], [])

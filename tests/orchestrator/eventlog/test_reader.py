@@ -137,6 +137,19 @@ def test_what_is_newer_than_the_patience_waits(tmp_path: Path) -> None:
     assert found + joined_from(follower.rest(), len(found)) == EVENTS
 
 
+def test_facts_dated_ahead_are_held_back_for_no_longer_than_others(tmp_path: Path) -> None:
+    """The syncer's clock was an hour ahead at one fact: the latest date so far is an hour ahead for ever."""
+    middle = next(n for n, event in enumerate(EVENTS) if n > len(EVENTS) // 2 and event.writer == "syncer")
+    ahead = [replace(each, at=each.at + 3600.0) if n == middle else each for n, each in enumerate(EVENTS)]
+    write_log(tmp_path, ahead, 10, close=False)
+    now = [EVENTS[-1].at]
+    follower = LogReader(tmp_path, hold_s=5.0, clock=lambda: now[0])
+    found = joined(follower.poll())
+    now[0] += 5.0
+    found += joined_from(follower.poll(), len(found))
+    assert sorted(found, key=repr) == sorted(ahead, key=repr)
+
+
 def test_a_group_that_becomes_a_segment_while_it_is_read_is_read_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,8 @@ class Outer(SyncerActor):
     def __init__(self, bench: Bench) -> None:
         self._bench, self._machine, self._peers = bench, bench.syncer, {}
         self._log, self._relays = SimpleNamespace(take=lambda *told: True), Relays("")
+        self._serving = asyncio.Event()
+        self._serving.set()
 
     def _drive(self, event: Event) -> list[Effect]:
         return self._bench.do(event)

@@ -59,8 +59,8 @@ def report_silence(scene: Scene, silent_s: float) -> None:
 async def look(scene: Scene, silent_s: float) -> State:
     """Its state after a look, and after what the look asked for."""
     report_silence(scene, silent_s)
-    if scene.learners._probes:
-        await asyncio.wait(scene.learners._probes)
+    if scene.learners._probes.running:
+        await asyncio.wait(scene.learners._probes.running)
     report_silence(scene, silent_s)
     return scene.learners.controller.units[GOES].state
 

@@ -33,6 +33,7 @@ class Epoch:
     def __init__(self, comes_up: bool = True) -> None:
         self.alive, self.mute, self.told, self._comes_up = True, False, list[str](), comes_up
         self.ended = ""  # why it is over, by its own word
+        self.serves = True
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=lambda *values: asyncio.ensure_future(self._answer(name)))
@@ -45,7 +46,8 @@ class Epoch:
         self.told.append(name)
         if name == "view":
             return {"said": "view answered", "ended": self.ended}
-        return {"pid": 1, "node": "n", "run": "r", "begun": 1} if name == "start" else f"{name} answered"
+        known = {"pid": 1, "node": "n", "run": "r", "begun": 1, "serves": self.serves}
+        return known if name in ("start", "identify") else f"{name} answered"
 
 
 class Scene:
@@ -84,6 +86,23 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return asyncio.run(whole())
 
     return run
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_an_epoch_that_an_earlier_orchestrator_left_is_taken_over_only_if_it_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serves: bool
+) -> None:
+    """Its orchestrator may have died before it had it begin: what is asked of it would come before Living."""
+    left = Epoch()
+    left.serves = serves
+
+    async def story() -> None:
+        scene = Scene(tmp_path, monkeypatch)
+        monkeypatch.setattr(ray, "get_actor", lambda name, namespace: left)
+        assert await scene.syncer.adopt(7) is serves
+        assert scene.killed == ([] if serves else [left]) and (scene.syncer.handle is left) is serves
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("ended", ["", "shard 1: ActorDiedError"])

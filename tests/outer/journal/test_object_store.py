@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import socket
+import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +21,7 @@ import pytest
 from outer.journal import checkpoint_parts as parts
 from outer.journal import object_store as stores
 from outer.journal.framing import Damaged
+from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder, Objects, Remote, Unconditional, objects, prove
 from tests.waiting import DEADLINE_S
 
@@ -108,6 +113,53 @@ def test_drafts_of_dead_processes_are_nobodys(tmp_path: Path) -> None:
     (tmp_path / "a" / "d").mkdir()
     (tmp_path / "a" / "d" / ".e.deadbeef").write_bytes(b"half")
     assert store.names("a") == ["a/b"] and store.folders("a") == []
+
+
+@pytest.mark.parametrize("older_s", [0.0, stores.DRAFT_S])
+def test_drafts_go_when_a_journal_opens_and_elsewhere_once_nobody_can_be_writing_them(
+    tmp_path: Path, older_s: float
+) -> None:
+    store, drafts = Folder(tmp_path), [tmp_path / folder / f".c.{'0' * 32}" for folder in ("journal", "values/0007")]
+    store.create("values/0007/.hidden", [b"no draft"])
+    for draft in drafts:
+        draft.parent.mkdir(exist_ok=True)
+        draft.write_bytes(b"half")
+    if older_s:
+        stores.sweep(store, older_s=older_s)
+        assert all(draft.exists() for draft in drafts)
+        os.utime(drafts[1], (0.0, time.time() - older_s))
+        stores.sweep(store, older_s=older_s)
+        assert [draft.exists() for draft in drafts] == [True, False]
+    else:
+        StoredJournal(store, "journal", 1, 1).open()
+        assert [draft.exists() for draft in drafts] == [False, True]
+    assert store.read("values/0007/.hidden") == b"no draft"
+
+
+@pytest.mark.parametrize("fails", [1, 3])
+def test_an_object_counts_as_created_only_once_its_name_is_durable(
+    tmp_path: Path, fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry finds it there: the link was made, and the folder's fsync failed."""
+    store, synced, sync = Folder(tmp_path), list[int](), os.fsync
+
+    def fsync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            synced.append(handle)
+            if len(synced) <= fails:
+                raise OSError(errno.EIO, "it cannot be said whether that is on the disk")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(fails):
+        with pytest.raises(OSError, match="on the disk"):
+            store.create("a", [b"1"])
+    with pytest.raises(FileExistsError):
+        store.create("a", [b"1"])
+    assert len(synced) == fails + 1
+    monkeypatch.setattr(os, "fsync", sync)
+    store.create("b/c/d", [b"1"])
+    assert store.read("b/c/d") == b"1"
 
 
 def test_a_folder_that_takes_no_more_keeps_no_draft(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from outer.journal import journal as journals
 from outer.journal import journal_writer as journal_writers
 from outer.journal.chain import Chain
+from outer.journal.journal import inspect
 from outer.journal.journal_writer import FOLDER, JournalWriter
 from outer.journal.object_store import Folder
 from outer.protocol.facts import Committed, SpanGranted, StepOpened
@@ -29,6 +30,7 @@ class Moody(Folder):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.full = False  # takes nothing
+        self.error: BaseException | None = None  # of another kind than a store has that is away
         self.forgets = False  # takes it, and says it has not
         self.lets = threading.Event()  # until this is set, a creation goes no further
         self.lets.set()
@@ -39,6 +41,8 @@ class Moody(Folder):
         assert self.lets.wait(DEADLINE_S)
         if self.full:
             raise OSError(28, "No space left on device")
+        if self.error is not None:
+            raise self.error
         super().create(name, parts)
         if self.forgets:
             raise OSError("the answer was lost")
@@ -53,7 +57,8 @@ class World:
         self.deposed: list[str] = []
         self.reached: list[str] = []
         self.recorded: list[Run] = []
-        callbacks = (self._durable, self.deposed.append, self.reached.append)
+        self.failed: list[BaseException] = []
+        callbacks = (self._durable, self.deposed.append, self.failed.append, self.reached.append)
         self.writer = JournalWriter(self.store, epoch, 2, *callbacks, recorded=self.recorded.extend)
         self.writer.open()
         self.store.attempts = 0
@@ -150,6 +155,34 @@ async def test_a_store_that_has_done_what_it_says_it_has_not_counts_it_once(tmp_
     found = World(tmp_path, 2).writer._journal.cut()
     assert {fragment: value.version for fragment, value in found.values.items()} == {0: 1, 1: 2}
     assert found.state["due"] == 2
+
+
+@pytest.mark.parametrize("where", ["store", "record"])
+@in_a_loop
+async def test_after_an_error_that_is_not_the_stores_nothing_is_written_behind_the_gap(
+    tmp_path: Path, where: str
+) -> None:
+    world = World(tmp_path)
+    world.append(0)
+    await until(lambda: world.durable == [0])
+    if where == "store":
+        world.store.error = MemoryError("a group of 4 GB")
+    else:
+        world.sequence += 1
+    world.append(1)
+    noted(world, 0)
+    await until(lambda: world.failed)
+    world.store.error, groups = None, world.groups
+    world.append(0)
+    noted(world, 1)
+    with pytest.raises(RuntimeError, match="MemoryError: a group" if where == "store" else "entry 2 .* entry 1 .* due"):
+        await world.writer.finish()
+    assert world.durable == [0] and world.groups == groups and world.deposed == []
+    assert inspect(world.store, FOLDER) == []
+    successor = World(tmp_path, 2)
+    assert successor.writer.view()["damage"] == []
+    successor.append(1)
+    await until(lambda: successor.durable == [0])
 
 
 @in_a_loop

@@ -10,7 +10,7 @@ from learners.protocol.events_effects import Apply, Fetched
 from learners.protocol.learner import Learner
 from learners.protocol.staged_reads import Copy, StagedReads
 from outer.protocol.coverage import Mark
-from tests.simulation.planting import Plant, mutant
+from tests.simulation.planting import Plant, around, mutant
 
 
 @mutant
@@ -36,67 +36,39 @@ def last_arrival_adopted(plant: Plant) -> None:
     plant.put(Adoption, "adopt", adopt)
 
 
-@mutant
-def counters_not_reset(plant: Plant) -> None:
+@around(Adoption, "_adopt")
+def counters_not_reset(method: Any, self: Adoption, fragment: int, version: int, payload: Any, at: Mark) -> Any:
     """Adoption that overwrites sets the fragment's counters to zero."""
-
-    def wrapper(method: Any) -> Any:
-        def adopt(self: Adoption, fragment: int, version: int, payload: Any, at: Mark) -> Any:
-            base = self._bases[fragment]
-            before, first = base.since, base.version is None
-            effects = method(self, fragment, version, payload, at)
-            if not first and self._config.adopt != "rebase":
-                base.since = before
-            return effects
-
-        return adopt
-
-    plant.around(Adoption, "_adopt", wrapper)
+    base = self._bases[fragment]
+    before, first = base.since, base.version is None
+    effects = method(self, fragment, version, payload, at)
+    if not first and self._config.adopt != "rebase":
+        base.since = before
+    return effects
 
 
-@mutant
-def rebased_from_the_base(plant: Plant) -> None:
+@around(Adoption, "_adopt")
+def rebased_from_the_base(method: Any, self: Adoption, *given: Any) -> Any:
     """Rebase subtracts what was read, where that read is in the new version."""
-
-    def wrapper(method: Any) -> Any:
-        def adopt(self: Adoption, *given: Any) -> Any:
-            effects = method(self, *given)
-            return [replace(each, read_at=None) if isinstance(each, Apply) else each for each in effects]
-
-        return adopt
-
-    plant.around(Adoption, "_adopt", wrapper)
+    effects = method(self, *given)
+    return [replace(each, read_at=None) if isinstance(each, Apply) else each for each in effects]
 
 
-@mutant
-def rebased_and_counted_on(plant: Plant) -> None:
+@around(Adoption, "_adopt")
+def rebased_and_counted_on(method: Any, self: Adoption, fragment: int, *given: Any) -> Any:
     """After a rebase only what accrued since the merged read counts."""
-
-    def wrapper(method: Any) -> Any:
-        def adopt(self: Adoption, fragment: int, *given: Any) -> Any:
-            before, first = self._bases[fragment].since, self._bases[fragment].version is None
-            effects = method(self, fragment, *given)
-            if self._config.adopt == "rebase" and not first:
-                self._bases[fragment].since = before
-            return effects
-
-        return adopt
-
-    plant.around(Adoption, "_adopt", wrapper)
+    before, first = self._bases[fragment].since, self._bases[fragment].version is None
+    effects = method(self, fragment, *given)
+    if self._config.adopt == "rebase" and not first:
+        self._bases[fragment].since = before
+    return effects
 
 
-@mutant
-def any_version_of_a_fetch(plant: Plant) -> None:
+@around(Adoption, "arrive")
+def any_version_of_a_fetch(method: Any, self: Adoption, event: Fetched) -> None:
     """What is adopted is the version that came, which may be newer than the one that was asked for."""
-
-    def wrapper(method: Any) -> Any:
-        def arrive(self: Adoption, event: Fetched) -> None:
-            version = self._fetching.get(event.fragment, event.version)
-            method(self, replace(event, version=version))
-
-        return arrive
-
-    plant.around(Adoption, "arrive", wrapper)
+    version = self._fetching.get(event.fragment, event.version)
+    method(self, replace(event, version=version))
 
 
 # ---------------------------------------------------------------- reads

@@ -7,7 +7,7 @@ from typing import Any
 
 from outer.protocol import open_step
 from outer.protocol.links import Links
-from tests.simulation.planting import Plant, mutant
+from tests.simulation.planting import Plant, around, mutant
 
 
 @mutant
@@ -21,14 +21,7 @@ def _silently(links: Any, member: Any, clock: Any) -> None:
         member.place.judge(links._ladder, lambda rung: links._expected_s(member, rung), clock)
 
 
-@mutant
-def format_not_recorded(plant: Plant) -> None:
+@around(open_step, "participants")
+def format_not_recorded(method: Any, *args: Any) -> Any:
     """A commit's record names the format of each contribution: replay encodes with it."""
-
-    def wrapper(method: Any) -> Any:
-        def without(*args: Any) -> Any:
-            return tuple(replace(one, codec="fp4") if one.codec else one for one in method(*args))
-
-        return without
-
-    plant.around(open_step, "participants", wrapper)
+    return tuple(replace(one, codec="fp4") if one.codec else one for one in method(*args))

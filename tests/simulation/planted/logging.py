@@ -5,22 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from outer.protocol.recorder import Recorder
-from tests.simulation.planting import Plant, mutant
+from tests.simulation.planting import Plant, around, mutant
 
 
-@mutant
-def gap_waited_for(plant: Plant) -> None:
+@around(Recorder, "take")
+def gap_waited_for(method: Any, self: Recorder, writer: str, incarnation: int, oldest: int, facts: Any) -> Any:
     """Where facts will never come, the syncer says so and takes the next ones."""
-
-    def wrapper(method: Any) -> Any:
-        def take(self: Recorder, writer: str, incarnation: int, oldest: int, facts: Any) -> Any:
-            taken = self._taken.get((writer, incarnation), -1)
-            come = facts if facts and facts[0][0] <= taken + 1 else []
-            return method(self, writer, incarnation, min(oldest, taken + 1), come)
-
-        return take
-
-    plant.around(Recorder, "take", wrapper)
+    taken = self._taken.get((writer, incarnation), -1)
+    come = facts if facts and facts[0][0] <= taken + 1 else []
+    return method(self, writer, incarnation, min(oldest, taken + 1), come)
 
 
 def taken(self: Recorder, writer: str, incarnation: int) -> int:

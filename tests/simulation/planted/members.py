@@ -14,7 +14,7 @@ from outer.protocol.members import Members
 from outer.protocol.messages import STEPPING, Attach, Report
 from outer.protocol.sample_spans import SpanPool
 from outer.protocol.syncer import Syncer
-from tests.simulation.planting import Plant, mutant
+from tests.simulation.planting import Plant, around, mutant
 
 # ---------------------------------------------------------------- who may speak
 
@@ -46,19 +46,12 @@ def incarnation_unchecked_at_attach(plant: Plant) -> None:
     plant.around(Members, "admit", admitting(Attach))
 
 
-@mutant
-def fence_of_the_wrong_incarnation(plant: Plant) -> None:
+@around(Syncer, "_on_fence")
+def fence_of_the_wrong_incarnation(method: Any, self: Syncer, now: float, event: Fence) -> None:
     """A fence ends the incarnation that it names, and not the one after it."""
-
-    def wrapper(method: Any) -> Any:
-        def on_fence(self: Syncer, now: float, event: Fence) -> None:
-            member = self._members._members.get(event.learner)
-            newest = event.incarnation if member is None else member.incarnation
-            method(self, now, Fence(event.learner, newest, event.reason))
-
-        return on_fence
-
-    plant.around(Syncer, "_on_fence", wrapper)
+    member = self._members._members.get(event.learner)
+    newest = event.incarnation if member is None else member.incarnation
+    method(self, now, Fence(event.learner, newest, event.reason))
 
 
 @mutant
@@ -92,19 +85,12 @@ def refused_but_attached(plant: Plant) -> None:
     plant.around(steward.Sessions, "attach", attaching)
 
 
-@mutant
-def overtaken_report_taken(plant: Plant) -> None:
+@around(Members, "record_report")
+def overtaken_report_taken(method: Any, self: Members, now: float, member: Any, report: Report) -> bool:
     """The newest report counts, not the last that arrived."""
-
-    def wrapper(method: Any) -> Any:
-        def hear(self: Members, now: float, member: Any, report: Report) -> bool:
-            method(self, now, member, report)
-            member.report = report
-            return True
-
-        return hear
-
-    plant.around(Members, "record_report", wrapper)
+    method(self, now, member, report)
+    member.report = report
+    return True
 
 
 # ---------------------------------------------------------------- who is alive
@@ -117,21 +103,14 @@ def lease_never_expires(plant: Plant) -> None:
     plant.put(Leases, "next_expiry", None)
 
 
-@mutant
-def lease_never_renewed(plant: Plant) -> None:
+@around(Leases, "renew")
+def lease_never_renewed(method: Any, self: Leases, learner: str, *given: Any) -> float | None:
     """A learner whose lease has run out, and that reports again, goes on."""
-
-    def wrapper(method: Any) -> Any:
-        def renew(self: Leases, learner: str, *given: Any) -> float | None:
-            was = learner in self._expired
-            silent_s: float | None = method(self, learner, *given)
-            if was:
-                self._expired.add(learner)
-            return silent_s
-
-        return renew
-
-    plant.around(Leases, "renew", wrapper)
+    was = learner in self._expired
+    silent_s: float | None = method(self, learner, *given)
+    if was:
+        self._expired.add(learner)
+    return silent_s
 
 
 @mutant
@@ -159,44 +138,26 @@ def donor_before_it_is_whole(plant: Plant) -> None:
 # ---------------------------------------------------------------- spans and books
 
 
-@mutant
-def span_wholly_returned(plant: Plant) -> None:
+@around(SpanPool, "release")
+def span_wholly_returned(method: Any, self: Any, learner: Any, incarnation: Any, committed: Any) -> Any:
     """What returns of a dead learner's spans comes after its last committed step."""
-
-    def wrapper(method: Any) -> Any:
-        return lambda self, learner, incarnation, committed: method(self, learner, incarnation, 0)
-
-    plant.around(SpanPool, "release", wrapper)
+    return method(self, learner, incarnation, 0)
 
 
-@mutant
-def span_never_returned(plant: Plant) -> None:
+@around(SpanPool, "release")
+def span_never_returned(method: Any, self: SpanPool, *given: Any) -> list[Any]:
     """What a dead learner did not come to returns to the pool."""
-
-    def wrapper(method: Any) -> Any:
-        def release(self: SpanPool, *given: Any) -> list[Any]:
-            method(self, *given)
-            return []
-
-        return release
-
-    plant.around(SpanPool, "release", wrapper)
+    method(self, *given)
+    return []
 
 
-@mutant
-def span_returned_but_kept(plant: Plant) -> None:
+@around(SpanPool, "_next_range")
+def span_returned_but_kept(method: Any, self: SpanPool, samples: int, batch_size: int) -> tuple[int, int]:
     """What returned to the pool is lent to one learner at a time."""
-
-    def wrapper(method: Any) -> Any:
-        def take(self: SpanPool, samples: int, batch_size: int) -> tuple[int, int]:
-            kept = list(self._returned)
-            taken: tuple[int, int] = method(self, samples, batch_size)
-            self._returned = kept
-            return taken
-
-        return take
-
-    plant.around(SpanPool, "_next_range", wrapper)
+    kept = list(self._returned)
+    taken: tuple[int, int] = method(self, samples, batch_size)
+    self._returned = kept
+    return taken
 
 
 @mutant
@@ -217,16 +178,9 @@ def coverage_of_a_learner(plant: Plant) -> None:
     plant.around(Members, "__init__", wrapper)
 
 
-@mutant
-def tokens_of_every_fragment(plant: Plant) -> None:
+@around(Members, "cover")
+def tokens_of_every_fragment(method: Any, self: Members, contribution: Any) -> int:
     """A token is committed once, by the first fragment that holds it."""
-
-    def wrapper(method: Any) -> Any:
-        def cover(self: Members, contribution: Any) -> int:
-            method(self, contribution)
-            tokens: int = contribution.counters.tokens
-            return tokens
-
-        return cover
-
-    plant.around(Members, "cover", wrapper)
+    method(self, contribution)
+    tokens: int = contribution.counters.tokens
+    return tokens

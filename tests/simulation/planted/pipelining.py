@@ -7,24 +7,17 @@ from typing import Any
 from learners.protocol.events_effects import Staged
 from learners.protocol.learner import Learner
 from learners.protocol.pipeline import Pipeline
-from tests.simulation.planting import Plant, mutant
+from tests.simulation.planting import Plant, around, instead, mutant
 
 
-@mutant
-def answered_before_the_step_is_done(plant: Plant) -> None:
+@around(Learner, "_on_staged")
+def answered_before_the_step_is_done(method: Any, self: Learner, now: float, event: Staged) -> None:
     """A copy of a step in flight answers no read before that step is done."""
-
-    def wrapper(method: Any) -> Any:
-        def on_staged(self: Learner, now: float, event: Staged) -> None:
-            at = self._pipeline.reached
-            for request, copy in self._reads.stage(at, self._adoption.counters(at), event.copies):
-                self._adoption.note_read(request, copy.read_at)
-            self._answer_staged(now)
-            method(self, now, Staged({}))
-
-        return on_staged
-
-    plant.around(Learner, "_on_staged", wrapper)
+    at = self._pipeline.reached
+    for request, copy in self._reads.stage(at, self._adoption.counters(at), event.copies):
+        self._adoption.note_read(request, copy.read_at)
+    self._answer_staged(now)
+    method(self, now, Staged({}))
 
 
 @mutant
@@ -33,19 +26,15 @@ def adoption_logged_before_its_step(plant: Plant) -> None:
     plant.put(Pipeline, "hold_back", lambda self, fact: False)
 
 
-@mutant
-def copy_with_the_completed_steps_counters(plant: Plant) -> None:
+@instead(Learner, "_on_staged")
+def copy_with_the_completed_steps_counters(self: Learner, now: float, event: Staged) -> None:
     """A copy has the counters of the step that it is of, which may be in flight."""
-
-    def on_staged(self: Learner, now: float, event: Staged) -> None:
-        counters = self._adoption.counters(self._pipeline.completed)
-        for request, copy in self._reads.stage(self._pipeline.reached, counters, event.copies):
-            self._adoption.note_read(request, copy.read_at)
-        if not self._pipeline.busy:
-            self._answer_staged(now)
-        self._boundary(now)
-
-    plant.put(Learner, "_on_staged", on_staged)
+    counters = self._adoption.counters(self._pipeline.completed)
+    for request, copy in self._reads.stage(self._pipeline.reached, counters, event.copies):
+        self._adoption.note_read(request, copy.read_at)
+    if not self._pipeline.busy:
+        self._answer_staged(now)
+    self._boundary(now)
 
 
 @mutant

@@ -12,7 +12,7 @@ from outer.protocol.members import Members
 from outer.protocol.recovery import Recovered
 from outer.protocol.sample_spans import SpanPool
 from outer.protocol.syncer import Syncer
-from tests.simulation.planting import Plant, mutant
+from tests.simulation.planting import Plant, around, mutant
 
 
 def recovering(change: Any) -> Any:
@@ -51,37 +51,21 @@ def incarnations_not_recovered(plant: Plant) -> None:
     plant.around(recovery, "recover", recovering(lambda found: replace(found, incarnations={})))
 
 
-@mutant
-def last_commit_not_recovered(plant: Plant) -> None:
+@around(recovery, "recover")
+def last_commit_not_recovered(recover: Any, entries: Any, fragments: int) -> Recovered:
     """Another epoch goes on from every durable commit."""
-
-    def wrapper(recover: Any) -> Any:
-        def short(entries: Any, fragments: int) -> Recovered:
-            last = max(
-                (i for i, entry in enumerate(entries) if isinstance(entry.record, Committed)), default=len(entries)
-            )
-            return recover(entries[:last], fragments)
-
-        return short
-
-    plant.around(recovery, "recover", wrapper)
+    last = max((i for i, entry in enumerate(entries) if isinstance(entry.record, Committed)), default=len(entries))
+    return recover(entries[:last], fragments)
 
 
-@mutant
-def first_commit_recovered(plant: Plant) -> None:
+@around(recovery, "recover")
+def first_commit_recovered(recover: Any, entries: Any, fragments: int) -> Recovered:
     """Recovery continues from the newest durable version of each fragment."""
-
-    def wrapper(recover: Any) -> Any:
-        def oldest(entries: Any, fragments: int) -> Recovered:
-            found = recover(entries, fragments)
-            for entry in reversed(entries):
-                if isinstance(entry.record, Committed):
-                    found.versions[entry.record.fragment] = entry.record.syncer_step
-            return found
-
-        return oldest
-
-    plant.around(recovery, "recover", wrapper)
+    found = recover(entries, fragments)
+    for entry in reversed(entries):
+        if isinstance(entry.record, Committed):
+            found.versions[entry.record.fragment] = entry.record.syncer_step
+    return found
 
 
 def clock_moved(by: int) -> Any:
@@ -110,49 +94,28 @@ def clock_behind_after_recovery(plant: Plant) -> None:
 # ---------------------------------------------------------------- spans
 
 
-@mutant
-def high_water_mark_not_recovered(plant: Plant) -> None:
+@around(SpanPool, "replay_grant")
+def high_water_mark_not_recovered(method: Any, self: SpanPool, *given: Any) -> None:
     """Another epoch lends no samples that are lent."""
-
-    def wrapper(method: Any) -> Any:
-        def replay_grant(self: SpanPool, *given: Any) -> None:
-            before = self._next_sample
-            method(self, *given)
-            self._next_sample = before
-
-        return replay_grant
-
-    plant.around(SpanPool, "replay_grant", wrapper)
+    before = self._next_sample
+    method(self, *given)
+    self._next_sample = before
 
 
-@mutant
-def span_numbers_not_recovered(plant: Plant) -> None:
+@around(SpanPool, "replay_grant")
+def span_numbers_not_recovered(method: Any, self: SpanPool, *given: Any) -> None:
     """Spans of all epochs have numbers of their own: a learner takes each once."""
-
-    def wrapper(method: Any) -> Any:
-        def replay_grant(self: SpanPool, *given: Any) -> None:
-            before = self._next_identifier
-            method(self, *given)
-            self._next_identifier = before
-
-        return replay_grant
-
-    plant.around(SpanPool, "replay_grant", wrapper)
+    before = self._next_identifier
+    method(self, *given)
+    self._next_identifier = before
 
 
-@mutant
-def returned_span_lent_twice(plant: Plant) -> None:
+@around(SpanPool, "replay_grant")
+def returned_span_lent_twice(method: Any, self: SpanPool, *given: Any) -> None:
     """What returned and was lent again is not in another epoch's pool."""
-
-    def wrapper(method: Any) -> Any:
-        def replay_grant(self: SpanPool, *given: Any) -> None:
-            before = list(self._returned)
-            method(self, *given)
-            self._returned = before
-
-        return replay_grant
-
-    plant.around(SpanPool, "replay_grant", wrapper)
+    before = list(self._returned)
+    method(self, *given)
+    self._returned = before
 
 
 @mutant
@@ -161,85 +124,48 @@ def return_not_recovered(plant: Plant) -> None:
     plant.put(SpanPool, "replay_return", lambda self, learner, incarnation, back: None)
 
 
-@mutant
-def spans_not_trimmed_after_recovery(plant: Plant) -> None:
+@around(Members, "restore")
+def spans_not_trimmed_after_recovery(method: Any, self: Members, recovered: Recovered) -> None:
     """Another epoch knows how much of each span is committed."""
-
-    def wrapper(method: Any) -> Any:
-        def restore(self: Members, recovered: Recovered) -> None:
-            method(self, recovered)
-            for member in self._members.values():
-                member.first_step = (
-                    self._coverage[key].last_step
-                    if (key := (member.name, member.incarnation)) in (self._coverage)
-                    else 0
-                )
-
-        return restore
-
-    plant.around(Members, "restore", wrapper)
+    method(self, recovered)
+    for member in self._members.values():
+        member.first_step = (
+            self._coverage[key].last_step if (key := (member.name, member.incarnation)) in (self._coverage) else 0
+        )
 
 
-@mutant
-def durable_span_not_recovered(plant: Plant) -> None:
+@around(Members, "restore")
+def durable_span_not_recovered(method: Any, self: Members, recovered: Recovered) -> None:
     """A span that an earlier epoch has granted is sent again to a learner that lacks it."""
-
-    def wrapper(method: Any) -> Any:
-        def restore(self: Members, recovered: Recovered) -> None:
-            method(self, recovered)
-            for member in self._members.values():
-                member.durable_span = -1
-
-        return restore
-
-    plant.around(Members, "restore", wrapper)
+    method(self, recovered)
+    for member in self._members.values():
+        member.durable_span = -1
 
 
 # ---------------------------------------------------------------- the store's conditions
 
 
-@mutant
-def zombie_appends(plant: Plant) -> None:
+@around(Store, "put")
+def zombie_appends(method: Any, self: Store, write: Write) -> str:
     """The journal takes a record of the newest epoch only."""
-
-    def wrapper(method: Any) -> Any:
-        def put(self: Store, write: Write) -> str:
-            if write.epoch == self.epoch:
-                return method(self, write)
-            self.entries.append(write)
-            self._taken(write)
-            return "ok"
-
-        return put
-
-    plant.around(Store, "put", wrapper)
+    if write.epoch == self.epoch:
+        return method(self, write)
+    self.entries.append(write)
+    self._taken(write)
+    return "ok"
 
 
-@mutant
-def opened_on_a_stale_reading(plant: Plant) -> None:
+@around(Store, "open")
+def opened_on_a_stale_reading(method: Any, self: Store, epoch: int, seen: list[Write]) -> bool:
     """An epoch opens only on all that is durable."""
-
-    def wrapper(method: Any) -> Any:
-        def open_anyway(self: Store, epoch: int, seen: list[Write]) -> bool:
-            return method(self, epoch, self.entries)
-
-        return open_anyway
-
-    plant.around(Store, "open", wrapper)
+    return method(self, epoch, self.entries)
 
 
-@mutant
-def record_written_twice(plant: Plant) -> None:
+@around(Store, "put")
+def record_written_twice(method: Any, self: Store, write: Write) -> str:
     """A record whose acknowledgement was lost is written once."""
-
-    def wrapper(method: Any) -> Any:
-        def put(self: Store, write: Write) -> str:
-            if write.epoch == self.epoch and self.entries and self.entries[-1] == write:
-                self.entries.append(write)
-                self._taken(write)
-                return "ok"
-            return method(self, write)
-
-        return put
-
-    plant.around(Store, "put", wrapper)
+    if write.epoch == self.epoch and self.entries and self.entries[-1] == write:
+        self.entries.append(write)
+        self._taken(write)
+        return "ok"
+    return method(self, write)

@@ -10,131 +10,79 @@ from unittest.mock import patch
 from outer.config import SyncConfig
 from outer.protocol import open_step
 from outer.protocol import read_requests as reading
-from outer.protocol.link_ladder import Clock
 from outer.protocol.messages import STEPPING, Report
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, QuorumVerdict
 from outer.protocol.read_requests import ReadRequests
 from outer.protocol.syncer import Syncer
-from tests.simulation.planting import Plant, mutant
+from tests.simulation.planting import Plant, around, instead, mutant
 
 
-@mutant
-def quorum_off_by_one(plant: Plant) -> None:
+@around(ReadRequests, "ask", "close")
+def quorum_off_by_one(method: Any, self: ReadRequests, *args: Any) -> None:
     """Nothing commits below the quorum."""
-
-    def wrapper(method: Any) -> Any:
-        def with_one_fewer(self: ReadRequests, *args: Any) -> None:
-            quorum, self._quorum = self._quorum, max(1, self._quorum - 1)
-            method(self, *args)
-            self._quorum = quorum
-
-        return with_one_fewer
-
-    plant.around(ReadRequests, "ask", wrapper)
-    plant.around(ReadRequests, "close", wrapper)
+    quorum, self._quorum = self._quorum, max(1, self._quorum - 1)
+    method(self, *args)
+    self._quorum = quorum
 
 
-@mutant
-def quorum_of_the_asked(plant: Plant) -> None:
+@instead(ReadRequests, "close")
+def quorum_of_the_asked(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
     """Contributions that are valid make a quorum, not learners that were asked."""
-
-    def close(self: ReadRequests, now: float, step: OpenStep, version: int, clock: Clock) -> None:
-        assert step.fragment is not None
-        for learner in list(step.awaited):
-            self._members.note_missed(self._members.known(learner), None)
-            self._out.emit(step.miss(learner, "timeout"))
-        if step.contributions:  # K were asked, or it would not be reading
-            self._out.add(step.merge(version, self._config.round_steps))
-        else:
-            self.reopen(now, step, "nobody answered")
-
-    plant.put(ReadRequests, "close", close)
+    assert step.fragment is not None
+    for learner in list(step.awaited):
+        self._members.note_missed(self._members.known(learner), None)
+        self._out.emit(step.miss(learner, "timeout"))
+    if step.contributions:  # K were asked, or it would not be reading
+        self._out.add(step.merge(version, self._config.round_steps))
+    else:
+        self.reopen(now, step, "nobody answered")
 
 
-@mutant
-def any_report_counts(plant: Plant) -> None:
+@around(Syncer, "_on_report")
+def any_report_counts(method: Any, self: Syncer, now: float, event: Report) -> None:
     """A quorum is of learners that finished a step, as they report it, after the syncer step opened."""
-
-    def wrapper(method: Any) -> Any:
-        def on_report(self: Syncer, now: float, event: Report) -> None:
-            if event.phase == STEPPING and self._members.get(event.learner, event.incarnation) is not None:
-                for step in self._open:
-                    step.reported.add(event.learner)
-            method(self, now, event)
-
-        return on_report
-
-    plant.around(Syncer, "_on_report", wrapper)
+    member = self._members.get(event.learner, event.incarnation)
+    for step in self._open if event.phase == STEPPING and member is not None else ():
+        step.reported.add(event.learner)
+        step.count(member, self._config.overlap)
+    method(self, now, event)
 
 
-@mutant
-def grace_never_closes(plant: Plant) -> None:
+@around(open_step, "decide")
+def grace_never_closes(decide: Any, now: float, **given: Any) -> QuorumVerdict:
     """Grace without end is over once every live learner has reported."""
-
-    def wrapper(decide: Any) -> Any:
-        def waits(now: float, **given: Any) -> QuorumVerdict:
-            if given["quorum_at"] is not None and given["grace_s"] is None:
-                return QuorumVerdict(Decision.WAIT, "grace is without end")
-            return decide(now, **given)
-
-        return waits
-
-    plant.around(open_step, "decide", wrapper)
+    if given["quorum_at"] is not None and given["grace_s"] is None:
+        return QuorumVerdict(Decision.WAIT, "grace is without end")
+    return decide(now, **given)
 
 
-@mutant
-def grace_twice(plant: Plant) -> None:
+@around(OpenStep, "judge")
+def grace_twice(
+    method: Any, self: OpenStep, now: float, quorum: int, live: int, reported: int, grace_s: float | None
+) -> QuorumVerdict:
     """More than a quorum is waited for no longer than the grace that was granted."""
-
-    def wrapper(method: Any) -> Any:
-        def judge(
-            self: OpenStep, now: float, quorum: int, live: int, reported: int, grace_s: float | None
-        ) -> QuorumVerdict:
-            verdict = method(self, now, quorum, live, reported, grace_s)
-            if (
-                self.stage is Stage.GRACE
-                and verdict.decision is Decision.MERGE
-                and reported < live
-                and self.reason == ""
-            ):
-                self.reason, self.grace_s = "once more", 2 * self.grace_s
-                return QuorumVerdict(Decision.WAIT, self.reason)
-            return verdict
-
-        return judge
-
-    plant.around(OpenStep, "judge", wrapper)
+    verdict = method(self, now, quorum, live, reported, grace_s)
+    if self.stage is Stage.GRACE and verdict.decision is Decision.MERGE and reported < live and self.reason == "":
+        self.reason, self.grace_s = "once more", 2 * self.grace_s
+        return QuorumVerdict(Decision.WAIT, self.reason)
+    return verdict
 
 
-@mutant
-def steps_open_at_once(plant: Plant) -> None:
+@around(Syncer, "_open_next")
+def steps_open_at_once(method: Any, self: Syncer, now: float) -> bool:
     """Paced by the clock, a syncer step opens no sooner than one median step after the one before."""
-
-    def wrapper(method: Any) -> Any:
-        def open_next(self: Syncer, now: float) -> bool:
-            self._opened_at = float("-inf")
-            return method(self, now)
-
-        return open_next
-
-    plant.around(Syncer, "_open_next", wrapper)
+    self._opened_at = float("-inf")
+    return method(self, now)
 
 
-@mutant
-def one_step_too_many(plant: Plant) -> None:
+@around(Syncer, "_may_open")
+def one_step_too_many(method: Any, self: Syncer) -> bool:
     """At most max(1, tau) syncer steps are open."""
-
-    def wrapper(method: Any) -> Any:
-        def may_open(self: Syncer) -> bool:
-            steps, self._open = self._open, self._open[1:]
-            may = method(self)
-            self._open = steps
-            return may
-
-        return may_open
-
-    plant.around(Syncer, "_may_open", wrapper)
+    steps, self._open = self._open, self._open[1:]
+    may = method(self)
+    self._open = steps
+    return may
 
 
 @mutant
@@ -156,54 +104,36 @@ def spins_below_quorum(plant: Plant) -> None:
 # ---------------------------------------------------------------- what is merged
 
 
-@mutant
-def weights_of_the_last_report(plant: Plant) -> None:
+@around(ReadRequests, "close")
+def weights_of_the_last_report(method: Any, self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
     """A contribution weighs by the counters of the step that was read, not by those of a report."""
-
-    def wrapper(method: Any) -> Any:
-        def close(self: ReadRequests, now: float, step: OpenStep, version: int, clock: Clock) -> None:
-            told = {member.name: member.report.counters for member in self._members.live if member.report}
-
-            def stale(contributions: Any, *how: Any) -> Any:
-                counters = [told.get(c.learner, {c.fragment: c.counters})[c.fragment] for c in contributions]
-                usable = [now if now.steps else c.counters for now, c in zip(counters, contributions, strict=True)]
-                return weigh([replace(c, counters=now) for c, now in zip(contributions, usable, strict=True)], *how)
-
-            with patch.object(open_step, "weigh", stale):
-                method(self, now, step, version, clock)
-
-        return close
-
+    told = {member.name: member.report.counters for member in self._members.live if member.report}
     weigh = open_step.weigh
-    plant.around(ReadRequests, "close", wrapper)
+
+    def stale(contributions: Any, *how: Any) -> Any:
+        counters = [told.get(c.learner, {c.fragment: c.counters})[c.fragment] for c in contributions]
+        usable = [now if now.steps else c.counters for now, c in zip(counters, contributions, strict=True)]
+        return weigh([replace(c, counters=now) for c, now in zip(contributions, usable, strict=True)], *how)
+
+    with patch.object(open_step, "weigh", stale):
+        method(self, now, step, version)
 
 
-@mutant
-def weights_by_tokens(plant: Plant) -> None:
+@instead(open_step, "weigh")
+def weights_by_tokens(contributions: Any, *how: Any) -> tuple[float, ...]:
     """Weights are tokens^2 / steps, normalised."""
-
-    def weigh(contributions: Any, *how: Any) -> tuple[float, ...]:
-        total = sum(c.counters.tokens for c in contributions)
-        return tuple(c.counters.tokens / total for c in contributions)
-
-    plant.put(open_step, "weigh", weigh)
+    total = sum(c.counters.tokens for c in contributions)
+    return tuple(c.counters.tokens / total for c in contributions)
 
 
-@mutant
-def doubled_answer_merged(plant: Plant) -> None:
+@around(OpenStep, "accept")
+def doubled_answer_merged(method: Any, self: OpenStep, contribution: Any, *args: Any) -> str:
     """A learner merges at most once into a commit, however often its answer arrives."""
-
-    def wrapper(method: Any) -> Any:
-        def take(self: OpenStep, contribution: Any, *args: Any) -> str:
-            reason: str = method(self, contribution, *args)
-            if reason != "doubled":
-                return reason
-            self.contributions[f"{contribution.learner} again"] = contribution
-            return ""
-
-        return take
-
-    plant.around(OpenStep, "accept", wrapper)
+    reason: str = method(self, contribution, *args)
+    if reason != "doubled":
+        return reason
+    self.contributions[f"{contribution.learner} again"] = contribution
+    return ""
 
 
 @mutant
@@ -249,61 +179,36 @@ def base_unchecked(plant: Plant) -> None:
     plant.around(open_step, "unusable", wrapper)
 
 
-@mutant
-def defects_merged(plant: Plant) -> None:
+@around(open_step, "unusable")
+def defects_merged(unusable: Any, contribution: Any, *args: Any) -> str:
     """A contribution whose payload is damaged, or not finite, is refused."""
-
-    def wrapper(unusable: Any) -> Any:
-        def blind(contribution: Any, *args: Any) -> str:
-            return unusable(replace(contribution, defect=""), *args)
-
-        return blind
-
-    plant.around(open_step, "unusable", wrapper)
+    return unusable(replace(contribution, defect=""), *args)
 
 
-@mutant
-def overflow_committed(plant: Plant) -> None:
+@around(Syncer, "_on_merged")
+def overflow_committed(method: Any, self: Any, now: Any, event: Any) -> Any:
     """A merged update that is not finite is thrown away."""
-
-    def wrapper(method: Any) -> Any:
-        return lambda self, now, event: method(self, now, replace(event, finite=True))
-
-    plant.around(Syncer, "_on_merged", wrapper)
+    return method(self, now, replace(event, finite=True))
 
 
 # ---------------------------------------------------------------- commits
 
 
-@mutant
-def commits_out_of_order(plant: Plant) -> None:
+@around(Syncer, "_commit_next")
+def commits_out_of_order(method: Any, self: Syncer, now: float) -> bool:
     """Steps commit in the order of t, whichever is merged first."""
-
-    def wrapper(method: Any) -> Any:
-        def commit_next(self: Syncer, now: float) -> bool:
-            under_way = any(step.stage is Stage.JOURNALING for step in self._open)
-            if not under_way:
-                self._open.sort(key=lambda step: (step.stage is not Stage.MERGED, step.syncer_step))
-            return method(self, now)
-
-        return commit_next
-
-    plant.around(Syncer, "_commit_next", wrapper)
+    under_way = any(step.stage is Stage.JOURNALING for step in self._open)
+    if not under_way:
+        self._open.sort(key=lambda step: (step.stage is not Stage.MERGED, step.syncer_step))
+    return method(self, now)
 
 
-@mutant
-def passed_out_of_order(plant: Plant) -> None:
+@around(Syncer, "_pass_if_first")
+def passed_out_of_order(method: Any, self: Syncer, now: float, step: OpenStep) -> bool:
     """A step at which nothing is due keeps its place in the order of t."""
-
-    def wrapper(method: Any) -> Any:
-        def pass_if_first(self: Syncer, now: float, step: OpenStep) -> bool:
-            self._open.remove(step)
-            self._open.insert(0, step)
-            return method(self, now, step)
-
-        return pass_if_first
-
-    plant.around(Syncer, "_pass_if_first", wrapper)
+    self._open.remove(step)
+    self._open.insert(0, step)
+    return method(self, now, step)
 
 
 @mutant
@@ -315,31 +220,19 @@ def never_at_its_end(plant: Plant) -> None:
 # ---------------------------------------------------------------- late work
 
 
-@mutant
-def late_steps_merged_again(plant: Plant) -> None:
+@around(open_step, "is_usable")
+def late_steps_merged_again(is_usable: Any, counters: Any, member: Any, *args: Any) -> bool:
     """Who has not adopted the version that merged its steps does not contribute them again."""
-
-    def wrapper(is_usable: Any) -> Any:
-        def forgetful(counters: Any, member: Any, *args: Any) -> bool:
-            return bool(is_usable(counters, SimpleNamespace(merged_step={}), *args))
-
-        return forgetful
-
-    plant.around(open_step, "is_usable", wrapper)
+    return bool(is_usable(counters, SimpleNamespace(merged_step={}), *args))
 
 
-@mutant
-def window_off_by_one(plant: Plant) -> None:
+@around(open_step, "is_usable")
+def window_off_by_one(
+    is_usable: Any, counters: Any, member: Any, fragment: int, version: int, config: SyncConfig
+) -> bool:
     """No base is further behind than the recipe's window."""
-
-    def wrapper(is_usable: Any) -> Any:
-        def generous(counters: Any, member: Any, fragment: int, version: int, config: SyncConfig) -> bool:
-            wider = config.model_copy(update={"base_window": config.base_window + 1}) if config.base_window else config
-            return bool(is_usable(counters, member, fragment, version, wider))
-
-        return generous
-
-    plant.around(open_step, "is_usable", wrapper)
+    wider = config.model_copy(update={"base_window": config.base_window + 1}) if config.base_window else config
+    return bool(is_usable(counters, member, fragment, version, wider))
 
 
 @mutant
