@@ -22,6 +22,7 @@ from outer.protocol.events_effects import (
 )
 from outer.protocol.facts import Committed, Record
 from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.link_ladder import Uplinks
 from outer.protocol.messages import STEPPING, Attach, Contribution, FragmentCounters, Notice, ReadRequest, Report
 from outer.protocol.recovery import Entry, recover
 from outer.protocol.syncer import Budget, Syncer
@@ -98,6 +99,7 @@ class Bench:
     budget: Budget = field(default_factory=lambda: Budget(None, 1000))
     sync: dict[str, Any] = field(default_factory=dict)  # on top of P = 2, H = 4, tau = 1
     elements: int = 1  # of a fragment
+    uplinks: Uplinks | None = None
     merges_itself: bool = True
     journals_itself: bool = True
 
@@ -126,6 +128,7 @@ class Bench:
             span_steps=4,
             budget=self.budget,
             manifest=MANIFEST,
+            uplinks=self.uplinks,
             recovered=recover(self.journal, config.fragments) if number > 1 else None,
         )
 

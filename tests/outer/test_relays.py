@@ -24,8 +24,8 @@ def test_a_version_crosses_each_link_once(relays: Relays) -> None:
     assert sources(relays, "cba", 6) == ["", "c", "c"]
 
 
-def test_learners_beside_the_syncer_and_those_of_no_region_ask_it_themselves(relays: Relays) -> None:
-    assert sources(relays, "dedeff", 5) == [""] * 6
+def test_learners_beside_the_syncer_of_no_region_and_strangers_ask_it_themselves(relays: Relays) -> None:
+    assert sources(relays, "dedeffx", 5) == [""] * 7
 
 
 def test_fragments_have_relays_of_their_own(relays: Relays) -> None:
@@ -40,22 +40,13 @@ def test_a_relay_that_gives_nothing_is_replaced_by_who_asks_again(relays: Relays
     assert sources(relays, "c", 5) == ["b"]
 
 
-def test_a_relay_asks_the_syncer_itself_when_it_needs_a_version_again(relays: Relays) -> None:
-    sources(relays, "a", 5)
-    assert sources(relays, "a", 5) == [""]
-
-
-def test_a_relay_that_started_anew_holds_nothing(relays: Relays) -> None:
-    sources(relays, "a", 5)
+def test_a_relay_that_started_anew_or_needs_a_version_again_asks_the_syncer(relays: Relays) -> None:
+    assert sources(relays, "aa", 5) == ["", ""]
     relays.expect("a", "eu")
-    assert sources(relays, "b", 5) == [""]
+    assert sources(relays, "b", 5) == [""], "it holds nothing"
 
 
 def test_a_relay_of_a_newer_version_serves_who_wants_an_older_one(relays: Relays) -> None:
     assert relays.source("a", 0, 5, 7, "") == ""
     assert relays.source("b", 0, 6, 8, "") == "a"
     assert relays.source("b", 0, 8, 8, "") == ""
-
-
-def test_a_stranger_asks_the_syncer(relays: Relays) -> None:
-    assert relays.source("nobody", 0, 1, 1, "") == ""

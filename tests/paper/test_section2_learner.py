@@ -21,6 +21,7 @@ from outer.protocol.facts import Committed
 from outer.protocol.messages import FragmentCounters
 from tests.golden.loop import TOKENS, joined, only
 from tests.golden.world import World, running
+from tests.learners.training.test_trainer import Half
 
 
 def world(learners: dict[str, float], until: float, steps: int = 60, quorum: int = 1, **sync: Any) -> World:
@@ -106,25 +107,17 @@ def test_a_learner_that_stalled_takes_every_fragment_it_missed_when_it_resumes()
     assert min(fact.version for fact in back.values()) > 50 - 8, "no older than a round"
 
 
-class Line:
+class Line(Half):
     """The smallest model with two tensors."""
 
     def init(self, rng: jax.Array) -> dict[str, jax.Array]:
         return {"offset": jnp.ones(2), "slope": jnp.ones(3)}
 
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return jnp.sum(batch * params["slope"]) ** 2 + jnp.sum(params["offset"] ** 2), {}
+        return jnp.mean(batch) + jnp.sum(params["slope"]) ** 2 + jnp.sum(params["offset"] ** 2), {}
 
     def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
         return optax.adamw(inner.lr)
-
-    def batch(self, start: int, count: int) -> np.ndarray:
-        return np.arange(start, start + 3, dtype=np.float32)
-
-    def tokens(self, count: int) -> int:
-        return count
-
-    held_out = batch
 
 
 @pytest.fixture

@@ -12,18 +12,17 @@ from typer.testing import CliRunner
 from learners.protocol.facts import Adopted, Donated, LoopFailed, PhaseEntered, StateReceived
 from orchestrator.checkers.suite import check_run
 from orchestrator.cli.app import build
-from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, LearnerLost, LearnerStarted, RunStarted
+from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, LearnerLost, RunStarted
 from outer.numeric import codec
 from outer.protocol.facts import (
     Committed,
     LeaseExpired,
     LeaseRenewed,
-    SpanReturned,
     SyncerStarted,
 )
 from tests.runtime.conftest import LEARNERS
 from tests.runtime.results import assert_bit_equal, assert_kept
-from tests.runtime.script import BY_HAND, FOREVER, Script, all_step, healed, inject, kill, more, nothing
+from tests.runtime.script import BY_HAND, FOREVER, Script, all_step, healed, inject, more, nothing
 
 pytestmark = pytest.mark.runtime
 LEARNERS_ALL = {f"learner-t-{index}" for index in range(LEARNERS)}
@@ -155,28 +154,6 @@ def test_a_run_with_a_kill_and_a_freeze_is_computed_again_to_the_bit(struck):
 
 
 # ------------------------------------------------------------------ more deaths
-
-
-@pytest.mark.full
-def test_all_learners_killed_at_once_the_run_goes_on_from_the_same_versions(run):
-    struck = []
-
-    def strike(status):
-        if not struck and all_step(syncer_step=20)(status):
-            struck.extend(row["pid"] for row in status["learners"])
-            kill(*struck)
-
-    result = run("kill-all", strike, budget={"syncer_steps": 120})
-    assert_kept(result)
-    assert len(struck) == 3
-    lost_at = [event.at for event in result.of(LearnerLost)]
-    assert len(lost_at) == 3
-    before = {e.fact.fragment: e.fact.syncer_step for e in result.of(Committed) if e.at < max(lost_at)}
-    adopted = [e.fact for e in result.of(Adopted) if e.incarnation == 2 and e.fact.mode == "bootstrap"]
-    assert {(fact.fragment, fact.version) for fact in adopted} >= set(before.items())
-    assert {e.fact.pid for e in result.of(LearnerStarted)} > set(struck)
-    assert result.facts(SpanReturned), "what they had not finished went back to the pool"
-    assert result.summary["global_downtime_s"] > 0
 
 
 @pytest.mark.full

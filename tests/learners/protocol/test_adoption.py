@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from learners.protocol.events_effects import Apply, Fetch, Fetched, FetchFailed, Hold, Resume, RunStep
-from learners.protocol.facts import Adopted, AdoptionRefused, StepFinished
-from outer.protocol.messages import FragmentCounters, Grant, ReadRequest, Welcome
-from tests.golden.loop import TOKENS, Loop, answers, joined, notice, only
-
-
-def test_rebasing_keeps_what_accrued_since_the_read_for_one_that_took_part() -> None:
-    loop = joined(adopt="rebase")
-    loop.steps(2)
-    [answer] = loop.read(2, 1)
-    assert answer.step == 2
-    loop.step()
-    loop.deliver(2, 1, merged_step=2)
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
-    assert loop.facts(Adopted)[-1] == Adopted(1, 2, 4, "rebase", read_at=2)
-    loop.step()
-    assert loop.counters(1) == FragmentCounters(2, base_step=2, steps=3, tokens=3 * TOKENS)
-    loop.deliver(6, 1, merged_step=2)
-    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=None)], "that read went into version 2"
+from learners.protocol.events_effects import Apply, Fetch, Fetched, FetchFailed, Hold, Resume
+from learners.protocol.facts import Adopted, AdoptionRefused
+from outer.protocol.messages import FragmentCounters, Grant, Welcome
+from tests.golden.loop import TOKENS, Loop, joined, notice, only
 
 
 def test_with_error_feedback_a_version_waits_for_its_notice_and_names_its_read() -> None:
@@ -78,31 +63,6 @@ def test_a_notice_of_what_is_held_or_on_its_way_fetches_nothing_and_after_a_fail
 
 
 # ------------------------------------------------------------------ strict overlap
-
-
-def test_strict_overlap_adopts_exactly_tau_steps_after_the_read_and_holds_until_then() -> None:
-    loop = joined(overlap="strict", tau=2)
-    loop.steps(1)
-    assert loop.read(2, 1) == [], "the copy of step 1 is none of step 2"
-    [answer] = answers(loop.step())
-    assert (answer.step, answer.syncer_step) == (2, 2)
-    loop.deliver(2, 1)
-    assert only(Apply, loop.step()) == [], "not before 2 + tau"
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "overwrite")]
-    assert loop.facts(Adopted)[-1].after_step == 4
-
-    loop.do(ReadRequest(1, 3, 4, 0, 1, 0.0, 100.0))
-    loop.step()
-    effects = loop.step()  # step 6: fragment 0, read at 4, has not come
-    assert [(hold.reason, len(only(RunStep, effects))) for hold in only(Hold, effects)] == [("adoption", 0)]
-    loop.now += 7.0
-    assert [hold.reason for hold in only(Hold, loop.do(Resume()))] == ["adoption"]
-    loop.deliver(4, 0)
-    effects = loop.do(Resume())
-    assert (len(only(Apply, effects)), len(only(RunStep, effects))) == (1, 1)
-    assert loop.facts(Adopted)[-1] == Adopted(0, 4, 6, "overwrite")
-    loop.step()
-    assert (loop.facts(StepFinished)[-1].waited_for, loop.facts(StepFinished)[-1].waited_s) == ("adoption", 7.0)
 
 
 @pytest.mark.parametrize(("tau", "clock", "newest"), [(2, 6, 2), (1, 5, 6)])

@@ -253,13 +253,6 @@ def test_a_stop_takes_effect_at_the_next_boundary_and_a_second_changes_nothing()
     assert loop.do(Resume()) == [Exit("enough")]
 
 
-def test_a_stop_that_overtakes_the_welcome_is_not_lost() -> None:
-    loop = Loop()
-    loop.compile()
-    loop.do(Stop(1, "enough"), Welcome(1, 8, 1.0, (8, 6)), Fetched(0, 8, "v8"), Fetched(1, 6, "v6"))
-    assert only(Exit, loop.do(Resume())) == [Exit("enough")]
-
-
 # ------------------------------------------------------------------ reports
 
 

@@ -23,12 +23,13 @@ from outer.config import OuterConfig, SyncConfig
 from outer.numeric.parameters import GlobalParameters, Proposal
 from outer.protocol.fragments import Fragment
 from tests.learners.locked import trained
+from tests.learners.training.test_trainer import Half
 
 KINDS = {"norm/*": "mean", "ema": "local", "seen": "local", "table": "frozen"}
 IN, OUT = 6, 4
 
 
-class Normed:
+class Normed(Half):
     """Regression on features shifted by their running mean; has a leaf of every kind."""
 
     kinds: ClassVar[Any] = KINDS
@@ -63,9 +64,6 @@ class Normed:
         rows = [np.random.default_rng((7, i)).normal(size=IN) + 1.0 for i in range(start, start + count)]
         x = np.asarray(rows, np.float32)
         return x, x @ self._truth
-
-    def tokens(self, count: int) -> int:
-        return count
 
     def held_out(self, start: int, count: int) -> Any:
         return self.batch(10**6 + start, count)

@@ -24,12 +24,13 @@ from outer.config import OuterConfig, SyncConfig
 from outer.journal.object_store import Folder
 from outer.numeric.rules import rules
 from tests.learners.locked import trained
+from tests.learners.training.test_trainer import Half
 
 BATCH, SEED = 4, 3
 CUT = SyncConfig(P=4, H=4, split=True)
 
 
-class Wide:
+class Wide(Half):
     """A table that outweighs the rest, beside statistics and a kernel with a short first axis."""
 
     kinds: ClassVar = {"seen": "mean"}
@@ -60,9 +61,6 @@ class Wide:
         return np.sin(np.arange(start, start + count, dtype=np.float32))
 
     held_out = batch
-
-    def tokens(self, count: int) -> int:
-        return count
 
 
 class Plain(Wide):

@@ -19,10 +19,10 @@ from learners.training.task import Task
 from learners.training.trainer import Trainer
 from learners.training.tree import compute_bytes, deal, initial_parameters, inner_state_bytes, parameter_bytes
 from outer.config import SyncConfig
-from tests.learners.training.test_trainer import MODEL
+from tests.learners.training.test_trainer import MODEL, Half
 
 
-class Line:
+class Line(Half):
     """Least squares, in the dtype asked for; its loss notes the dtypes that it is given."""
 
     def __init__(self, dtype: Any = jnp.float32, noisy: bool = False) -> None:
@@ -46,12 +46,6 @@ class Line:
     def batch(self, start: int, count: int) -> Any:
         x = np.random.default_rng(start).normal(size=(count, 4)).astype(np.float32)
         return x, x @ np.arange(4, dtype=np.float32), np.arange(start, start + count)
-
-    def tokens(self, count: int) -> int:
-        return count
-
-    def held_out(self, start: int, count: int) -> Any:
-        return self.batch(10**6 + start, count)
 
 
 def trainer_of(task: Task, **inner: Any) -> Trainer:
@@ -223,24 +217,3 @@ def test_sizes_count_masters_moments_and_the_copy_for_the_loss() -> None:
     assert compute_bytes(task, own) == 0
     assert compute_bytes(task, masters) == 2 * 4, "w in the task's own bfloat16"
     assert compute_bytes(task, InnerConfig(parameters="float32", compute="bfloat16")) == 2 * elements
-
-
-class Wide(Line):
-    """With a hidden layer, whose activations outweigh the parameters."""
-
-    def init(self, rng: jax.Array) -> Any:
-        return {"w": jax.random.normal(rng, (4, 512))}
-
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        return jnp.mean((jnp.tanh(batch[0] @ params["w"]).sum(axis=1) - batch[1]) ** 2), {}
-
-
-def test_a_compiled_step_over_microbatches_needs_less_memory() -> None:
-    needed = {}
-    for count in (1, 16):
-        inner, task = InnerConfig(microbatches=count), Wide()
-        trainer = Trainer(task, deal(task, SyncConfig(P=1)), inner, 0)
-        step: Any = make_step(task, inner)
-        arguments = (trainer.params, trainer.opt_state, task.batch(0, 1024), jax.random.key(0), jnp.float32(1.0))
-        needed[count] = step.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
-    assert needed[16] < 0.2 * needed[1], needed

@@ -19,9 +19,10 @@ from learners.training.trainer import Trainer
 from learners.training.tree import deal
 from outer.config import SyncConfig
 from outer.protocol.messages import StateRequest
+from tests.learners.training.test_trainer import Half
 
 
-class Mixed:
+class Mixed(Half):
     """bfloat16 and float32 parameters, and an optimizer that holds moments, a counter and a random key."""
 
     def init(self, rng: jax.Array) -> Any:
@@ -36,12 +37,6 @@ class Mixed:
 
     def batch(self, start: int, count: int) -> Any:
         return np.random.default_rng(start).normal(size=(count, 3)).astype(np.float32)
-
-    def tokens(self, count: int) -> int:
-        return count
-
-    def held_out(self, start: int, count: int) -> Any:
-        return self.batch(start, count)
 
 
 def trainer(steps: int = 0) -> Trainer:

@@ -143,20 +143,6 @@ async def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all
     assert world.writer.view()["trouble"] == "" and world.writer.view()["waiting_s"] == 0.0
 
 
-@in_a_loop
-async def test_a_store_that_has_done_what_it_says_it_has_not_counts_it_once(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.store.forgets = True
-    world.append(0)
-    await until(lambda: world.store.attempts >= 2 and world.durable)
-    world.store.forgets = False
-    world.append(1)
-    await until(lambda: world.durable == [0, 1])
-    found = World(tmp_path, 2).writer._journal.cut()
-    assert {fragment: value.version for fragment, value in found.values.items()} == {0: 1, 1: 2}
-    assert found.state["due"] == 2
-
-
 @pytest.mark.parametrize("where", ["store", "record"])
 @in_a_loop
 async def test_after_an_error_that_is_not_the_stores_nothing_is_written_behind_the_gap(

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from outer.config import SyncConfig
 from outer.protocol.events_effects import Append, Merge, Send, Tick
-from outer.protocol.facts import Committed, Participant, Quarantined, Refused, StepReopened
+from outer.protocol.facts import Committed, Quarantined, Refused
 from outer.protocol.messages import FragmentCounters, ReadRequest, Stop
 from outer.protocol.open_step import age, weigh
 from outer.protocol.syncer import NON_FINITE_MAX, RESEND_S
-from tests.golden.bench import ALL, PATIENT, Bench, bench, merged, reading
+from tests.golden.bench import ALL, bench, reading
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"epoch": 2}, "stale_epoch"),
@@ -87,19 +87,6 @@ def test_a_learner_that_stays_non_finite_is_made_to_start_anew_and_others_are_no
         assert len(made.sent(Stop, "a")) == stops, "it may not have heard"
 
 
-def test_a_merge_that_is_not_finite_reopens_the_step_and_leaves_the_version() -> None:
-    made = reading("a", "b", merges_itself=False)
-    made.answer("a", "b")
-    made.do(merged(1, finite=False))
-    assert made.facts(StepReopened)[0].reason == "the merged update is not finite"
-    assert (made.syncer.versions, made.syncer.tokens_committed, made.published) == ([0], 0, [])
-    made.merges_itself = True
-    made.now = 2.0
-    made.step("a", "b")
-    made.answer("a", "b")
-    assert made.published == [(0, 1)]
-
-
 def contributions(*counters: tuple[int, int]) -> Any:
     return [SimpleNamespace(counters=FragmentCounters(0, 0, steps, tokens)) for tokens, steps in counters]
 
@@ -119,37 +106,6 @@ def test_late_work_weighs_less_and_counts_for_at_most_a_round(rule: str, now: fl
 
 
 # ------------------------------------------------------------------ late work
-
-
-ROUND = 1  # syncer steps: the only fragment is due at each
-
-
-def window(rounds: int) -> Bench:
-    return bench(
-        "a", "b", "c", peers=PATIENT, sync={"P": 1, "H": ROUND, "tau": 0, "grace": "infinite", "base_window": rounds}
-    )
-
-
-def commit(made: Bench, *contribute: str, adopt: tuple[str, ...] = ()) -> dict[str, Participant]:
-    """Everyone steps; the participants of the commit to which these contribute, and which those adopt."""
-    made.now += 1.0
-    made.step("a", "b", "c")
-    made.answer(*contribute)
-    made.now += made.config.read_timeout_s
-    made.do(Tick())
-    made.adopt(*adopt)
-    return {one.learner: one for one in made.facts(Committed)[-1].participants}
-
-
-def test_a_base_within_the_window_merges_with_its_age_and_one_further_behind_is_not_asked() -> None:
-    made = window(1)
-    commit(made, "a", "b", adopt=("a", "b"))  # c does not answer, and does not adopt
-    assert [one.age for one in commit(made, "a", "b", "c", adopt=("a", "b")).values()] == [0, 0, 1]
-    made = window(1)
-    for _ in range(2):
-        commit(made, "a", "b", adopt=("a", "b"))
-    made.step("a", "b", "c")
-    assert made.asked(made.syncer.syncer_step) == ["a", "b"], "c is two versions behind"
 
 
 @pytest.mark.parametrize(
