@@ -51,7 +51,7 @@ LATE_S = 120.0  # for which a call waits while the link is down
 FLUSH_S = 20.0  # for a loop's last facts to become durable; what is left is lost with the process
 PAUSE_S = 0.2  # between two attempts to send facts
 ATTACH_ATTEMPTS_MAX = 5
-RELAY_S = 2.0  # for another learner to say whether it has a version
+RELAY_S = 2.0  # for another learner to say whether it has a version, or will soon
 RELAYS_MAX = 3  # learners that are asked for one version, before the syncer is asked again after a while
 
 GROUPS = {
@@ -117,9 +117,10 @@ class RayLink:
                     lambda: self._syncer.attach.remote(message, facts.pending(), facts.oldest, handle), CALL_S
                 )
                 return answer
-            except ray.exceptions.GetTimeoutError:
+            except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
                 if attempt == ATTACH_ATTEMPTS_MAX:
                     raise
+                time.sleep(PAUSE_S)
             except ray.exceptions.RayActorError:
                 return None
         raise AssertionError("unreachable")

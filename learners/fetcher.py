@@ -1,6 +1,7 @@
 """Gets fragments and states from other processes, in threads beside the training loop.
 
-A failure on the way is an event for the machine, never an exception.
+A failure on the way is an event for the machine, never an exception. What comes is copied here: who frees memory of the
+transport may wait for it, and the training loop must not.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 
 NOTHING = -1
+LATE_S = 2.0  # beyond what its link takes for a download, from when the learners of its region do not wait for it
 
 
 class Version(NamedTuple):
@@ -126,7 +129,7 @@ class Fetcher:
         self._rate = LinkRate()  # from the syncer
         self._lock = threading.Lock()
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
-        self._busy: set[int] = set()  # fragments that a thread has taken on, or is about to
+        self._busy: dict[int, float] = {}  # fragments under way: when they should be here, in monotonic seconds
 
     def fetch(self, effect: events_effects.Fetch) -> None:
         """Download a version. Of versions that wait for the same fragment only the newest is downloaded."""
@@ -137,7 +140,7 @@ class Fetcher:
                 self._wanted[fragment] = effect
             if fragment in self._busy:
                 return
-            self._busy.add(fragment)
+            self._busy[fragment] = self._due(fragment)
         self._threads.submit(self._fetch, fragment)
 
     def recover(self, effect: events_effects.Recover) -> None:
@@ -168,6 +171,8 @@ class Fetcher:
             else:
                 state, facts, oldest = given
                 reason = self.fragment_io.state_defect(state)
+                if not reason:
+                    state = replace(state, payload=list(map(np.array, state.payload)))
                 # If the donor died now, the log would lack the steps that this learner starts from.
                 if not self._link.record(donor, incarnation, facts, oldest):
                     reason = reason or "not_durable"
@@ -198,24 +203,28 @@ class Fetcher:
                 self._drive(result)
         except BaseException:
             with self._lock:
-                self._busy.discard(fragment)  # else nothing would fetch it any more
+                self._busy.pop(fragment, None)  # else nothing would fetch it any more
             raise
 
     def _next(self, fragment: int, newest: int) -> events_effects.Fetch | None:
         with self._lock:
             wanted = self._wanted.pop(fragment, None)
             if wanted is None or wanted.version <= newest:
-                self._busy.discard(fragment)
+                self._busy.pop(fragment, None)
                 return None
+            self._busy[fragment] = self._due(fragment)
             return wanted
 
+    def _due(self, fragment: int) -> float:
+        return time.monotonic() + self._rate.deadline_s(LATE_S, self._bytes(fragment))
+
     def holds(self, fragment: int, version: int) -> bool | None:
-        """Whether this version or a newer one is here. None: it is not, nor is any of the fragment on its way."""
+        """Whether this version or a newer one is here. None: it is not, and nothing of the fragment comes in time."""
         newest = self.received.newest(fragment)
         if newest is not None and newest.version >= version:
             return True
         with self._lock:
-            return False if fragment in self._busy else None
+            return False if time.monotonic() < self._busy.get(fragment, 0.0) else None
 
     def _bytes(self, fragment: int) -> int:
         return 0 if self.fragment_io is None else self.fragment_io.bytes_of(fragment)
@@ -243,7 +252,10 @@ class Fetcher:
                 if not isinstance(answer, Version):  # else it came from a learner nearby
                     self._rate.note(came, time.monotonic() - began)
                 moved += came
-                if not whole:
+                if whole:
+                    payload = np.array(payload)
+                    payload.flags.writeable = False
+                else:
                     assert before is not None
                     payload = self._extended(fragment, before.theta, payload)
                 if digest == codecs.digest(payload) and (newest != version or wanted.digest in ("", digest)):

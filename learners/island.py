@@ -11,10 +11,11 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 
 from learners.fault_effects import FaultEffects
@@ -62,16 +63,33 @@ def free_address() -> str:
         return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
 
 
+def owned(value: Any) -> Any:
+    """The value, with copies of its arrays in this process's own memory."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(owned, value))
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
 class RayOthers:
     """Others of learners/training/island.py, over Ray: `ranks` are the handles of ranks 1, 2, ..."""
 
     def __init__(self, ranks: Sequence[Any]) -> None:
         self._ranks = tuple(ranks)
+        self._threads = ThreadPoolExecutor(1, "share")
+        self._sharing: Future[None] | None = None  # the newest
 
     def tell(self, call: RankCall) -> None:
-        sent = ray.put(call) if call.method in SHARED_CALLS else call
+        """In a thread, where it carries arrays: the object store may not take them at once."""
+        if call.method not in SHARED_CALLS:
+            self._put(call)
+            return
+        if self._sharing is not None and self._sharing.done():
+            self._sharing.result()
+        self._sharing = self._threads.submit(lambda: self._put(ray.put(call)))
+
+    def _put(self, call: Any) -> None:
         for rank in self._ranks:
-            rank.put.remote(sent)
+            rank.put.remote(call)
 
     def place(self, key: int, fragment: int, flat: Any, exact: bool) -> None:
         value = ray.put(flat)
@@ -129,8 +147,8 @@ class RankActor:
 
     @ray.method(concurrency_group="calls", enable_task_events=False)
     def put(self, call: RankCall) -> None:
-        """See Follower.put."""
-        self._when_ready().put(call)
+        """See Follower.put. The loop frees what it was given, so it gets copies, not the object store's memory."""
+        self._when_ready().put(call._replace(arguments=owned(call.arguments)))
 
     @ray.method(concurrency_group="place", enable_task_events=False)
     def place(self, key: int, fragment: int, flat: Any, exact: bool) -> None:

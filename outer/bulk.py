@@ -140,8 +140,12 @@ class Bulk:
             await asyncio.sleep(PULSE_S)
 
     async def _pulse(self, shard: int) -> dict[str, Any]:
-        pulse: dict[str, Any] = await self._actors[shard].pulse.remote()
-        return pulse
+        while True:
+            try:
+                pulse: dict[str, Any] = await self._actors[shard].pulse.remote()
+                return pulse
+            except ray.exceptions.ActorUnavailableError:  # it may live: silence decides
+                await asyncio.sleep(PULSE_S)
 
     def view(self) -> list[dict[str, Any]]:
         """For status pages: each actor's process, node, and what the store refuses."""

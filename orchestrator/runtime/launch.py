@@ -149,13 +149,12 @@ def start_and_wait(
     lock = lock or RunLock(Folder(store.root), str(store.root))
     for left in reversed(range(ORCHESTRATORS_MAX)):
         orchestrator = _orchestrator(recipe, store, placement, lock)
-        ended = orchestrator.result.remote()
         if recipe.run.metrics:
             metrics_actor.start(recipe, store, placement.namespace, placement.local)
         if recipe.chaos.active and starter is not None:
             starter(recipe, store, placement.namespace, placement.local)
         try:
-            summary = _wait(ended, store, on_status)
+            summary = _wait(orchestrator, store, on_status)
             break
         except RunLost:
             if not left:
@@ -164,7 +163,7 @@ def start_and_wait(
             if detach and not isinstance(interruption, Terminated) and job.config() is None:
                 raise
             ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
-            summary = _wait(ended, store, on_status)  # interrupted again: leaves at once
+            summary = _wait(orchestrator, store, on_status)  # interrupted again: leaves at once
             break
     ray.kill(orchestrator)
     return summary
@@ -194,7 +193,8 @@ def _terminate(number: int, frame: Any) -> None:
     raise Terminated
 
 
-def _wait(ended: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
+def _wait(orchestrator: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
+    ended = orchestrator.result.remote()
     while True:
         done, _ = ray.wait([ended], timeout=WAIT_S)
         if status := status_if_any(store):
@@ -202,6 +202,10 @@ def _wait(ended: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
         if done:
             try:
                 summary: dict[str, Any] = ray.get(ended)
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(WAIT_S)
+                ended = orchestrator.result.remote()  # it cannot be reached now
+                continue
             except ray.exceptions.RayActorError as error:
                 raise RunLost(f"the orchestrator's process has ended; what the run said is in {store.root}") from error
             return summary

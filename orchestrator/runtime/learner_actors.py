@@ -12,6 +12,7 @@ import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -40,7 +41,7 @@ from orchestrator.runtime.placement import (
     reserve_slice,
     unseen_reason,
 )
-from orchestrator.runtime.ray_await import CALL_S, gist, within
+from orchestrator.runtime.ray_await import CALL_S, answered, gist, within
 from orchestrator.runtime.specs import learner_spec
 from outer.journal.object_store import Objects
 from outer.protocol.messages import STEPPING
@@ -299,9 +300,12 @@ class LearnerHandle:
     reattaching: asyncio.Task[None] | None = None  # the newest call that told it of an epoch
 
     async def run(self) -> str:
-        """Train until the loop ends: `drained` or `finished`. Raises what the loop raised."""
-        following = [_answer(rank.follow.remote(self.address)) for rank in self.others]
-        ended = await _led(_answer(self.actor.run.remote()), following)
+        """Train until the loop ends: `drained` or `finished`. Raises what the loop raised, or that a process ended.
+
+        One that cannot be reached is asked again: how long it may stay so is the controller's.
+        """
+        following = [answered(partial(rank.follow.remote, self.address)) for rank in self.others]
+        ended = await _led(answered(self.actor.run.remote), following)
         return DRAINED if ended.startswith("drained") else FINISHED
 
     @property
@@ -339,10 +343,10 @@ class LearnerActors:
             try:
                 handle = ray.get_actor(called, self._placement.namespace)
                 info = await within(CALL_S, handle.identify.remote())
+            except (TimeoutError, ray.exceptions.ActorUnavailableError):
+                info = status  # it may be frozen, or cut off: its lease will tell
             except (ValueError, ray.exceptions.RayError):
                 continue
-            except TimeoutError:
-                info = status  # it may be frozen: its lease will tell
             self._identified(name, info)
             process = LearnerHandle(name, incarnation, actor=handle)
             ranks = [RankState(True, info.get("pid"), info.get("node"))]
@@ -356,6 +360,9 @@ class LearnerActors:
                 process.kill()  # a gang is whole or gone
                 return None
             return process, tuple(ranks)
+        for rank in range(1, self._recipe.pool_of(name).processes):
+            with contextlib.suppress(ValueError):  # what is left of a gang
+                ray.kill(ray.get_actor(rank_label(name, incarnation, rank), self._placement.namespace))
         return None
 
     def _identified(self, name: str, info: Mapping[str, Any]) -> None:
@@ -435,14 +442,16 @@ class LearnerActors:
         ended = await asyncio.gather(*(within(CALL_S, each) for each in agents), return_exceptions=True)
         return next((type(each).__name__ for each in ended if isinstance(each, Exception)), "")
 
-    async def progress(self, process: LearnerHandle) -> tuple[bool, int | None] | None:
-        """Ask a learner itself: see LearnerActor.progress. None: it does not answer."""
+    async def progress(self, process: LearnerHandle) -> tuple[bool, int | None] | str | None:
+        """Ask a learner itself: see LearnerActor.progress. A string: it cannot be reached; None: it does not answer."""
         if process.actor is None:
             return None
         try:
             deadline_s = min(CALL_S, self._recipe.run.hang_s / 2.0)
             answer: tuple[bool, int | None] = await within(deadline_s, process.actor.progress.remote())
             return answer
+        except ray.exceptions.ActorUnavailableError:
+            return "its process cannot be reached"
         except (ray.exceptions.RayError, TimeoutError):
             return None
 
@@ -463,10 +472,6 @@ class LearnerActors:
     def release_all(self) -> None:
         for name in self.places.names:
             self.release(name)
-
-
-async def _answer(call: Any) -> Any:
-    return await call
 
 
 async def _led(leading: Coroutine[Any, Any, Any], following: Iterable[Coroutine[Any, Any, Any]]) -> str:

@@ -234,7 +234,9 @@ class LearnerManager:
             ranks = self.controller.units[probe.learner].incarnation.ranks
             progress, unseen = await asyncio.gather(self.actors.progress(process), self.actors.unseen(ranks))
             why = unseen
-            if progress is not None:
+            if isinstance(progress, str):
+                why = unseen or progress
+            elif progress is not None:
                 alive, epoch = progress
                 why = UNHEARD if alive else ""
                 self._remind(process, epoch)

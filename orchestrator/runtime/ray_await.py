@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import ray
+
 CALL_S = 10.0  # for an actor to answer a call that needs no work
+AGAIN_S = 1.0
 
 
 async def within(seconds: float, ref: Any) -> Any:
@@ -15,6 +19,15 @@ async def within(seconds: float, ref: Any) -> Any:
         return await ref
 
     return await asyncio.wait_for(value(), seconds)
+
+
+async def answered(call: Callable[[], Any]) -> Any:
+    """The answer of an actor's method that may be called again: an actor that Ray cannot reach now may live."""
+    while True:
+        try:
+            return await call()
+        except ray.exceptions.ActorUnavailableError:
+            await asyncio.sleep(AGAIN_S)
 
 
 def gist(error: Exception) -> str:

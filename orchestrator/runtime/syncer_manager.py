@@ -19,7 +19,7 @@ from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.eventlog.reader import LogReader, records
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import RunPlacement, control, named, syncer_name
-from orchestrator.runtime.ray_await import CALL_S, gist, within
+from orchestrator.runtime.ray_await import CALL_S, answered, gist, within
 from orchestrator.store import checkpoints
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
@@ -36,6 +36,7 @@ SYNCER_CPUS = 0.5
 SYNCER_START_S = 120.0
 START_ATTEMPTS_MAX = 5  # epochs in a row that fail to start before the run fails
 BACKOFF_S, PAUSE_S = 0.5, 0.05
+UNAVAILABLE = ray.exceptions.ActorUnavailableError  # it may live: `view` says when its lease is over
 
 
 class NoSyncer(Exception):
@@ -96,7 +97,7 @@ class SyncerManager:
             except (ray.exceptions.RayError, TimeoutError) as error:
                 if self._closed or time.monotonic() >= deadline:
                     raise
-                if isinstance(error, ray.exceptions.RayActorError):
+                if isinstance(error, ray.exceptions.RayActorError) and not isinstance(error, UNAVAILABLE):
                     self._on_death(handle, "died", gist(error))  # else it might not be noticed
                 await asyncio.sleep(PAUSE_S)
 
@@ -201,7 +202,7 @@ class SyncerManager:
             started.result()
         lease_s, handle = self._recipe.run.syncer_lease_s, self._handle
         try:
-            view: dict[str, Any] = await within(lease_s, handle.view.remote())
+            view: dict[str, Any] = await within(lease_s, answered(handle.view.remote))
             if not view["ended"]:
                 return view
             self._on_death(handle, "died", view["ended"])

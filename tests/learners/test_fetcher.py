@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from learners import fetcher as fetching_module
 from learners.fetcher import NOTHING, Fetcher
 from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import Fetch, Fetched, FetchFailed, Recover, StateArrived, StateMissed
@@ -167,7 +170,7 @@ class DonorsLink:
         return self.answers
 
 
-STATE = State("b", 3, 7, 8, "b's", "digest", 800, (8, 6))
+STATE = State("b", 3, 7, 8, [], "digest", 800, (8, 6))
 FACTS = [(4, 1.0, "step 6"), (5, 2.0, "step 7")]
 
 
@@ -188,13 +191,54 @@ def test_a_donors_state_is_used_only_once_its_facts_are_durable(answers: bool | 
     assert results == [event] and link.recorded == [("b", 3, FACTS, 4)]
 
 
-def test_another_learner_is_told_what_is_here_what_comes_and_what_does_not() -> None:
+class Lent(bytearray):
+    """Memory of the transport, which takes a second to take it back, in the thread that lets go of it."""
+
+    returned: ClassVar[list[str]] = []
+
+    def __del__(self) -> None:
+        time.sleep(1.0)
+        self.returned.append(threading.current_thread().name)
+
+
+def lent(*values: float) -> Any:
+    array = np.frombuffer(Lent(np.array(values, np.float32).tobytes()), np.float32)
+    array.flags.writeable = False
+    return array
+
+
+def test_what_the_loop_is_handed_is_never_the_transports_memory() -> None:
+    class Lending(DonorsLink):
+        def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
+            payload = lent(version, 1.0)
+            return version, codecs.digest(payload), payload, 0
+
+        def donate(self, donor: Any, request: StateRequest) -> tuple[State, list[Any], int]:
+            return replace(STATE, payload=[lent(1.0), lent(2.0)]), FACTS, 4
+
+    results, Lent.returned[:] = list[Any](), []
+    learner = fetcher(Lending(True), results)
+    learner.fetch(Fetch(0, 1, ""))
+    until(lambda: results, "the version")
+    learner.fragment_io = SimpleNamespace(state_defect=lambda state: "", state_bytes=0)  # type: ignore[assignment]
+    learner.recover(Recover(SeekDonor("a", 1, 1, ()), 10.0))
+    until(lambda: len(results) == 2, "the state")
+    learner.received.clear()
+    results.clear()  # as the loop lets go of what it has adopted
+    until(lambda: len(Lent.returned) == 3, "all memory is given back")
+    assert all(thread.startswith("fetch") for thread in Lent.returned)
+
+
+def test_another_learner_is_told_what_is_here_what_comes_and_what_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     link, results = GatedLink(), list[Any]()
     fetching = fetcher(link, results)
     assert fetching.holds(0, 5) is None
     fetching.fetch(Fetch(0, 5, ""))
     assert fetching.holds(0, 5) is False
+    monkeypatch.setattr(fetching_module, "LATE_S", 0.0)
+    fetching.fetch(Fetch(1, 5, ""))
+    assert fetching.holds(1, 5) is None, "it should have come by now"
     link.gate.set()
-    until(lambda: results, "the version")
+    until(lambda: len(results) == 2, "the versions")
     assert fetching.holds(0, 5) is True
     until(lambda: fetching.holds(0, 6) is None, "nothing is on its way any more")

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import ray
 
-from learners import actor, shell
+from learners import actor, island, shell
 from learners.actor import RayLink
 from learners.fault_effects import FaultEffects
 from learners.fetcher import ReceivedVersions, Version
 from learners.protocol.events_effects import Resume
 from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer
 from learners.shell import LearnerShell, ReportSender
+from learners.training.island import RankCall
 from outer.numeric import codec as codecs
 from outer.protocol.messages import STEPPING, Drain, Report, Stop
 from outer.relays import Elsewhere
@@ -235,6 +236,31 @@ def test_what_the_machine_raises_in_another_thread_is_raised_in_the_loop() -> No
         shell.deliver(Stop(1, "over"))
     with pytest.raises(MemoryError, match="no room"):
         shell._loop()
+
+
+def test_a_syncer_that_cannot_be_reached_for_a_moment_is_asked_to_attach_again(
+    syncer: FakeSyncer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [ray.exceptions.ActorUnavailableError("timed out", None), "welcome"]
+    syncer.attach = SimpleNamespace(remote=lambda *_: Call(answers.pop(0)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(actor.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor="me"))
+    assert link(syncer).attach("hello", buffer(0)) == "welcome"  # type: ignore[arg-type]
+
+
+def test_rank_0s_loop_does_not_wait_for_the_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given arrays of its own, too: it would wait for the store to take others back."""
+    gate, told = threading.Event(), list[Any]()
+    monkeypatch.setattr(island.ray, "put", lambda call: gate.wait(DEADLINE_S) and call)
+    others = island.RayOthers([SimpleNamespace(put=SimpleNamespace(remote=told.append))])
+    value = np.ones(2, np.float32)
+    calls = [RankCall(0, "adopt", (0, 1, "rebase", value, None)), RankCall(1, "dispatch", (0, 8, 0.5))]
+    for call in calls:
+        others.tell(call)
+    assert [call.number for call in told] == [1]
+    gate.set()
+    until(lambda: len(told) == 2, "the call with arrays")
+    *_, mine, nothing = island.owned(told[1].arguments)
+    assert mine.tolist() == value.tolist() and not np.shares_memory(mine, value) and nothing is None
 
 
 # ------------------------------------------------------------------ versions from a learner of the same region

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+import ray
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
 from orchestrator.lifecycle.actions import AskToLeave
+from orchestrator.lifecycle.controller import State
+from orchestrator.runtime import ray_await
 from orchestrator.runtime.learner_actors import LearnerHandle
 from outer.protocol.events_effects import Expect
 from outer.protocol.messages import DRAINING, JOINING, STEPPING, Attach, Drain
@@ -83,6 +87,51 @@ def test_its_successor_starts_once_the_syncer_knows_of_its_end_and_a_place_given
     asyncio.run(story())
     assert scene.fenced == [(GOES, fence)]
     assert reserved == [0, len(scene.given_up)] == [0, int(leaves)]
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [(ray.exceptions.ActorUnavailableError("timed out", None), []), (ray.exceptions.RayActorError(), ["died"])],
+)
+def test_a_process_that_cannot_be_reached_is_not_dead(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception, lost: list[str]
+) -> None:
+    """Its connection broke, and its loop steps on: the call that waits for its end is made again."""
+    monkeypatch.setattr(ray_await, "AGAIN_S", 0.001)
+    said: list[Exception] = [error, error]
+
+    class Unit:
+        async def run(self) -> str:
+            if said:
+                raise said.pop()
+            return "drained"
+
+    async def story() -> None:
+        scene.learners._syncer = Serving(scene.outer)
+        made = scene.learners.controller
+        made.units[GOES].move(State.STARTING)
+        made.started(GOES, 1)
+        process = LearnerHandle(GOES, 1, actor=Handle(Unit()))
+        await scene.learners._attend(process, process.run())
+        scene.learners.cancel()
+
+    asyncio.run(story())
+    assert [fact.cause for fact in scene.facts(LearnerLost)] == lost
+
+
+def test_what_is_left_of_a_gang_without_rank_0_is_ended(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier orchestrator started it, and died before the gang met."""
+
+    def get_actor(name: str, namespace: str) -> str:
+        if "/" not in name:
+            raise ValueError("no such actor")
+        return name
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    pool = SimpleNamespace(processes=3, standby=0)
+    monkeypatch.setattr(scene.learners.actors, "_recipe", SimpleNamespace(pool_of=lambda name: pool))
+    assert asyncio.run(scene.learners.actors.find(GOES, 2, {})) is None
+    assert scene.killed == [f"{GOES}.2/1", f"{GOES}.2/2"]
 
 
 @pytest.mark.parametrize(

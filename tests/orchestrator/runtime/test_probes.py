@@ -40,6 +40,10 @@ async def is_away() -> tuple[bool, int | None]:
     raise ray.exceptions.GetTimeoutError("no answer")
 
 
+async def is_unavailable() -> tuple[bool, int | None]:
+    raise ray.exceptions.ActorUnavailableError("connection timed out", None)
+
+
 def run_one(scene: Scene, answer: Callable[[], Coroutine[Any, Any, tuple[bool, int | None]]]) -> None:
     """One learner runs, on the node n; `answer`: what it says when it is asked."""
     made = scene.learners.controller
@@ -113,6 +117,8 @@ def test_a_learner_that_says_itself_that_it_steps_is_not_killed_for_reports_that
     ask_nodes(monkeypatch, lambda node: "")
     told = asyncio.run(story(Scene(tmp_path, monkeypatch, cores), steps, State.UNREACHABLE, State.UNREACHABLE))
     assert told == f"silent for 600.0 s; {learner_manager.UNHEARD}"
+    away = story(Scene(tmp_path, monkeypatch, cores), is_unavailable, State.UNREACHABLE, State.UNREACHABLE)
+    assert asyncio.run(away) == "silent for 600.0 s; its process cannot be reached"
     ask_nodes(monkeypatch, lambda node: f"its node {node} does not answer")
     told = asyncio.run(story(Scene(tmp_path, monkeypatch, cores), hangs, State.RUNNING, State.ENDING))
     assert told == "silent for 600.0 s"

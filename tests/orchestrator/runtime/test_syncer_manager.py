@@ -15,11 +15,12 @@ import ray
 
 from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import syncer_manager
+from orchestrator.runtime import launch, ray_await, syncer_manager
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.runtime.specs import syncer_spec
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store.run_store import RunStore
+from orchestrator.store.watch import RunLost
 from outer.journal.object_store import Folder
 
 RECIPE = Recipe.model_validate(
@@ -34,6 +35,7 @@ class Epoch:
         self.alive, self.mute, self.told, self._comes_up = True, False, list[str](), comes_up
         self.ended = ""  # why it is over, by its own word
         self.serves = True
+        self.cut_off = 0  # calls that do not reach it
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=lambda *values: asyncio.ensure_future(self._answer(name)))
@@ -41,6 +43,9 @@ class Epoch:
     async def _answer(self, name: str) -> Any:
         if self.mute:
             await asyncio.Event().wait()
+        if self.cut_off:
+            self.cut_off -= 1
+            raise ray.exceptions.ActorUnavailableError("connection timed out", None)
         if not self.alive or (name == "start" and not self._comes_up):
             raise ray.exceptions.RayActorError(error_msg="its process ended")
         self.told.append(name)
@@ -146,6 +151,23 @@ def test_one_that_does_not_answer_is_followed_after_its_lease(play: Callable[...
     assert scene.lost == [(1, "lease_expired")] and scene.killed == [first], "once another serves"
 
 
+@pytest.mark.parametrize(("calls", "lost"), [(3, []), (10**6, [(1, "lease_expired")])])
+def test_one_that_cannot_be_reached_is_asked_again_until_its_lease_is_over(
+    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, calls: int, lost: list[tuple[int, str]]
+) -> None:
+    monkeypatch.setattr(ray_await, "AGAIN_S", 0.01)
+    first, second = Epoch(), Epoch()
+
+    async def story(scene: Scene) -> None:
+        await scene.syncer.call("expect", patience_s=30.0)
+        first.cut_off = calls
+        asked = asyncio.ensure_future(scene.syncer.call("fence", patience_s=60.0))
+        while await scene.syncer.view() is None or not asked.done():
+            await asyncio.sleep(0.01)
+
+    assert play(story, first, second).lost == lost
+
+
 def test_epochs_that_do_not_come_up_are_tried_again_and_in_the_end_given_up(play: Callable[..., Any]) -> None:
     async def comes(scene: Scene) -> None:
         assert await scene.syncer.call("expect", patience_s=30.0) == "expect answered"
@@ -197,3 +219,23 @@ def test_once_the_run_is_over_none_follows_even_if_somebody_still_calls(play: Ca
     scene = play(story, first, second, third)
     assert scene.reached == [first] and third.told == []
     assert len(scene.lost) == (when == "starting"), "the one before the end"
+
+
+def test_a_shell_asks_an_orchestrator_that_cannot_be_reached_again_and_follows_a_dead_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unavailable = ray.exceptions.ActorUnavailableError("timed out", None)
+    answers: list[Any] = [unavailable, {"state": "finished"}, unavailable, ray.exceptions.RayActorError()]
+
+    def get(answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(launch, "WAIT_S", 0.001)
+    monkeypatch.setattr(ray, "wait", lambda calls, timeout: (calls, []))
+    monkeypatch.setattr(ray, "get", get)
+    orchestrator = SimpleNamespace(result=SimpleNamespace(remote=lambda: answers.pop(0)))
+    assert launch._wait(orchestrator, RunStore(tmp_path), print) == {"state": "finished"}
+    with pytest.raises(RunLost):
+        launch._wait(orchestrator, RunStore(tmp_path), print)
