@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,71 @@ def recipe_of(devices: str, learners: int, batch: int, tokens: int = 10**9) -> R
     return resolve(Recipe.model_validate(tables))
 
 
+@dataclass(frozen=True)
+class CopyRates:
+    """Bytes per second, each the best of several copies: as a learner copies fragments, and between the device and
+    pinned memory alone, None where there is none.
+    """
+
+    to_host: float
+    to_device: float
+    pinned_to_host: float | None
+    pinned_to_device: float | None
+
+
+def copy_rates(device: Any, size: int, budget_s: float) -> CopyRates:
+    """Measure copies of `size` bytes between host and device; about `budget_s` seconds for each of the four ways."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from learners.training.devices import placement
+
+    host = np.ones(size // 4, np.float32)
+    on_device = jax.sharding.SingleDeviceSharding(device)
+    there = jax.device_put(host, on_device).block_until_ready()
+
+    def to_host() -> float:
+        fresh = jnp.copy(there).block_until_ready()  # an array keeps its host copy: each time another one
+        began = time.perf_counter()
+        placement.to_host(fresh)
+        return time.perf_counter() - began
+
+    def to_device() -> float:
+        began = time.perf_counter()
+        placement.own(host, on_device).block_until_ready()
+        return time.perf_counter() - began
+
+    def moved(array: Any, to: Any) -> float:
+        began = time.perf_counter()
+        jax.device_put(array, to).block_until_ready()
+        return time.perf_counter() - began
+
+    def rate(copy: Callable[[], float]) -> float:
+        return size / _best(copy, budget_s)
+
+    if not placement.has_pinned_memory(device):
+        return CopyRates(rate(to_host), rate(to_device), None, None)
+    pinned = on_device.with_memory_kind(placement.PINNED)
+    held = jax.device_put(there, pinned).block_until_ready()
+    down, up = partial(moved, there, pinned), partial(moved, held, on_device)
+    return CopyRates(rate(to_host), rate(to_device), rate(down), rate(up))
+
+
+def _best(timed: Callable[[], float], budget_s: float) -> float:
+    """The shortest of at least three times, in seconds; no other begins after `budget_s`."""
+    began, times = time.perf_counter(), [timed()]
+    while len(times) < 3 or time.perf_counter() - began < budget_s:
+        times.append(timed())
+        if len(times) == 32:
+            break
+    return max(min(times), 1e-9)
+
+
 def copies(job: Mapping[str, Any]) -> dict[str, Any]:
     import jax
 
     from learners.training.devices.device import fit
-    from learners.training.devices.device_checks import copy_rates
 
     fit(None, job["devices"])
     device, sizes = jax.local_devices()[0], SIZES[job["devices"]].copies

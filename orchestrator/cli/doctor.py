@@ -60,9 +60,7 @@ GIB = 2**30
 
 GPU_S = 180.0  # for the checks of --gpu, two compilations included
 
-Gpu = Annotated[
-    bool, typer.Option("--gpu", help="Also use this machine's accelerators: platform, memory, copies, bits.")
-]
+Gpu = Annotated[bool, typer.Option("--gpu", help="Also use this machine's accelerators: platform, memory, bits.")]
 
 
 def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:

@@ -1,4 +1,4 @@
-"""Whether the devices that JAX took are the right ones, copy fast enough, and compute the same bits every time.
+"""Whether the devices that JAX took are the right ones, and compute the same bits every time.
 
 A learner calls `at_start`. `diloco doctor --gpu` runs this module as a process, which prints a finding a line.
 """
@@ -9,10 +9,9 @@ import argparse
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners.training.devices import placement
 from learners.training.devices.accelerators import KINDS, accelerators, has_plugin, nvidia_smi
 from learners.training.devices.device import (
     REHEARSED,
@@ -36,33 +34,26 @@ from learners.training.devices.device import (
 from learners.training.models import transformer
 from outer.protocol.manifest import code_digest
 
-COPIES_LEAST = 0.7  # of the bandwidth with pinned memory
-START_BYTES, START_S = 32 * 2**20, 0.5  # of one copy at a learner's start, and for all copies of one kind
-DOCTOR_BYTES, DOCTOR_S = 256 * 2**20, 3.0
 OTHERS_MOST = 0.05  # of a GPU's memory that other processes may hold before that is a warning
-GIB = 2**30
 DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
 
 def at_start(platform: str, granted: Sequence[str] | None = None) -> dict[str, str]:
     """Check a learner's devices once `fit` was called; returns the warnings, by check. Raises WrongDevice.
 
-    Learners on CPUs only check the platform. On others it takes a second or two, and a compilation the first time.
+    Learners on CPUs only check the platform. On others it takes a second, and a compilation the first time.
     """
     taken = asked(platform)
     refuse(platform_taken(taken, granted if taken == platform == "gpu" else None))
     use_compile_cache()
     if taken == "cpu":
         return {}
-    findings = [host_copies(START_BYTES, START_S), burn_in(jax.local_devices()[:1], LARGE)]
-    for finding in findings:
-        refuse(finding)
-    return {each.name: f"{each.found}; fix: {each.fix}" for each in findings if each.status == "warning"}
+    refuse(found := burn_in(jax.local_devices()[:1], LARGE))
+    return {found.name: f"{found.found}; fix: {found.fix}"} if found.status == "warning" else {}
 
 
 def findings(platform: str) -> Iterator[DeviceFinding]:
     """The checks of `diloco doctor --gpu`, thorough ones. After a failure nothing more is tried."""
-    large = platform != "cpu"
     if platform == "gpu":
         yield (visible := visible_devices(os.environ, None))
         yield (fraction := memory_fraction(os.environ))
@@ -78,8 +69,7 @@ def findings(platform: str) -> Iterator[DeviceFinding]:
     fix = "" if kept else "set JAX_COMPILATION_CACHE_DIR, so that a learner that comes back need not compile"
     found = kept or "JAX_COMPILATION_CACHE_DIR is not set: only runs on this machine keep compiled programs"
     yield DeviceFinding("compile cache", "ok" if kept else "warning", found, fix)
-    yield host_copies(DOCTOR_BYTES if large else START_BYTES, DOCTOR_S if large else START_S)
-    yield burn_in(jax.local_devices(), LARGE if large else SMALL)
+    yield burn_in(jax.local_devices(), SMALL if platform == "cpu" else LARGE)
 
 
 # ------------------------------------------------------------------ the platform
@@ -154,87 +144,6 @@ def others_memory(rows: Sequence[Sequence[str]]) -> DeviceFinding:
         fix = "end the other processes (nvidia-smi lists them), or set XLA_CLIENT_MEM_FRACTION to what they leave"
         return DeviceFinding(name, "warning", found, fix)
     return DeviceFinding(name, "ok", found)
-
-
-# ------------------------------------------------------------------ copies between host and device
-
-
-@dataclass(frozen=True)
-class CopyRates:
-    """Bytes per second, each the best of several copies: as a learner copies fragments, and between the device and
-    pinned memory alone, None where there is none.
-    """
-
-    to_host: float
-    to_device: float
-    pinned_to_host: float | None
-    pinned_to_device: float | None
-
-
-def host_copies(size: int, budget_s: float) -> DeviceFinding:
-    """Whether a learner's copies of `size` bytes reach the share COPIES_LEAST of those with pinned memory alone."""
-    return judged_copies(copy_rates(jax.local_devices()[0], size, budget_s))
-
-
-def judged_copies(rates: CopyRates) -> DeviceFinding:
-    name, said, slow = "host copies", [], False
-    down, up = (rates.to_host, rates.pinned_to_host), (rates.to_device, rates.pinned_to_device)
-    for way, (rate, pinned) in ("to the host", down), ("to the device", up):
-        said.append(f"{rate / 1e9:.1f} GB/s {way}")
-        if pinned is not None:
-            said[-1] += f", {100 * rate / pinned:.0f} % of pinned ({pinned / 1e9:.1f} GB/s)"
-            slow = slow or rate < COPIES_LEAST * pinned
-    found = "; ".join(said)
-    if not slow:
-        return DeviceFinding(name, "ok", found)
-    fix = (
-        "keep the process on the cores and memory of its GPU's NUMA node (nvidia-smi topo -m, numactl), leave other "
-        "copies off the host's memory, and allow locked memory (ulimit -l unlimited)"
-    )
-    return DeviceFinding(name, "warning", f"{found}: below {100 * COPIES_LEAST:.0f} %", fix)
-
-
-def copy_rates(device: jax.Device, size: int, budget_s: float) -> CopyRates:
-    """Measure copies of `size` bytes between host and device; about `budget_s` seconds for each of the four ways."""
-    host = np.ones(size // 4, np.float32)
-    on_device = jax.sharding.SingleDeviceSharding(device)
-    there = jax.device_put(host, on_device).block_until_ready()
-
-    def to_host() -> float:
-        fresh = jnp.copy(there).block_until_ready()  # an array keeps its host copy: each time another one
-        began = time.perf_counter()
-        placement.to_host(fresh)
-        return time.perf_counter() - began
-
-    def to_device() -> float:
-        began = time.perf_counter()
-        placement.own(host, on_device).block_until_ready()
-        return time.perf_counter() - began
-
-    def moved(array: Any, to: Any) -> float:
-        began = time.perf_counter()
-        jax.device_put(array, to).block_until_ready()
-        return time.perf_counter() - began
-
-    def rate(copy: Callable[[], float]) -> float:
-        return size / _best(copy, budget_s)
-
-    if not placement.has_pinned_memory(device):
-        return CopyRates(rate(to_host), rate(to_device), None, None)
-    pinned = on_device.with_memory_kind(placement.PINNED)
-    held = jax.device_put(there, pinned).block_until_ready()
-    down, up = partial(moved, there, pinned), partial(moved, held, on_device)
-    return CopyRates(rate(to_host), rate(to_device), rate(down), rate(up))
-
-
-def _best(timed: Callable[[], float], budget_s: float) -> float:
-    """The shortest of at least three times, in seconds; no other begins after `budget_s`."""
-    began, times = time.perf_counter(), [timed()]
-    while len(times) < 3 or time.perf_counter() - began < budget_s:
-        times.append(timed())
-        if len(times) == 32:
-            break
-    return max(min(times), 1e-9)
 
 
 # ------------------------------------------------------------------ burn-in

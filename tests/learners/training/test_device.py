@@ -14,10 +14,9 @@ from typing import Any
 import jax
 import pytest
 
-from learners.training.devices import cores, device, device_checks, placement
+from learners.training.devices import cores, device, device_checks
 from learners.training.devices.cores import LOWERED
 from learners.training.devices.device import FRACTIONS, DeviceFinding, WrongDevice, cache_folder, host_kind
-from learners.training.devices.device_checks import CopyRates
 from tests.learners.training.children import python
 from tests.waiting import DEADLINE_S
 
@@ -184,31 +183,6 @@ def test_compiled_programs_are_kept_apart_by_host_and_device_kind(
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-# ------------------------------------------------------------------ copies
-
-
-@pytest.mark.parametrize(
-    ("rates", "status"),
-    [
-        (CopyRates(40e9, 41e9, 55e9, 55e9), "ok"),
-        (CopyRates(30e9, 54e9, 55e9, 55e9), "warning"),
-        (CopyRates(54e9, 30e9, 55e9, 55e9), "warning"),
-        (CopyRates(1e9, 1e9, None, None), "ok"),
-    ],
-)
-def test_copies_below_seven_tenths_of_pinned_bandwidth_are_a_warning(rates: CopyRates, status: str) -> None:
-    finding = device_checks.judged_copies(rates)
-    assert finding.status == status and bool(finding.fix) == (status == "warning")
-
-
-def test_copies_are_measured_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = device_checks.copy_rates(jax.local_devices()[0], 1 << 16, 0.0)
-    assert rates.to_host > 0.0 and rates.to_device > 0.0 and rates.pinned_to_host is None
-    monkeypatch.setattr(placement, "has_pinned_memory", lambda _: True)  # which CPU devices have as well
-    rates = device_checks.copy_rates(jax.local_devices()[0], 1 << 16, 0.0)
-    assert rates.pinned_to_host and rates.pinned_to_device
-
-
 # ------------------------------------------------------------------ burn-in
 
 
@@ -255,7 +229,6 @@ def test_a_start_on_an_accelerator_returns_its_warnings_and_refuses_a_defective_
 ) -> None:
     found: dict[str, Any] = {"bits": DeviceFinding("burn-in", "warning", "differ", "set a flag")}
     monkeypatch.setattr(device_checks, "platform_taken", lambda *_: DeviceFinding("platform", "ok", "gpu"))
-    monkeypatch.setattr(device_checks, "host_copies", lambda *_: DeviceFinding("host copies", "ok", "50 GB/s"))
     monkeypatch.setattr(device_checks, "burn_in", lambda *_: found["bits"])
     assert device_checks.at_start("gpu", ["0"]) == {"burn-in": "differ; fix: set a flag"}
     found["bits"] = DeviceFinding("burn-in", "failure", "differ", "take it out")
@@ -266,7 +239,7 @@ def test_a_start_on_an_accelerator_returns_its_warnings_and_refuses_a_defective_
 def test_the_checks_of_a_machine_are_printed_a_line_each() -> None:
     done = python("-m", "learners.training.devices.device_checks", "cpu")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["name"] for row in rows] == ["platform", "compile cache", "host copies", "burn-in"], done.stderr
+    assert [row["name"] for row in rows] == ["platform", "compile cache", "burn-in"], done.stderr
     assert all(row["status"] != "failure" for row in rows)
 
 
