@@ -186,7 +186,7 @@ class OuterConfig(Section):
 
     optimizer: str = Field(
         "sgd",
-        description="name of an optax function that returns a GradientTransformation, delayed_nesterov, "
+        description="name of an optax function that returns a GradientTransformation, "
         "or the `package.module:function` of your own",
     )
     lr: PositiveFloat = 0.7

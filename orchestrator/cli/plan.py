@@ -20,6 +20,7 @@ from orchestrator.planner.sizing import nodes as known
 from orchestrator.planner.sizing.nodes import Node
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.resources import most_resources
 from orchestrator.store.run_store import RunStore
 
 # File systems that several hosts can mount; FUSE's are named fuse.WHAT.
@@ -37,9 +38,6 @@ def plan(
         list[str] | None,
         typer.Option("--node", metavar="KEY=VALUE,...", help=f"Declare a node, e.g. {known.EXAMPLE}; repeat."),
     ] = None,
-    nodes: Annotated[
-        str | None, typer.Option("--nodes", metavar="FILE", help="Declare nodes in JSON or TOML; - is stdin.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run needs, sends and survives, and whether it fits; exit code 6 if not."""
@@ -48,7 +46,7 @@ def plan(
             resolved = prepare(recipe, overrides)
             store = store_of(resolved, run_dir)
             shapes = _shapes(resolved)
-        declared = _declared(node or [], nodes)
+        declared = known.from_text(node or [])
         from orchestrator.planner.make import make
         from orchestrator.planner.plan import as_json as plan_json
 
@@ -81,19 +79,6 @@ def _shapes(recipe: Recipe) -> Any:
 # ------------------------------------------------------------------ where
 
 
-def _declared(texts: Sequence[str], source: str | None) -> list[Node]:
-    """Nodes from the command line and from a file, with distinct names."""
-    found = known.from_text(texts)
-    if source is not None:
-        try:
-            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            problem = Problem("--nodes", source, f"cannot be read: {error}", "give a file in JSON or TOML, or -")
-            raise InputError([problem]) from error
-        found += known.from_file(text, source)
-    return known.distinct(found)
-
-
 def _plan_context(
     recipe: Recipe,
     store: RunStore,
@@ -120,14 +105,11 @@ def _plan_context(
 
 
 def _wanted(recipe: Recipe) -> dict[str, float]:
-    """Resources that a local Ray is started with: room for the `most` learners of each pool."""
+    """Resources that a local Ray is started with."""
     from orchestrator.planner.sizing.capacity import AGENT_CPUS, SERVICE_CPUS
 
-    wanted = {"CPU": sum(SERVICE_CPUS.values()) + AGENT_CPUS}
-    for resources, most in [*((pool.unit_resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
-        for kind, amount in resources.items():
-            wanted[kind] = wanted.get(kind, 0.0) + amount * most
-    return wanted
+    asked = most_resources(recipe)
+    return asked | {"CPU": asked.get("CPU", 0.0) + sum(SERVICE_CPUS.values()) + AGENT_CPUS}
 
 
 def _cluster(address: str) -> tuple[list[Node], list[Problem]]:

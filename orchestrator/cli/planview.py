@@ -15,7 +15,7 @@ from orchestrator.planner.sizing.rates import rates
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.resources import ACCELERATOR, POD_TYPE, REGION
 from orchestrator.recipe.toml_text import dump
-from orchestrator.store.status_text import DASH, number, percent, seconds
+from orchestrator.store.status_text import DASH, amount, number, percent, seconds
 
 NODES_SHOWN = 24
 STEPS_SHOWN = 3  # syncer steps at which a fragment is due
@@ -65,7 +65,7 @@ def _nodes(plan: Plan) -> Table:
         offers = [f"{kind}={value:g}" for kind, value in node.resources.items() if kind != "memory" and ":" not in kind]
         offers += [value for label, value in node.labels.items() if label in (ACCELERATOR, POD_TYPE)]
         offers += [f"{label}={value}" for label, value in node.labels.items() if label != REGION and "/" not in label]
-        offers += [f"{_amount(node.memory_bytes)} memory"] if node.memory_bytes else []
+        offers += [f"{amount(node.memory_bytes)} memory"] if node.memory_bytes else []
         table.add_row(node.name, node.region or DASH, ", ".join(offers), who or DASH)
     if (more := len(plan.context.nodes) - NODES_SHOWN) > 0:
         table.add_row(f"and {more} more", "", "", "")
@@ -74,10 +74,6 @@ def _nodes(plan: Plan) -> Table:
 
 def _services(plan: Plan) -> Iterator[str]:
     yield "  ".join(f"{name} on {node}" for name, node in plan.placement.services.items())
-    if plan.at_max is not None:
-        unplaced = sum(one.units for one in plan.at_max.shortfalls)
-        sizes = ", ".join(f"{pool.max or pool.learners} x {pool.name}" for pool in plan.recipe.pools)
-        yield f"with every pool at its max, {sizes}: {f'{unplaced} find no place' if unplaced else 'all find a place'}"
     if not plan.context.local:
         yield "Ray chooses where the services go; the syncer is counted as being where it stands here"
 
@@ -91,7 +87,7 @@ def _fragments_heading(plan: Plan) -> str:
     tensors = sum(row.tensors for row in plan.fragments)
     return (
         f"{len(sizes)} fragments of {tensors} tensors, {shapes.elements:,} elements, "
-        f"{_amount(shapes.parameter_bytes)} in the model; largest to smallest {ratio}"
+        f"{amount(shapes.parameter_bytes)} in the model; largest to smallest {ratio}"
     )
 
 
@@ -103,7 +99,7 @@ def _fragments(plan: Plan) -> Table:
         more = ", ..." if len(due) > STEPS_SHOWN else ""
         table.add_row(
             *(str(row.fragment), number(row.tensors), number(row.elements)),
-            *(_amount(row.up_bytes), _amount(row.down_bytes)),
+            *(amount(row.up_bytes), amount(row.down_bytes)),
             (", ".join(map(str, due[:STEPS_SHOWN])) + more) or "never",
         )
     return table
@@ -120,20 +116,20 @@ def _pace(plan: Plan) -> Iterator[str]:
 def _traffic(plan: Plan) -> Table:
     table, told = _grid("", "mean/step", "peak/step", "a round", "mean"), plan.traffic
     for name, flow in (("one learner up", told.learner_up), ("one learner down", told.learner_down)):
-        sizes = map(_amount, (flow.per_step_bytes, flow.peak_bytes, flow.per_round_bytes))
+        sizes = map(amount, (flow.per_step_bytes, flow.peak_bytes, flow.per_round_bytes))
         table.add_row(name, *sizes, _rate(flow.per_second_bits))
     return table
 
 
 def _compared(plan: Plan) -> Iterator[str]:
     told = plan.traffic
-    up, down, joining = map(_amount, (told.run_up_bytes, told.run_down_bytes, told.joining_bytes))
+    up, down, joining = map(amount, (told.run_up_bytes, told.run_down_bytes, told.joining_bytes))
     yield f"the whole run: {up} up, {down} down"
     given = told.donation_bytes
-    peer = "" if given is None else f"parameters and inner optimizer, {_amount(given)}, from a peer, or "
+    peer = "" if given is None else f"parameters and inner optimizer, {amount(given)}, from a peer, or "
     yield f"a learner that joins fetches {peer}{joining} from the syncer"
     if told.data_parallel_ratio is not None:
-        plain, ratio = _amount(told.data_parallel_bytes), told.data_parallel_ratio
+        plain, ratio = amount(told.data_parallel_bytes), told.data_parallel_ratio
         yield (
             f"plain data-parallel training: each learner sends and receives {plain} in every step, {ratio:.3g} times "
             "as much as here"
@@ -144,9 +140,9 @@ def _memory(plan: Plan) -> Table:
     table = _grid("process", "of which", "own", "object store", "device", left=2)
     for name, process in plan.memory.items():
         sums = (process.host_bytes, process.store_bytes, process.device_bytes)
-        table.add_row(Text(name, style="bold"), "in all", *map(_amount, sums))
+        table.add_row(Text(name, style="bold"), "in all", *map(amount, sums))
         for part in process.parts:
-            cells = (_amount(part.bytes) if part.where == where else "" for where in ("host", "store", "device"))
+            cells = (amount(part.bytes) if part.where == where else "" for where in ("host", "store", "device"))
             table.add_row("", part.what, *cells)
     return table
 
@@ -171,7 +167,7 @@ def _links(plan: Plan) -> list[Any]:
             f"{load.learners}, {load.ends}",
             *(_rate(load.up_bits), _rate(load.down_bits)),
             *(link, percent(load.share), *map(seconds, (load.fragment_s, load.window_s, load.joining_s))),
-            *(_amount(load.day_bytes), price),
+            *(amount(load.day_bytes), price),
         )
     return [table, "all learners of a link together; a fragment: the largest, of all of them, up and down"]
 
@@ -230,16 +226,6 @@ def _cost(plan: Plan) -> Iterator[str]:
 
 
 # ------------------------------------------------------------------ sizes, rates, tables
-
-
-def _amount(size: float | None) -> str:
-    """Bytes in a unit that suits them."""
-    if size is None:
-        return DASH
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:,.0f} {name}"
-    return f"{size:.0f} B"
 
 
 def _rate(bits: float | None) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from orchestrator.planner.plan import Plan
-from orchestrator.planner.sizing.nodes import GIB
 from orchestrator.planner.sizing.rates import floor_s
 from orchestrator.planner.sizing.traffic import SHARE
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.resources import memory_share
+from orchestrator.store.status_text import amount
 from outer.protocol.fragments import LARGE
 from outer.protocol.leases import longest_s
 
@@ -55,8 +55,8 @@ def _memory(plan: Plan) -> Iterator[Problem]:
     for (have, needed, who), names in alike.items():
         yield Problem(
             f"{names[0]} memory",
-            gib(have),
-            f"on {some(names)}: {who} need {gib(needed)} at least, activations not counted",
+            amount(have),
+            f"on {some(names)}: {who} need {amount(needed)} at least, activations not counted",
             "place fewer there (pools' learners, standby or resources), or take nodes with more memory",
         )
 
@@ -77,8 +77,8 @@ def _device_memory(plan: Plan) -> Iterator[Problem]:
             told.add((pool.name, have))
             yield Problem(
                 f"{node.name} accelerator_memory",
-                gib(have),
-                f"a learner of {pool.name} needs {gib(needed)} on each device at least, activations not counted",
+                amount(have),
+                f"a learner of {pool.name} needs {amount(needed)} on each device at least, activations not counted",
                 "take a smaller model or larger accelerators, or a task that cuts its parameters over several "
                 "(docs/models.md)",
             )
@@ -237,7 +237,7 @@ def _codec(plan: Plan) -> Iterator[Problem]:
         yield Problem(
             "sync.codec",
             plan.recipe.sync.codec,
-            f"contributions cross regions in 32 bits: {gib(plan.traffic.learner_up.per_round_bytes)} from each "
+            f"contributions cross regions in 32 bits: {amount(plan.traffic.learner_up.per_round_bytes)} from each "
             "learner in a round; the paper saw no loss from 16 on (section 8)",
             'give "bf16", half the bytes up',
         )
@@ -271,7 +271,7 @@ def _links(plan: Plan) -> Iterator[Problem]:
             yield Problem(
                 "sync.transfer_s",
                 sync.transfer_s,
-                f"a peer's state of {gib(size)} takes {load.joining_s:.3g} s over {load.ends}: learners that join "
+                f"a peer's state of {amount(size)} takes {load.joining_s:.3g} s over {load.ends}: learners that join "
                 "there start from the syncer, with a fresh inner optimizer",
                 f'set sync.transfer_s above {floor_s(load.joining_s, size):.3g}, or sync.recover = "syncer"',
             )
@@ -311,14 +311,6 @@ WARNINGS = (
 
 
 # ------------------------------------------------------------------ words
-
-
-def gib(size: float) -> str:
-    """Bytes in words, to three digits."""
-    for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size:g} bytes"
 
 
 def some(names: Sequence[str]) -> str:

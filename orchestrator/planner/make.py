@@ -15,14 +15,14 @@ from orchestrator.planner.sizing.fault_tolerance import expected, fault_outcomes
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.rates import FAILOVER, STORE, unit_step_s
 from orchestrator.planner.sizing.traffic import DOWN_BYTES, home, of_nodes, of_regions, table, traffic
-from orchestrator.recipe.config import PoolConfig, Recipe
+from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
 
 
 def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Problem] = ()) -> Plan:
     """The plan of a resolved recipe. `busy`: warnings about the nodes, which the caller found."""
     context = _completed(context, recipe)
-    wanted, grown = capacity.services(recipe, context.local, context.syncer_region), _grown(recipe)
+    wanted = capacity.services(recipe, context.local, context.syncer_region)
     placement = capacity.place(recipe.learners, wanted, context.nodes, context.local)
     regions, pace = _regions(recipe, context, placement), _pace(recipe, shapes, context.step_s)
     rows, hub_node = table(shapes.fragments, recipe.sync), placement.services.get("syncer")
@@ -53,7 +53,6 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         shapes=shapes,
         fragments=rows,
         placement=placement,
-        at_max=capacity.place(grown, wanted, context.nodes, context.local) if grown else None,
         regions=regions,
         pace=pace,
         traffic=moved,
@@ -74,13 +73,6 @@ def _completed(context: PlanContext, recipe: Recipe) -> PlanContext:
     """The context, completed from the recipe's `fleet`. A local node has no region."""
     region = context.syncer_region or (None if context.local else recipe.fleet.syncer_region)
     return replace(context, step_s=context.step_s or recipe.fleet.step_s, syncer_region=region)
-
-
-def _grown(recipe: Recipe) -> dict[str, PoolConfig]:
-    """Every learner by name with the pools at their `max`; empty where none says that it may grow."""
-    pools = [pool.model_copy(update={"learners": pool.max or pool.learners}) for pool in recipe.pools]
-    found = {name: pool for pool in pools for name in pool.names(pool.learners)}
-    return found if len(found) > len(recipe.learners) else {}
 
 
 def _regions(recipe: Recipe, context: PlanContext, placement: capacity.Placement) -> dict[str, str | None]:

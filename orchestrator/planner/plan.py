@@ -60,7 +60,6 @@ class Plan:
     shapes: Shapes
     fragments: tuple[FragmentRow, ...]
     placement: Placement
-    at_max: Placement | None  # with every pool as large as it may grow; None: none may
     regions: Mapping[str, str | None]  # of each learner and the syncer, as far as it is known
     pace: Pace
     traffic: Traffic
@@ -131,7 +130,6 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "source": plan.context.source,
         "nodes": everything["context"]["nodes"],
         "placement": everything["placement"],
-        "at_max": everything["at_max"],
         "model": {"elements": plan.shapes.elements, "parameter_bytes": plan.shapes.parameter_bytes},
         **{name: everything[name] for name in JSON_FIELDS},
         "memory": {

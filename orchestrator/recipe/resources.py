@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.recipe.config import PoolConfig
+from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import Problem, nearest
 from orchestrator.recipe.tpu_slices import CHIP_COUNTS, GENERATIONS
 
@@ -65,6 +65,15 @@ def shape(pool: PoolConfig, anywhere: bool = False) -> Shape:
     hosts = 1 if anywhere else pool.hosts
     on_each = {kind: amount / hosts for kind, amount in pool.unit_resources.items()}
     return Shape(on_each, {} if anywhere else labels, hosts)
+
+
+def most_resources(recipe: Recipe) -> dict[str, float]:
+    """All that the learners of each pool at its `most`, and the evaluator, ask for."""
+    total: dict[str, float] = {}
+    for resources, most in [*((pool.unit_resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
+        for kind, amount in resources.items():
+            total[kind] = total.get(kind, 0.0) + amount * most
+    return total
 
 
 def memory_settings(pool: PoolConfig, environ: Mapping[str, str]) -> dict[str, str]:

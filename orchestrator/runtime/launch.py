@@ -24,7 +24,7 @@ import ray
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_bytes, misses
+from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_bytes, misses, most_resources
 from orchestrator.runtime import actor, job, metrics_actor, syncer_manager
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
@@ -325,21 +325,14 @@ def use_auth_settings() -> None:
 
 def logical_cpus(recipe: Recipe) -> int:
     """The CPUs that the recipe's actors need, with those of chaos, the node agent and the metrics."""
-    asked = sum(pool.unit_resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
-    if recipe.run.shards > 1:
-        asked += recipe.run.shards * SHARD_CPUS
-    asked += recipe.eval.resources.get("CPU", 0.0)
+    shards = recipe.run.shards * SHARD_CPUS if recipe.run.shards > 1 else 0.0
+    asked = most_resources(recipe).get("CPU", 0.0) + shards
     return math.ceil(asked + syncer_manager.SYNCER_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 
 def _other_resources(recipe: Recipe) -> dict[str, float]:
     """The recipe's own resources, all offered by the one local node."""
-    offered: dict[str, float] = {}
-    for resources, most in [*((pool.unit_resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
-        for kind, amount in resources.items():
-            if kind not in ("CPU", "GPU", "TPU"):
-                offered[kind] = offered.get(kind, 0.0) + amount * most
-    return offered
+    return {kind: amount for kind, amount in most_resources(recipe).items() if kind not in ("CPU", "GPU", "TPU")}
 
 
 def _sources() -> Path:

@@ -44,6 +44,16 @@ def seconds(value: Any) -> str:
     return f"{sign}{hours}:{minutes:02}:{rest:02}" if hours else f"{sign}{minutes}:{rest:02}"
 
 
+def amount(size: float | None) -> str:
+    """Bytes in a unit that suits them: 4.1 KiB, 1,234 GiB."""
+    if size is None:
+        return DASH
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:,.0f} {name}"
+    return f"{size:.0f} B"
+
+
 def text(value: Any) -> str:
     return DASH if value is None or value == "" else str(value)
 

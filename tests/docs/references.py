@@ -230,7 +230,7 @@ def _is_run_path(path: str) -> bool:
 @functools.cache
 def file_names() -> frozenset[str]:
     kept = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".toml")]
-    outside = {"my-run.toml", "recipe.toml", "nodes.toml", "squares.py", "pyproject.toml"}
+    outside = {"my-run.toml", "recipe.toml", "squares.py", "pyproject.toml"}
     return frozenset(path.name for path in kept) | outside
 
 

@@ -5,10 +5,8 @@ Knows what Ray takes a node for, resources and labels; does not know Ray.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +28,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class NodeTable(BaseModel):
-    """The nodes that one table or `--node` declares. Any other key is a resource."""
+    """The nodes that one `--node` declares. Any other key is a resource."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Amount]
@@ -89,24 +87,7 @@ def from_text(texts: Iterable[str]) -> list[Node]:
             else:
                 table[key] = value
         tables.append(table | ({"labels": labels} if labels else {}))
-    return _nodes(tables, "--node", problems)
-
-
-def from_file(text: str, source: str) -> list[Node]:
-    """Nodes from JSON (a list of tables) or TOML (`[[nodes]]` tables), with the keys of `from_text`."""
-    tables: Any = None
-    try:
-        tables = json.loads(text)
-    except ValueError:
-        try:
-            tables = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise _refused(source, f"is neither JSON nor TOML: {error}") from error
-    if isinstance(tables, dict):
-        tables = tables.get("nodes")
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables) or not tables:
-        raise _refused(source, "holds no list of nodes")
-    return _nodes(tables, "nodes", [])
+    return _nodes(tables, problems)
 
 
 def from_ray(rows: Sequence[Mapping[str, Any]]) -> list[Node]:
@@ -146,15 +127,15 @@ def this_machine(wanted: Mapping[str, float], proc: Path = Path("/proc")) -> Nod
     return Node(labels, resources, "this machine", memory_bytes=psutil.virtual_memory().total)
 
 
-def _nodes(tables: Sequence[Mapping[str, Any]], field: str, problems: list[Problem]) -> list[Node]:
+def _nodes(tables: Sequence[Mapping[str, Any]], problems: list[Problem]) -> list[Node]:
     nodes: list[Node] = []
     for table in tables:
         try:
             given = NodeTable.model_validate(table)
         except ValidationError as error:
-            problems += [_problem(field, str(each["loc"][0]), each["input"], each["msg"]) for each in error.errors()]
+            problems += [_problem(str(each["loc"][0]), each["input"], each["msg"]) for each in error.errors()]
             continue
-        found = list(_problems(given, field))
+        found = list(_problems(given))
         problems += found
         if not found:
             first = len(nodes)
@@ -164,12 +145,12 @@ def _nodes(tables: Sequence[Mapping[str, Any]], field: str, problems: list[Probl
     return distinct(nodes)
 
 
-def _problem(field: str, key: str, value: Any, message: str) -> Problem:
+def _problem(key: str, value: Any, message: str) -> Problem:
     near = nearest(key, [*NodeTable.model_fields, "CPU", "GPU", "TPU"])
     fix = f"did you mean {near}?" if near and near != key else f"write for example {EXAMPLE}"
     if key == "labels":
-        fix = f'write {{role = "control"}}, or in a --node {LABEL}role=control'
-    return Problem(f"{field} {key}", value, message[:1].lower() + message[1:], fix)
+        fix = f"write {LABEL}role=control"
+    return Problem(f"--node {key}", value, message[:1].lower() + message[1:], fix)
 
 
 def distinct(nodes: Sequence[Node]) -> list[Node]:
@@ -186,12 +167,12 @@ def distinct(nodes: Sequence[Node]) -> list[Node]:
     return named
 
 
-def _problems(table: NodeTable, field: str) -> Iterator[Problem]:
+def _problems(table: NodeTable) -> Iterator[Problem]:
     """A node without resources, and a TPU host that does not fit its slice: a node is one host, with its own chips."""
-    resources, topology, place = table.__pydantic_extra__, table.topology, f"{field} topology"
+    resources, topology, place = table.__pydantic_extra__, table.topology, "--node topology"
     if not resources:
         named = table.model_dump(exclude_unset=True)
-        yield Problem(field, named, "names no resource: nothing could run there", f"write for example {EXAMPLE}")
+        yield Problem("--node", named, "names no resource: nothing could run there", f"write for example {EXAMPLE}")
     if topology is None:
         return
     generation, tpus = GENERATIONS.get(str(table.accelerator)), resources.get("TPU", 0)
@@ -206,9 +187,3 @@ def _problems(table: NodeTable, field: str) -> Iterator[Problem]:
 
 def _is_private(kind: str) -> bool:
     return kind.startswith("node:") or kind == "object_store_memory"
-
-
-def _refused(source: str, message: str) -> InputError:
-    return InputError(
-        [Problem("--nodes", source, message, f'give JSON [{{"CPU": 8, ...}}] or TOML, keys as {EXAMPLE}')]
-    )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.planner.sizing.capacity import UNIT, Placement, Service, claim, place, services
-from orchestrator.planner.sizing.nodes import Node, from_file, from_ray, from_text, this_machine
+from orchestrator.planner.sizing.nodes import Node, from_ray, from_text, this_machine
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.resources import ACCELERATOR, REGION, bears
@@ -245,17 +245,10 @@ def test_a_pool_that_does_not_fit_is_told_why_and_what_would_help(
 # ------------------------------------------------------------------ nodes
 
 
-def test_nodes_are_read_from_text_json_and_toml_alike() -> None:
+def test_nodes_are_read_from_text() -> None:
     text = from_text(
         ["name=n,CPU=8,GPU=4,region=us-east,accelerator=H100,memory=64,bandwidth=10,count=2,labels.rack=7"]
     )
-    as_json = '[{"name": "n", "CPU": 8, "GPU": 4, "region": "us-east", "accelerator": "H100", "memory": 64'
-    as_json += ', "labels": {"rack": "7"}'
-    as_toml = (
-        '[[nodes]]\nname="n"\nCPU=8\nGPU=4\nregion="us-east"\naccelerator="H100"\nmemory=64\nbandwidth=10\ncount=2'
-        '\nlabels={rack="7"}'
-    )
-    assert text == from_file(as_json + ', "bandwidth": 10, "count": 2}]', "-") == from_file(as_toml, "-")
     assert [node.name for node in text] == ["n", "n-2"]
     assert text[0].memory_bytes == 64 * 2**30
     assert text[0].resources == {"CPU": 8, "GPU": 4}
@@ -286,12 +279,6 @@ def test_a_node_that_cannot_be_read_is_refused_with_the_fix(text: str, message: 
         from_text([text])
     assert message in str(caught.value)
     assert fix in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["nonsense =", "{}", "[]", "[1]", '{"nodes": 3}'])
-def test_a_file_without_nodes_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"nodes\.toml"):
-        from_file(text, "nodes.toml")
 
 
 def test_rays_nodes_keep_labels_and_resources_and_the_dead_are_left_out() -> None:

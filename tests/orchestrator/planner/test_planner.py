@@ -364,18 +364,6 @@ def test_the_quorum_is_held_against_the_fewest_learners_that_scaling_leaves(
     assert len(found) == len(says) and all(words in each for words, each in zip(says, found, strict=True))
 
 
-def test_a_plan_says_whether_the_pools_find_a_place_at_their_max() -> None:
-    fits = planned(recipe(pools=ELASTIC, sync={"quorum": 1}), nodes=["CPU=8.2"])
-    assert (fits.ok, fits.warnings) == (True, ())
-    assert fits.at_max is not None and len(fits.at_max.learners) == 7
-    short = planned(recipe(pools=ELASTIC, sync={"quorum": 1}), nodes=["CPU=7.2"])
-    assert short.ok, "it can start"
-    assert short.at_max is not None
-    (lost,) = short.at_max.shortfalls
-    assert (lost.who, lost.units) == ("b", 1) and "room for 1 of 2" in lost.reason
-    assert planned(nodes=["CPU=5.2"]).at_max is None, "no pool may grow"
-
-
 @pytest.mark.full
 def test_a_peer_gives_a_joiner_what_its_trainer_holds() -> None:
     resolved = resolve(load(RECIPES / "demo.toml"))
@@ -419,12 +407,11 @@ def test_the_keys_of_the_json_are_these() -> None:
     one = recipe(pools=[{"name": "a", "learners": 1, "max": 2}])
     told = json.loads(json.dumps(as_json(planned(one), ["x"]), allow_nan=False))
     assert set(told) == {
-        *("name", "config_hash", "ok", "recipe", "source", "nodes", "placement", "at_max", "model", "fragments"),
+        *("name", "config_hash", "ok", "recipe", "source", "nodes", "placement", "model", "fragments"),
         *("pace", "traffic", "memory", "constants", "links", "expected"),
         *("fault_outcomes", "forecast", "cost", "limits", "warnings", "commands"),
     }
     assert set(told["placement"]) == {"learners", "services", "shortfalls"}
-    assert told["at_max"]["learners"] == {"learner-a-0": ["east"], "learner-a-1": ["east"]}
     assert set(told["nodes"][0]) == {
         *("name", "resources", "labels", "memory_bytes", "accelerator_bytes", "bandwidth_bits")
     }

@@ -124,7 +124,6 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["sync.adopt=nothing"], "sync.adopt", '"overwrite", "rebase"', "overwrite"),
         (["sync.weights=heavy"], "sync.weights", '"paper", "tokens", "equal"', "paper"),
         (["outer.optimizer=no.such:rule"], "outer.optimizer", "does not import", "package.module:function"),
-        (["inner.optimizer=delayed_nesterov"], "inner.optimizer", "optax", "sgd"),
         (["inner.optimizer=adamv"], "inner.optimizer", "optax", "adam"),
         (["outer.optimizer=sdg"], "outer.optimizer", "optax", "sgd"),
         (["inner.options.bta1=0.9"], "inner.options.bta1", "no such option", "b1"),

@@ -1,4 +1,4 @@
-"""Outer optimizers beside optax's, and a user's own: what they compute, and what is refused."""
+"""Outer optimizers of a user's own: what they compute, and what is refused."""
 
 from __future__ import annotations
 
@@ -31,34 +31,15 @@ def stepped(config: OuterConfig, gradients: list[Floats]) -> list[NDArray[np.flo
     return found
 
 
-def drawn(count: int) -> list[Floats]:
-    return list(np.random.default_rng(3).normal(size=(count, 6)))
-
-
-# ------------------------------------------------------------------ in the box
-
-
-def test_delayed_nesterov_applies_gradients_at_once_and_momentum_with_each_third() -> None:
-    config = OuterConfig(optimizer="delayed_nesterov", lr=0.3, momentum=0.8, options={"every": 3})
-    gradients, theta, velocity, gathered = drawn(9), np.zeros(6), np.zeros(6), np.zeros(6)
-    for count, (gradient, found) in enumerate(zip(gradients, stepped(config, gradients), strict=True), 1):
-        gathered += gradient
-        theta -= 0.3 * gradient
-        if count % 3 == 0:
-            velocity = 0.8 * velocity + gathered / 3
-            theta -= 0.3 * 3 * 0.8 * velocity
-            gathered = np.zeros(6)
-        np.testing.assert_allclose(found, theta, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["delayed_nesterov", f"{HERE}:heavy_ball"])
-def test_every_fragment_has_a_state_of_its_own_that_a_later_epoch_restores(name: str) -> None:
+def test_every_fragment_has_a_state_of_its_own_that_a_later_epoch_restores() -> None:
     tensors = (Tensor("up", (4, 8), "float32"), Tensor("down", (8, 4), "float32"), Tensor("norm", (8,), "float32"))
     fragments = balanced(tensors, 2)
 
     def made() -> GlobalParameters:
         initial = [np.ones(each.size, np.float32) for each in fragments]
-        return GlobalParameters(fragments, initial, OuterConfig(optimizer=name), "fp32", rules(tensors, "rda"))
+        return GlobalParameters(
+            fragments, initial, OuterConfig(optimizer=f"{HERE}:heavy_ball"), "fp32", rules(tensors, "rda")
+        )
 
     def commit(held: GlobalParameters, fragment: int, version: int) -> None:
         moves = np.random.default_rng(version).normal(size=(2, fragments[fragment].size)).astype(np.float32)
@@ -130,14 +111,11 @@ def test_a_sound_optimizer_passes_and_takes_lr_momentum_and_options() -> None:
     check(OuterConfig(optimizer=f"{HERE}:heavy_ball"))
     [first, second] = stepped(OuterConfig(optimizer=f"{HERE}:heavy_ball", lr=1.0, momentum=0.25), [np.ones(6)] * 2)
     assert (first[0], second[0]) == (-1.0, -2.25)
-    check(OuterConfig(optimizer="delayed_nesterov"))
 
 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("delayed_nesterof", {}, "nearest are delayed_nesterov"),
-        ("delayed_nesterov", {"every": 0}, "every = 0 must be at least 1"),
         (f"{HERE}:nobody", {}, "does not import"),
         (f"{HERE}:heavy_ball", {"dampening": 1}, "has no such option"),
         (f"{HERE}:without_rate", {}, "takes no learning_rate"),
