@@ -202,7 +202,7 @@ class SyncerActor:
     async def attach(self, message: messages.Attach, facts: Facts, oldest: int, handle: Any) -> messages.Welcome | str:
         """A Welcome, or the reason why this learner may not join."""
         await self._serves()
-        self._take(message.learner, message.incarnation, facts, oldest)
+        self._heard(message, messages.Attach, facts, oldest)
         before = self._peers.get(message.learner)
         self._peers[message.learner] = _Peer(message.incarnation, handle)
         effects = await self._carry_out(message)
@@ -217,6 +217,7 @@ class SyncerActor:
 
     async def seek(self, message: messages.SeekDonor) -> tuple[messages.Donor, Any] | None:
         """The learner whose state to copy, and its handle; None when nobody can give one."""
+        self._heard(message, messages.SeekDonor)
         for effect in self._drive(message):
             if isinstance(effect, events_effects.Send) and isinstance(effect.message, messages.Donor):
                 named, peer = effect.message, self._peers.get(effect.message.donor)
@@ -227,7 +228,7 @@ class SyncerActor:
     @OFTEN
     async def report(self, message: messages.Report, facts: Facts, oldest: int) -> int:
         """Returns the number up to which this incarnation's facts are durable."""
-        self._take(message.learner, message.incarnation, facts, oldest)
+        self._heard(message, messages.Report, facts, oldest)
         self._drive(message)
         return self._log.durable(message.learner, message.incarnation)
 
@@ -237,6 +238,13 @@ class SyncerActor:
         self._take(learner, incarnation, facts, oldest)
         last = facts[-1][0] if facts else oldest - 1
         return await self._log.made_durable(learner, incarnation, last, RECORD_S)
+
+    def _heard(self, message: Any, kind: type[Any], facts: Facts = (), oldest: int = 0) -> None:
+        """Take a message's facts; one of another kind ends nothing but this call. Its values the machine judges."""
+        if type(message) is not kind:
+            raise TypeError(f"{kind.__name__} is due, not {type(message).__name__}")
+        if not messages.malformed(message):
+            self._take(message.learner, message.incarnation, facts, oldest)
 
     def _take(self, learner: str, incarnation: int, facts: Facts, oldest: int) -> None:
         """Take a learner's facts into the log. A stranger has none: names would pile up."""

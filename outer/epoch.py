@@ -87,6 +87,7 @@ def begin(
         reopened=True,
         durability=spec.durability,
         uplinks=uplinks(spec.sync, layout.fragments),
+        sample_tokens=layout.task.get("tokens_per_sample", 0),
     )
     return Begun(layout, machine, opened.writers, opened.named, rebuilt)
 
@@ -145,5 +146,5 @@ def _rebuilt(
         ours_too = value is opened.values.get(fragment)
         rebuilt.found.digests[fragment] = digests[fragment] if ours_too else codecs.digest(value.arrays[0])
     found = journal.seed(rebuilt.replay, bulk.kept(rebuilt.values))
-    found.clock = rebuilt.clock
+    found.clock, found.whole = rebuilt.clock, False
     return found, rebuilt.fact(why)

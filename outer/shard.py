@@ -33,7 +33,7 @@ from outer.kill_points import MERGING, KillPoints
 from outer.numeric import codec as codecs
 from outer.protocol.events_effects import Merge
 from outer.protocol.manifest import code_digest
-from outer.protocol.messages import Contribution, ReadRequest
+from outer.protocol.messages import Contribution, ReadRequest, malformed
 from outer.protocol.recorder import Numbered
 from outer.spec import SyncerSpec
 
@@ -254,6 +254,8 @@ class FragmentShard:
         if isinstance(reply, str):
             return reply
         took_s = time.monotonic() - asked_at
+        if len(reply) != 3 or type(reply[0]) is not Contribution or malformed(reply[0]):
+            return "malformed"
         contribution, facts, oldest = reply
         contribution = replace(contribution, took_s=max(0.0, took_s - contribution.held_s))
         contribution = await self._examine(learner, contribution, request)

@@ -25,7 +25,7 @@ from chaos.simulation.ports.damage import Damage
 from chaos.simulation.ports.durations import DrawnDurations
 from chaos.simulation.ports.network import HostileNetwork, uplinks
 from chaos.simulation.ports.storage import Store, Write, Writer
-from chaos.simulation.profile import MANIFEST, Options, between, draw, stream
+from chaos.simulation.profile import MANIFEST, TOKENS, Options, between, draw, stream
 from chaos.simulation.trace import Trace
 from learners.protocol import learner as learners
 from orchestrator.simulation.context import SimLearner
@@ -166,6 +166,7 @@ class Cluster:
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
             ahead_s=options.ahead_s,
             uplinks=uplinks(options.sync, options.model) if options.sync.adaptive else None,
+            sample_tokens=TOKENS,
         )
         self.context.oracle.recovered(epoch, values, list(machine.versions))
         on_death = self.supervisor.on_syncer_death

@@ -21,11 +21,12 @@ KEPT = 1024  # newest incarnations that were refused, and that merged unattached
 
 REASONS: dict[str, frozenset[str]] = {  # by message
     "expect": frozenset({"stale_incarnation"}),
-    "attach": frozenset({"unknown_learner", "stale_incarnation", "wrong_config"}),
-    "seek": frozenset({"unknown_learner", "stale_incarnation", "stale_epoch"}),
-    "report": frozenset({"unknown_learner", "stale_incarnation", "stale_epoch", "wrong_counters"}),
+    "attach": frozenset({"malformed", "unknown_learner", "stale_incarnation", "wrong_config"}),
+    "seek": frozenset({"malformed", "unknown_learner", "stale_incarnation", "stale_epoch"}),
+    "report": frozenset({"malformed", "unknown_learner", "stale_incarnation", "stale_epoch", "wrong_counters"}),
     "contribution": frozenset(
         {
+            "malformed",
             "unknown_learner",
             "stale_incarnation",
             "stale_epoch",

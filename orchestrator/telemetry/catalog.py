@@ -68,6 +68,7 @@ REFUSALS = (
     "wrong_fragment",
     "wrong_counters",
     "wrong_config",
+    "malformed",
     "unknown_learner",
 )
 MISSED_READS = (
@@ -80,6 +81,7 @@ MISSED_READS = (
     "refused",
     "behind",
     "slow_link",
+    "malformed",
 )
 FENCES = ("killed", "failed", "lease_expired", "superseded", "stopped", "drained", "quarantined")
 CAUSES = ("died", "lease_expired", "failed", "drained", "quarantined")

@@ -28,7 +28,7 @@ from outer.protocol.leases import Leases, LinkRate
 from outer.protocol.link_estimate import LinkEstimate
 from outer.protocol.link_ladder import LadderPlace
 from outer.protocol.links import Links, UnderWay
-from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
+from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor, malformed
 from outer.protocol.sample_spans import Span, SpanPool, span_size
 
 if TYPE_CHECKING:
@@ -86,14 +86,17 @@ class Member:
 class Members:
     """All members of a run. Facts that arise here are collected until `drain_facts`."""
 
-    def __init__(self, epoch: int, learners: Mapping[str, int], span_steps: int, ahead_s: float = 0.0) -> None:
+    def __init__(
+        self, epoch: int, learners: Mapping[str, int], span_steps: int, ahead_s: float = 0.0, sample_tokens: int = 0
+    ) -> None:
         """`learners` maps every configured learner to its batch size in samples. A span has samples for `span_steps`
-        steps, or for half of `ahead_s` seconds of stepping, if that is more.
+        steps, or for half of `ahead_s` seconds of stepping, if that is more. `sample_tokens`: of a sample, or 0.
         """
         self.step_s = 0.0  # xi_step in seconds; the last known value while no live learner has one
         self._epoch = epoch
         self._members = {name: Member(name, batch_size) for name, batch_size in learners.items()}
-        self._span_steps, self._ahead_s = span_steps, ahead_s
+        self._span_steps, self._ahead_s, self._sample_tokens = span_steps, ahead_s, sample_tokens
+        self._lent_known = True  # whether every loan is
         self._leases = Leases()
         self._spans = SpanPool()
         self._coverage: dict[Key, Coverage] = {}
@@ -108,7 +111,7 @@ class Members:
 
     def restore(self, recovered: Recovered) -> None:
         """Take over the state of an earlier epoch. `resume` then says which incarnations are alive."""
-        self._spans, self._coverage = recovered.spans, recovered.coverage
+        self._spans, self._coverage, self._lent_known = recovered.spans, recovered.coverage, recovered.whole
         self._dead = self._coverage.keys() - recovered.incarnations.items()
         for name, incarnation in recovered.incarnations.items():
             key = (name, incarnation)
@@ -238,7 +241,15 @@ class Members:
         return member if member and not member.fenced and member.incarnation == incarnation else None
 
     def admit(self, event: Attach | SeekDonor | Report | Contribution, message: str) -> Member | None:
-        """The sender, if its incarnation is current and it addresses this epoch; else None, and a Refused fact."""
+        """The sender, if its incarnation is current, it addresses this epoch, and can be right; else None, and Refused.
+
+        It cannot have made more steps than it was lent samples for, nor processed more tokens than these steps have.
+        """
+        if wrong := malformed(event):
+            known = wrong not in ("learner", "incarnation")
+            sender = SeekDonor(event.learner, event.incarnation, 0) if known else SeekDonor("", 0, 0)
+            self.refuse(sender, message, "malformed", detail=wrong)
+            return None
         member = self._members.get(event.learner)
         reason = ""
         if member is None:
@@ -247,10 +258,21 @@ class Members:
             reason = "stale_incarnation"
         elif not isinstance(event, Attach) and event.epoch not in (None, self._epoch):
             reason = "stale_epoch"
+        elif isinstance(event, Report | Contribution) and self._exceeds(member, event):
+            reason = "wrong_counters"
         if reason:
             self.refuse(event, message, reason)
             return None
         return member
+
+    def _exceeds(self, member: Member, event: Report | Contribution) -> bool:
+        samples = (event.step - member.first_step) * member.batch_size
+        tokens = event.tokens if isinstance(event, Report) else event.processed
+        if not self._sample_tokens:
+            return False
+        if self._lent_known and samples > self._spans.lent(member.name, member.incarnation):
+            return True
+        return tokens > samples * self._sample_tokens
 
     def refuse(self, event: Any, message: str, reason: str, detail: str = "") -> None:
         """Record a refused message; refused reports once per incarnation and reason, if that is not long ago."""

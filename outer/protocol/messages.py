@@ -7,6 +7,7 @@ saved its state; a receiver that has not saved its own state for it does so befo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -213,3 +214,58 @@ class Stop:
     reason: str
     suspend: bool = False  # the run is suspended: save all state for the snapshot, and log nothing after it
     snapshot: int = 0
+
+
+# ------------------------------------------------------------------ what a wrong peer may say
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**53
+
+
+def _seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e10  # not for NaN
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) < 1000
+
+
+def _counters(value: Any) -> bool:
+    if type(value) is not FragmentCounters or len(value) != 4:
+        return False
+    return (value[0] is None or _count(value[0])) and _count(value[1]) and _count(value[2]) and _count(value[3])
+
+
+def _values(value: Any) -> bool:
+    return isinstance(value, dict) and all(_text(name) and isinstance(each, float) for name, each in value.items())
+
+
+_ALLOWED: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("incarnation", "sequence", "step", "tokens", "syncer_step", "fragment", "attempt"), _count),
+    **dict.fromkeys(("processed", "newest_span", "snapshot"), _count),
+    **dict.fromkeys(("lease_s", "step_s", "held_s", "took_s"), _seconds),
+    **dict.fromkeys(("learner", "phase", "digest", "codec", "defect"), _text),
+    "epoch": lambda value: value is None or _count(value),
+    "loss": lambda value: value is None or isinstance(value, float),
+    "aux": lambda value: value is None or _values(value),
+    "failed": lambda value: type(value) is tuple and all(map(_text, value)),
+    "manifest": lambda value: isinstance(value, dict),
+}
+_FIELDS = {
+    kind: tuple((name, _ALLOWED[name]) for name in kind.__dataclass_fields__ if name in _ALLOWED)
+    for kind in (Attach, Report, Contribution, SeekDonor)
+}
+
+
+def malformed(message: Attach | Report | Contribution | SeekDonor) -> str:
+    """Name the first field whose value a peer of this version cannot have sent; empty for none.
+
+    Whether the numbers are right is for the receiver to judge: here they only are numbers, of a size to calculate with.
+    """
+    for name, allowed in _FIELDS[type(message)]:
+        if not allowed(getattr(message, name)):
+            return name
+    counters = getattr(message, "counters", ())
+    told = (counters,) if type(message) is Contribution else counters
+    return "" if type(told) is tuple and all(map(_counters, told)) else "counters"

@@ -38,6 +38,7 @@ class Recovered:
     batch_sizes: dict[Key, int] = field(default_factory=dict)  # samples
     merged_step: dict[Key, dict[int, int]] = field(default_factory=dict)  # then by fragment
     finished: Finished | None = None
+    whole: bool = True  # whether every loan is known
     clock: int = 0  # the syncer step of the newest announced commit, where that commit was lost
 
 

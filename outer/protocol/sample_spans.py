@@ -37,11 +37,13 @@ class Span:
 @dataclass
 class _Borrower:
     finished: int = 0  # samples of the spans that were trimmed, most of them as fully committed
+    lent: int = 0  # samples of all spans
     spans: deque[Span] = field(default_factory=deque)
 
     def add(self, span: Span) -> None:
         """Add a span. Of too many the oldest is dropped: it never returns to the pool."""
         self.spans.append(span)
+        self.lent += span.samples
         if len(self.spans) > LENT_MAX:
             self.finished += self.spans.popleft().samples
 
@@ -74,7 +76,8 @@ class SpanPool:
         pool._next_sample, pool._next_identifier = next_sample, next_identifier
         pool._returned = list(returned)
         for each in borrowed:
-            loan = _Borrower(each.finished, deque(Span(*span) for span in each.spans))
+            spans = deque(Span(*span) for span in each.spans)
+            loan = _Borrower(each.finished, each.finished + sum(span.samples for span in spans), spans)
             pool._borrowers[each.learner, each.incarnation] = loan
         return pool
 
@@ -94,6 +97,11 @@ class SpanPool:
         self._next_identifier += 1
         self._borrowers.setdefault((learner, incarnation), _Borrower()).add(span)
         return span
+
+    def lent(self, learner: str, incarnation: int) -> int:
+        """How many samples this incarnation was ever lent."""
+        borrower = self._borrowers.get((learner, incarnation))
+        return borrower.lent if borrower else 0
 
     def newest(self, learner: str, incarnation: int) -> Span | None:
         borrower = self._borrowers.get((learner, incarnation))

@@ -82,10 +82,11 @@ class Syncer:
         reopened: bool = False,
         durability: str = "",
         uplinks: Uplinks | None = None,
+        sample_tokens: int = 0,
     ) -> None:
-        """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`, `ahead_s`: as
-        for Members. `recovered`: the state of earlier epochs. `durability`: for the log only. `reopened`: a run that
-        was stopped, or whose budget was raised, continues. `uplinks`: the bytes of
+        """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`, `ahead_s` and
+        `sample_tokens`: as for Members. `recovered`: the state of earlier epochs. `durability`: for the log only.
+        `reopened`: a run that was stopped, or whose budget was raised, continues. `uplinks`: the bytes of
         contributions; without it, float32 and no other format.
         """
         assert 1 <= quorum <= len(learners)
@@ -103,7 +104,7 @@ class Syncer:
         self._config = config
         self._fragments = fragments
         self._schedule = Schedule(len(fragments), config.round_steps)
-        self._members = Members(epoch, learners, span_steps, ahead_s)
+        self._members = Members(epoch, learners, span_steps, ahead_s, sample_tokens)
         self._out = EffectBuffer(self._members)
         whole = tuple(4 * fragment.size for fragment in fragments)
         self._links = Links(config, uplinks or Uplinks(("",), (whole,)), self._out.emit)
@@ -401,7 +402,8 @@ class Syncer:
         step = self._find(event.syncer_step)
         member = self._members.admit(event, "contribution")
         if member is None:
-            self._read_requests.miss(now, step, event, "refused")
+            if isinstance(event.learner, str):
+                self._read_requests.miss(now, step, event, "refused")
             return
         early = self._read_requests.note_transfer(member, event, self._clock)
         reason = "late"

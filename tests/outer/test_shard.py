@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,3 +150,16 @@ async def test_of_the_stored_values_the_two_newest_stay_and_a_later_shard_reads_
     assert "is missing" in (shard.load({1: named}, run.run))[1][1]
     with pytest.raises(RuntimeError, match="does not see the run's store"):
         shard.load({}, "another run's")
+
+
+@pytest.mark.parametrize("reply", [(1, 2), (None, [], 0), ("wrong", [], 0)])
+@in_a_loop
+async def test_an_answer_that_is_none_counts_as_malformed(shard: ShardActor, reply: Any) -> None:
+    async def read(asked: ReadRequest) -> Any:
+        if reply[0] == "wrong":
+            right, facts, oldest = await learner(np.zeros(SIZE, np.float32)).read.remote(asked)
+            return replace(right, processed=1e300), facts, oldest
+        return reply
+
+    handle = SimpleNamespace(read=SimpleNamespace(remote=read))
+    assert await shard.read("a", handle, ReadRequest(1, 1, 4, 1, 1, 0.0, 2.0)) == "malformed"

@@ -59,6 +59,11 @@ GARBLED: tuple[tuple[Callable[[Contribution, int], Contribution], str], ...] = (
     (_counted(lambda counters: {"base_step": counters.base_step - 1}), "wrong_counters"),
     (_counted(lambda counters: {"tokens": 0}), "wrong_counters"),
     (lambda answer, fragments: replace(answer, processed=answer.counters.tokens - 1), "wrong_counters"),
+    (lambda answer, fragments: replace(answer, processed=10**12), "wrong_counters"),
+    (lambda answer, fragments: replace(answer, processed=10**18), "malformed"),
+    (lambda answer, fragments: replace(answer, step="many"), "malformed"),  # type: ignore[arg-type]
+    (_counted(lambda counters: {"tokens": 1e300}), "malformed"),
+    (_counted(lambda counters: {"steps": None}), "malformed"),
 )
 
 

@@ -141,6 +141,35 @@ def test_the_pace_stays_what_it_was_while_nobody_living_has_one(members: Members
     assert members.step_s == 0.7
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens": 1e300}, {"tokens": 10**18}, {"step": None}, {"step_s": float("nan")}, {"lease_s": "long"},
+        {"counters": None}, {"counters": ((0, 0, 1, 1),)}, {"counters": (FragmentCounters(0, 0, None, 1),)},
+        {"aux": {"loss": "low"}}, {"learner": ["a"]}, {"incarnation": None},
+    ],
+)  # fmt: skip
+def test_a_message_whose_values_cannot_be_is_refused_once(members: Members, wrong: dict[str, Any]) -> None:
+    for _ in range(3):
+        assert members.admit(report(**wrong), "report") is None
+    [fact] = members.drain_facts()
+    assert isinstance(fact, Refused) and (fact.reason, fact.detail) == ("malformed", next(iter(wrong)))
+
+
+def test_nobody_has_made_more_than_it_was_lent_samples_for() -> None:
+    members = Members(7, {"a": 2}, span_steps=4, sample_tokens=5)
+    members.expect(0.0, Expect("a", 1, 60.0, 2))
+    stepping(members, step=0, tokens=0)
+    span = members.lend(members.known("a"))
+    assert span.samples == 8
+    for step, tokens, admitted in ((4, 40, True), (4, 41, False), (5, 40, False)):
+        assert bool(members.admit(report(step=step, tokens=tokens, sequence=2), "report")) == admitted
+        counters = FragmentCounters(0, 0, step, tokens)
+        answer = Contribution("a", 1, 7, 4, 0, 1, step, tokens, counters, None, "digest")
+        assert bool(members.admit(answer, "contribution")) == admitted
+    assert {fact.reason for fact in members.drain_facts() if isinstance(fact, Refused)} == {"wrong_counters"}
+
+
 # ------------------------------------------------------------------ leases
 
 
