@@ -79,15 +79,6 @@ def contribution(copy: StagedCopy, fragment: int = 0) -> Contribution:
     return Contribution("a", 1, 1, 4, fragment, 1, STEP, 24, FragmentCounters(0, 0, 3, 24), copy, "")
 
 
-def test_a_copy_is_of_the_step_it_was_taken_at_and_names_the_base_it_grew_from() -> None:
-    made, trainer = fragment_io()
-    trainer.thetas[0] += 0.5
-    copies = made.stage([0])
-    trainer.thetas[0] += 100.0
-    assert set(copies) == {0}
-    assert np.array_equal(copies[0].theta.host(), flat(1.5)) and np.array_equal(copies[0].base, flat(1.0))
-
-
 def test_a_fragment_without_a_base_cannot_be_copied() -> None:
     made = FragmentIO(cast(Trainer, TwoArrays()), SyncConfig(), 2)
     with pytest.raises(AssertionError):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from learners.protocol import fact_buffer
-from learners.protocol.fact_buffer import RESEND_S, FactBuffer, read_clocks
+from learners.protocol.fact_buffer import FactBuffer, read_clocks
 
 
 class Clock:
@@ -63,51 +61,6 @@ def test_a_full_buffer_drops_the_oldest_facts_and_counts_them() -> None:
 def test_a_resumed_incarnation_continues_its_numbers() -> None:
     facts = buffer(2, first=7)
     assert (facts.oldest, numbers(facts.pending())) == (7, [7, 8])
-
-
-@given(
-    st.lists(
-        st.sampled_from(["add", "add", "add", "send", "all", "rewind", "wait"]) | st.integers(-1, 20), max_size=60
-    ),
-    st.integers(1, 5),
-    st.integers(1, 4),
-)
-def test_messages_carry_runs_without_a_gap_and_never_what_is_acknowledged(
-    script: list[str | int], message: int, limit: int
-) -> None:
-    clock = Clock()
-    facts = buffer(monotonic=clock, limit=limit)
-    said = oldest = unsent = dropped = 0  # the model: sent and not acknowledged is [oldest, unsent)
-    moved_at = 0.0
-    for move in script:
-        if move == "add":
-            facts.add(said)
-            said += 1
-            dropped += max(0, said - limit - oldest)
-            oldest = max(oldest, said - limit)
-            unsent = max(unsent, oldest)
-        elif move == "wait":
-            clock.now += RESEND_S
-        elif move == "rewind":
-            facts.rewind()
-            unsent, moved_at = oldest, clock.now
-        elif isinstance(move, int):
-            number = min(move, said - 1)
-            facts.acknowledge(number)
-            if number >= oldest:
-                oldest, moved_at = number + 1, clock.now
-                unsent = max(unsent, oldest)
-        else:
-            if move == "send" and unsent > oldest and clock.now - moved_at >= RESEND_S:
-                unsent, moved_at = oldest, clock.now
-            elif unsent == oldest:
-                moved_at = clock.now
-            first, stop = (unsent, min(said, unsent + message)) if move == "send" else (oldest, said)
-            sent = facts.pending(message) if move == "send" else facts.everything()
-            assert sent == [(n, 0.0, n) for n in range(first, stop)]
-            unsent = stop
-        assert (facts.oldest, facts.dropped) == (oldest, dropped)
-        assert facts.recorded == (said if oldest == said else None)
 
 
 def test_two_clocks_are_read_as_of_one_moment_though_the_process_is_frozen_between_them() -> None:

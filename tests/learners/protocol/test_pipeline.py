@@ -7,24 +7,20 @@ from typing import Any
 import pytest
 
 from learners.protocol.events_effects import (
-    Apply,
     Boundary,
-    Donate,
     Emit,
     Exit,
     Hold,
     Resume,
     RunStep,
-    Save,
     Stage,
     Staged,
     StepDone,
 )
-from learners.protocol.facts import Adopted, AdoptionRefused, StepFinished
+from learners.protocol.facts import StepFinished
 from learners.protocol.learner import AHEAD, COMPLETION
 from outer.protocol.messages import FragmentCounters, Grant, Notice, Stop
-from tests.golden.loop import TOKENS, Loop, answers, joined, notice, only
-from tests.learners.protocol.test_joining import request
+from tests.golden.loop import TOKENS, Loop, answers, joined, only
 
 
 def ahead(**sync: Any) -> Loop:
@@ -70,23 +66,6 @@ def test_samples_are_used_when_a_step_is_dispatched_and_the_next_batches_are_tol
     assert [(fact.span, fact.position) for fact in loop.facts(StepFinished)] == [(0, 0), (0, 2)]
 
 
-def test_what_is_adopted_after_a_step_is_logged_after_it_and_counted_from_it() -> None:
-    loop = joined()
-    loop.deliver(2, 1)
-    effects = loop.reach()
-    assert only(Apply, effects) == [Apply(1, 2, "v2", "overwrite")], "after step 1, which is in flight"
-    assert facts(effects) == []
-    refused = loop.do(notice(1, 1))
-    assert refused == [], "its turn in the log is after the adoption that makes it old"
-    effects = loop.done()
-    assert [type(fact) for fact in facts(effects)] == [StepFinished, Adopted, AdoptionRefused]
-    assert loop.facts(Adopted)[-1] == Adopted(1, 2, 1, "overwrite", None)
-    assert loop.counters(1) == FragmentCounters(0, 0, 1, TOKENS), "as of the boundary, before adopting"
-    loop.reach()
-    loop.done()
-    assert loop.counters(1) == FragmentCounters(2, 1, 1, TOKENS)
-
-
 def test_a_read_that_waited_is_answered_from_before_the_adoption_at_the_same_boundary() -> None:
     loop = ahead()
     loop.done()
@@ -109,19 +88,6 @@ def test_a_stop_completes_what_is_in_flight_and_starts_no_more() -> None:
     loop.done()
     assert only(Exit, loop.do(Resume())) == [Exit("enough")]
     assert loop.machine.step == 2 and loop.reports[-1].step == 2
-
-
-def test_a_state_is_given_and_saved_only_where_no_step_is_in_flight() -> None:
-    loop = ahead()
-    loop.do(request(), Notice(1, 2, 1, 2, "digest", 0.0, snapshot=1))
-    loop.done()
-    assert waits_for_completion(loop.reach())
-    assert only(Donate, loop.log) == only(Save, loop.log) == []
-    loop.done()
-    effects = loop.do(Resume())
-    [save], [given] = only(Save, effects), only(Donate, effects)
-    assert (save.state.step, given.step) == (2, 2)
-    assert [run.step for run in only(RunStep, effects)] == [3], "and it steps on"
 
 
 def test_a_pause_for_a_snapshot_is_no_part_of_the_step() -> None:

@@ -10,7 +10,6 @@ from jax.sharding import PartitionSpec as P
 from examples.experts.task import MixtureLM
 from learners.config import DataConfig, InnerConfig
 from learners.training import state_arrays
-from learners.training.devices import placement
 from learners.training.evaluator import Evaluator
 from learners.training.models.language import ByteLanguageModel
 from learners.training.trainer import Trainer
@@ -110,27 +109,6 @@ def moved(data, sync):
     }
 
 
-def written(data):
-    """The bytes beside a leaf in place that writing its pieces takes on each device, and the largest piece's."""
-    task = type("Spread", (Sharded,), {"sharding": lambda self, mesh: {"embed": P(("batch", "model"))}})
-    task = task(data, 0, layers=1, width=16, heads=2)
-    one = Trainer(task, deal(task, CUT), InnerConfig(), 0, devices=4, model_parallel=2)
-    found, sizes = [], []
-    for fragment in one.fragments:
-        thetas = np.arange(fragment.size, dtype=np.float32)
-        placed = one.prepare(fragment.index, thetas)
-        for tensor, values in zip(fragment.tensors, placed.leaves, strict=True):
-            if tensor.cut:
-                at = one._tree.leaf_of[tensor.path]
-                program = placement._writing(tensor.cut, one.layout.leaves[at]).lower(one._leaves[at], values).compile()
-                memory = program.memory_analysis()
-                found.append(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
-                sizes.append(4 * tensor.size)
-        one.swap(fragment.index, placed)
-        assert np.array_equal(one.read(fragment.index), thetas)
-    return {"beside": max(found), "piece": max(sizes), "pieces": len(sizes)}
-
-
 def evaluated(data):
     """The loss of the same parameters on one device and on four, in whole batches and in a rest, and where they lie."""
     found, placed = [], []
@@ -163,7 +141,6 @@ def main():
         "sharded": trained(Sharded, data, devices=4, model_parallel=2),
         "moved": moved(data, SyncConfig(P=4)),
         "moved_pieces": moved(data, CUT),
-        "written": written(data),
         "one_mixed": trained(Mixed, data, devices=1),
         "mixed": trained(Mixed, data, devices=4, model_parallel=2),
         "evaluated": evaluated(data),

@@ -13,7 +13,6 @@ import optax
 import pytest
 from safetensors.numpy import save_file
 
-from benchmarks.harness.lockstep import LockStep
 from learners.config import InnerConfig, WarmStart
 from learners.training import state_arrays, weights
 from learners.training.evaluator import Evaluator
@@ -67,24 +66,6 @@ class Normed(Half):
 
     def held_out(self, start: int, count: int) -> Any:
         return self.batch(10**6 + start, count)
-
-
-class Plain(Normed):
-    """The same parameters without kinds, and a loss that returns no new values."""
-
-    kinds: ClassVar[Any] = {}
-
-    def init(self, rng: jax.Array) -> Any:
-        params = super().init(rng)
-        return {name: params[name] for name in ("w", "b")}
-
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        return jnp.mean((batch[0] @ params["w"] + params["b"] - batch[1]) ** 2), {}
-
-
-def run(task: Any, learners: int = 2) -> LockStep:
-    sync, inner = SyncConfig(P=1, H=4, tau=0, quorum=learners), InnerConfig(lr=1e-2, schedule="constant")
-    return trained(task, sync, OuterConfig(lr=0.7, momentum=0.9), learners, batch=8, inner=inner)
 
 
 def where(fragment: Fragment, name: str) -> slice:
@@ -141,7 +122,8 @@ def test_each_kind_in_lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
         return commits[-1][1]
 
     monkeypatch.setattr(GlobalParameters, "propose", noted)
-    shell = run(Normed())
+    sync, inner = SyncConfig(P=1, H=4, tau=0, quorum=2), InnerConfig(lr=1e-2, schedule="constant")
+    shell = trained(Normed(), sync, OuterConfig(lr=0.7, momentum=0.9), 2, batch=8, inner=inner)
     place = where(shell.fragments[0], "norm/shift")
     assert len(commits) == 3
     for payloads, proposal in commits:
@@ -163,23 +145,6 @@ def test_with_one_learner_a_mean_leaf_is_its_value_to_the_bit(outer: dict[str, A
     theirs = held.thetas[0].copy()
     theirs[place] = np.array([1e30, 1e-30, -0.1, 3e-45, 0.0, 1 / 3], np.float32)  # beyond the range of a difference
     assert held.propose(0, [theirs], [1.0]).theta[place].tobytes() == theirs[place].tobytes()
-
-
-def test_merged_leaves_are_merged_as_ever_beside_other_kinds() -> None:
-    class Beside(Plain):
-        kinds: ClassVar[Any] = {"shift": "mean", "still": "frozen"}
-
-        def init(self, rng: jax.Array) -> Any:
-            return Plain.init(self, rng) | {"shift": jnp.zeros(IN), "still": jnp.ones(3)}
-
-        def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-            return Plain.loss(self, params, batch, rng)[0], {"state": {"shift": params["shift"] + 0.5}}
-
-    plain, beside = run(Plain()), run(Beside())
-    ours = {t.name: beside.parameters.thetas[0][at].tobytes() for t, at in beside.fragments[0].slices()}
-    theirs = {t.name: plain.parameters.thetas[0][at].tobytes() for t, at in plain.fragments[0].slices()}
-    assert {name: ours[name] for name in theirs} == theirs
-    assert (np.frombuffer(ours["shift"], np.float32) > 5.0).all()
 
 
 def test_a_joiner_has_a_peers_leaves_of_every_kind_or_the_syncers_beside_initial_ones() -> None:
@@ -265,7 +230,7 @@ def test_kinds_that_do_not_fit_are_refused(kinds: Any, said: str) -> None:
     ],
 )
 def test_two_parameters_of_one_path_are_refused(params: Any, split: bool, path: str) -> None:
-    class Doubled(Plain):
+    class Doubled(Half):
         def init(self, rng: jax.Array) -> Any:
             return params
 

@@ -122,9 +122,3 @@ def test_a_cpu_learner_has_as_many_devices_as_asked_for_and_only_one_is_pinned_t
     )
     done = python("-c", code, without=("XLA_FLAGS", "JAX_PLATFORMS"))
     assert done.stdout.split() == [str(devices), "True"], done.stderr
-
-
-def test_a_piece_is_written_into_a_leaf_on_several_devices_without_another_copy(found: Any) -> None:
-    written = found["written"]
-    assert written["pieces"] > 2
-    assert written["beside"] <= written["piece"] / 8

@@ -19,7 +19,7 @@ from learners.config import DataConfig, InnerConfig
 from learners.training.evaluator import Evaluator
 from learners.training.models import transformer
 from learners.training.models.language import ByteLanguageModel
-from learners.training.step import AUX_LEFT_OUT, AUX_MAX, make_step, schedule, step_key
+from learners.training.step import AUX_LEFT_OUT, AUX_MAX, make_step, schedule
 from learners.training.task import Task
 from learners.training.trainer import Trainer
 from learners.training.tree import deal, initial_parameters, tensors_of
@@ -174,13 +174,6 @@ def test_rebasing_keeps_the_progress_since_the_anchor(trainer: Trainer, values: 
     np.testing.assert_allclose(trainer.read(2), local + (theta - anchor), rtol=1e-6, atol=1e-6)
 
 
-def test_rebasing_without_progress_is_overwriting_to_the_bit(trainer: Trainer, values: Any) -> None:
-    local, theta, _ = values
-    theta[:3] = -0.0, 0.0, 1e-38
-    trainer.adopt(2, theta, "rebase", local)
-    assert trainer.read(2).tobytes() == theta.tobytes()
-
-
 def test_a_reset_clears_the_moments(trainer: Trainer) -> None:
     trainer.step(0, 4, 0.5)
     assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(trainer.opt_state))
@@ -207,15 +200,6 @@ def test_warming_up_changes_nothing(trainer: Trainer) -> None:
     assert all((a == b).all() for a, b in zip(parameters, everything(trainer), strict=True))
     after = jax.tree.leaves(trainer.opt_state)
     assert all((a == b).all() for a, b in zip(moments, after, strict=True))
-
-
-def test_a_trainers_step_is_the_plain_step_on_trees(task: ByteLanguageModel, trainer: Trainer, train_step: Any) -> None:
-    params, moments = jax.tree.map(jnp.copy, (trainer.params, trainer.opt_state))  # the step donates them
-    scale = jnp.float32(schedule(InnerConfig(), 0.3))
-    params, _, loss, _ = train_step(params, moments, task.batch(8, 4), step_key(0, 8), scale)
-    assert trainer.step(8, 4, 0.3) == float(loss)
-    for one, two in zip(jax.tree.leaves(params), jax.tree.leaves(trainer.params), strict=True):
-        assert (one == two).all()
 
 
 def test_the_gradient_is_clipped_and_the_updates_are_scaled() -> None:

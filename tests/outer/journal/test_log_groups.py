@@ -146,19 +146,6 @@ def test_groups_with_large_values_become_segments_sooner(tmp_path: Path, monkeyp
     assert 50_000 < most < 3 * 50_000
 
 
-def test_what_an_earlier_epoch_left_becomes_a_segment_first(tmp_path: Path) -> None:
-    segments = Segments()
-    journal(tmp_path, 1, segments).open()
-    for epoch in range(2, 12):
-        made = journal(tmp_path, epoch, segments)
-        made.open()
-        keep_up(made)
-        for number in range(5):
-            made.write([run("a", epoch, number, opened(number))])
-            keep_up(made)
-    assert made.segmented.segments >= 8 and len(positions(Folder(tmp_path), "journal")) < 40
-
-
 def test_a_successor_reads_the_newest_snapshot_and_the_groups_behind_it_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,15 +254,6 @@ def test_lengths_that_float32_does_not_hold(size: float) -> None:
 
 def test_embeddings_vectors_and_scalars_are_averaged_unless_the_task_says_otherwise() -> None:
     tensors = (*FRAGMENT.tensors, Tensor("temperature", (), "float32"))
-    assert rules(tensors, "rda") == {
-        "embed": "avg",
-        "blocks/0/up": "rda",
-        "blocks/0/norm": "avg",
-        "blocks/1/up": "rda",
-        "temperature": "avg",
-    }
-    assert set(rules(tensors, "avg").values()) == {"avg"}
+    assert [name for name, rule in rules(tensors, "rda").items() if rule != "avg"] == ["blocks/0/up", "blocks/1/up"]
     patterned = rules(tensors, "rda", {"blocks/0/*": "avg", "blocks/*": "rda", "embed": "rda"})
-    assert patterned["blocks/0/up"] == "avg"
-    assert patterned["blocks/1/up"] == "rda"
-    assert patterned["embed"] == "rda"
+    assert [name for name, rule in patterned.items() if rule != "avg"] == ["embed", "blocks/1/up"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from outer.config import SyncConfig
 from outer.protocol.facts import Committed, LinkAdapted, ReadFailed
 from outer.protocol.link_ladder import AFTER, BACK_AFTER, Clock, LadderPlace, Rung, Uplinks
-from outer.protocol.links import EARLY, Links, UnderWay
-from outer.protocol.messages import Contribution, FragmentCounters, Notice, ReadRequest
+from outer.protocol.links import EARLY
+from outer.protocol.messages import Notice, ReadRequest
 from outer.protocol.syncer import Budget
 from tests.golden.bench import Bench, Peer
 
@@ -149,17 +148,6 @@ def test_with_a_base_window_it_gets_every_second_version_and_contributes_both_ro
 def test_what_does_not_go_together_is_refused(sync: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SyncConfig.model_validate(sync)
-
-
-def test_an_early_answer_that_is_here_keeps_its_payload() -> None:
-    links = Links(SyncConfig(P=1, H=4, adaptive=True), Uplinks(("",), ((8,),)), lambda fact: None)
-    member: Any = SimpleNamespace(name="a", incarnation=1, under_way=None)
-    links.expect(member, UnderWay(5, 0, 9.0))
-    assert links.early_reads == {(5, EARLY)}
-    links.take(5, 0, [member])  # its step is read, and reopens
-    assert links.early_reads == set()
-    links.keep(Contribution("a", 1, 1, 5, 0, EARLY, 1, 8, FragmentCounters(0, 0, 1, 8), None, "digest"))
-    assert links.early_reads == {(5, EARLY)}, "it comes while the step collects"
 
 
 def test_a_link_whose_answers_never_arrive_goes_down_too_and_comes_back_when_they_do() -> None:

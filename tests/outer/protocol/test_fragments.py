@@ -95,13 +95,6 @@ def test_a_layer_in_pieces_stays_together() -> None:
     assert names(by_layer(pieces, 2)) == [[piece.name for piece in pieces[:-1]], ["blocks/1/up"]]
 
 
-def test_more_fragments_than_tensors_is_refused_with_the_largest_possible_number() -> None:
-    with pytest.raises(ValueError, match="at most 3"):
-        balanced(tensors([1, 2, 3]), 4)
-    with pytest.raises(ValueError):
-        balanced(tensors([1, 2, 3]), 0)
-
-
 @pytest.mark.parametrize(
     ("tensor_count", "round_steps", "wanted"), [(20, 24, 20), (100, 24, 24), (100, 8, 8), (100, 100, 24)]
 )

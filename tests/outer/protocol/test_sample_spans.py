@@ -18,16 +18,6 @@ def ranges(spans: list[Span]) -> list[tuple[int, int]]:
     return [(span.start, span.stop) for span in spans]
 
 
-def test_exactly_what_was_not_committed_returns_and_is_lent_before_anything_new() -> None:
-    pool = SpanPool()
-    pool.grant("a", 1, 8, 2)
-    pool.grant("b", 1, 8, 2)
-    pool.grant("a", 1, 8, 2)
-    assert ranges(pool.release("a", 1, committed=6)) == [(6, 8), (16, 24)]
-    assert pool.release("a", 1, committed=6) == [], "a loan ends once"
-    assert ranges([pool.grant("a", 2, 8, 2) for _ in range(3)]) == [(6, 8), (16, 24), (24, 32)]
-
-
 def test_a_returned_range_is_cut_to_whole_batches_of_the_learner_that_gets_it() -> None:
     pool = SpanPool()
     pool.grant("a", 1, 10, 2)
@@ -44,29 +34,6 @@ def test_neighbours_that_return_are_one_range_in_either_order(order: tuple[str, 
     for name in order:
         pool.release(name, 1, committed=0)
     assert ranges([pool.grant("d", 1, 24, 24)]) == [(0, 24)], "a batch may need samples of all three"
-
-
-def test_a_pool_rebuilt_from_its_records_lends_on_as_the_first_would() -> None:
-    pool, heir = SpanPool(), SpanPool()
-
-    def grant(name: str, incarnation: int, samples: int) -> None:
-        heir.replay_grant(name, incarnation, pool.grant(name, incarnation, samples, 2))
-
-    def release(name: str, committed: int) -> None:
-        for back in pool.release(name, 1, committed):
-            heir.replay_return(name, 1, back)
-
-    for name in "abcab":
-        grant(name, 1, 8)
-    for name in "ca":
-        release(name, committed=4)
-    grant("c", 2, 2)  # a part of what returned
-    grant("a", 2, 8)  # and all of a range
-    assert heir.newest("a", 1) == Span(3, 24, 24), "what is left of it after the return"
-    assert heir.newest("a", 2) == pool.newest("a", 2)
-    assert [heir.release(name, 1, committed=4) for name in "ca"] == [[], []], "nothing returns twice"
-    assert heir.release("b", 1, committed=4) == pool.release("b", 1, committed=4)
-    assert [heir.grant("d", 1, 8, 2) for _ in range(5)] == [pool.grant("d", 1, 8, 2) for _ in range(5)]
 
 
 @pytest.mark.parametrize(

@@ -12,32 +12,14 @@ from outer.protocol.facts import (
     Finished,
     LearnerAttached,
     LearnerFenced,
-    LeaseExpired,
     ReadFailed,
     Refused,
-    StepReopened,
 )
 from outer.protocol.messages import DRAINING, STEPPING, STOPPED, Attach, Stop, Welcome
-from outer.protocol.syncer import REOPEN_S, Budget
+from outer.protocol.syncer import Budget
 from tests.golden.bench import ALL, MANIFEST, bench, reading
 
 # ------------------------------------------------------------------ quorum
-
-
-def test_with_fewer_than_k_current_bases_the_step_reopens_and_commits_once_there_are_k() -> None:
-    made = bench("a", "b")
-    made.peers["b"].bases[0] = (None, 0, 0)
-    made.now = 1.0
-    made.step("a", "b")
-    assert made.facts(StepReopened) == [StepReopened(1, 0, 0, "1 learners have a usable base, the quorum is 2")]
-    assert made.asked(1) == []
-    made.peers["b"].bases[0] = (0, 1, 10)
-    made.step("a", "b")
-    assert made.asked(1) == [] and made.syncer.wake_at == 1.0 + REOPEN_S, "it is not judged again at once"
-    made.now = 1.0 + REOPEN_S
-    made.do(Tick())
-    made.answer("a", "b")
-    assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
 
 
 def test_a_read_that_the_shell_could_not_make_is_waited_for_no_longer() -> None:
@@ -94,20 +76,6 @@ def test_when_the_first_step_was_and_when_the_clock_last_moved_is_kept() -> None
 
 
 # ------------------------------------------------------------------ leases and fences
-
-
-def test_a_learner_that_reported_and_whose_lease_lapsed_has_reported_still() -> None:
-    """Its next sign of life need not be another step."""
-    made = bench("a", "b", sync=ALL | {"participants": "reported"}, peers={"lease_s": 1.0})
-    made.now = 0.5
-    made.step("a")
-    for made.now in (1.0, 1.5):
-        made.do(Tick())
-    assert {fact.learner for fact in made.facts(LeaseExpired)} == {"a", "b"}
-    made.now = 2.0
-    made.do(made.peers["a"].report())
-    made.step("b")
-    assert made.asked(1) == ["a", "b"]
 
 
 def test_a_learner_that_dies_after_its_answer_still_merges() -> None:

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from outer.config import SyncConfig
 from outer.protocol.events_effects import Append, Merge, Send, Tick
-from outer.protocol.facts import Committed, Quarantined, Refused
-from outer.protocol.messages import FragmentCounters, ReadRequest, Stop
+from outer.protocol.facts import Committed, Refused
+from outer.protocol.messages import FragmentCounters, ReadRequest
 from outer.protocol.open_step import age, weigh
-from outer.protocol.syncer import NON_FINITE_MAX, RESEND_S
-from tests.golden.bench import ALL, bench, reading
+from tests.golden.bench import ALL, reading
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"epoch": 2}, "stale_epoch"),
@@ -62,29 +61,6 @@ def test_a_wrong_contribution_is_refused_with_its_reason_and_changes_nothing(
     made.do(Tick())
     [fact] = made.facts(Committed)
     assert [one.learner for one in fact.participants] == ["b", "c"], "and the others commit without it"
-
-
-def test_a_learner_that_stays_non_finite_is_made_to_start_anew_and_others_are_not() -> None:
-    made = bench("a", "b", "c", sync=ALL)
-    for number in range(1, NON_FINITE_MAX + 2):
-        made.now += 1.0
-        made.step("a", "b", "c")
-        bad = {"defect": "non_finite", "payload": None} if number != 2 else {}
-        made.answer("a", **bad)
-        made.answer("b", "c")
-        made.adopt("a", "b", "c")
-        assert made.sent(Stop, "a") == [], "one that is sound in between counts anew"
-    made.now += 1.0
-    made.step("a", "b", "c")
-    made.answer("a", defect="non_finite", payload=None)
-    assert made.facts(Quarantined) == [Quarantined("a", 1, NON_FINITE_MAX)]
-    [stop] = made.sent(Stop, "a")
-    assert stop.reason.startswith("failed:") and made.sent(Stop, "b") == []
-    assert not made.syncer.finished
-    for wait, stops in ((RESEND_S / 2, 1), (RESEND_S / 2, 2)):
-        made.now += wait
-        made.step("a")
-        assert len(made.sent(Stop, "a")) == stops, "it may not have heard"
 
 
 def contributions(*counters: tuple[int, int]) -> Any:
