@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.cli.app import PROVE, CommandEntry, build
+from orchestrator.runtime.ends import prepare_process
 
 
 def _commands() -> Any:
@@ -33,6 +34,7 @@ CHAOS = CommandEntry(PROVE, "chaos", "Inject faults into a running job, or simul
 
 
 def main() -> None:
+    prepare_process()
     build(extensions=[CHAOS], starter=_start, faults=faults)()
 
 

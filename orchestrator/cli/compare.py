@@ -14,7 +14,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from orchestrator.cli.errors import CHECK_FAILED, apart, reported
+from orchestrator.cli.errors import CHECK_FAILED, apart, heard_or_not, reported
 from orchestrator.cli.options import AsJson, Overrides
 from orchestrator.cli.progress import Bars
 from orchestrator.cli.recipes import prepare
@@ -59,7 +59,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe in several ways, and set them side by side; the same command continues."""
-    with reported(as_json):
+    with heard_or_not(), reported(as_json):
         from orchestrator.compare import comparison, runs, tables
         from orchestrator.compare.modes import chosen, reference
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.check import cores
-from orchestrator.cli.errors import CHECK_FAILED, reported
+from orchestrator.cli.errors import CHECK_FAILED, heard_or_not, reported
 from orchestrator.cli.options import AsJson
 from orchestrator.cli.progress import Bars
 from orchestrator.recipe.problems import InputError, Problem
@@ -41,7 +41,7 @@ def prepare(
     as_json: AsJson = False,
 ) -> None:
     """Tokenize text into shards for [data] kind = "tokens"; the same command continues after an interruption."""
-    with reported(as_json):
+    with heard_or_not(), reported(as_json):
         from orchestrator.prepare import preparation
 
         problems = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from typing import Any, NoReturn
 
 import typer
@@ -18,6 +19,37 @@ from orchestrator.store.watch import RunLost
 
 PLACES = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 OK, INPUT, UNREACHABLE, FAILED, CHECK_FAILED, UNFIT, INTERRUPTED = 0, 2, 3, 4, 5, 6, 130
+
+
+class _Outlasting:
+    """A stream of text whose reader may go: what is written then, and whatever else its file gets, is dropped."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return int(self._drop(lambda: self._stream.write(text)))
+
+    def flush(self) -> None:
+        self._drop(self._stream.flush)
+
+    def _drop(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except OSError:  # a pipe without a reader, a terminal that is closed
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+            return 0
+
+
+@contextmanager
+def heard_or_not() -> Iterator[None]:
+    """Work on when nobody reads what this process prints."""
+    with redirect_stdout(_Outlasting(sys.stdout)), redirect_stderr(_Outlasting(sys.stderr)):
+        yield
 
 
 @contextmanager

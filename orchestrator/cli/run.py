@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from orchestrator.cli.errors import CHECK_FAILED, FAILED, INTERRUPTED, OK, apart, reported
+from orchestrator.cli.errors import CHECK_FAILED, FAILED, INTERRUPTED, OK, apart, heard_or_not, reported
 from orchestrator.cli.options import AsJson, Overrides, RunDir
 from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.cli.summary import block
@@ -48,7 +48,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train by a recipe, or resume a run that was stopped or died."""
-    with reported(as_json):
+    with heard_or_not(), reported(as_json):
         with apart(as_json):
             resolved = prepare(recipe, overrides, further=lambda asked: _misused_store(asked, run_dir, fresh))
             store = store_of(resolved, run_dir)

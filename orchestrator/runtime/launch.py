@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_bytes, misses, most_resources
 from orchestrator.runtime import actor, job, metrics_actor, syncer_manager
+from orchestrator.runtime.ends import Terminated, terminate
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
@@ -47,10 +49,6 @@ REMOVE_S = 5.0
 
 OnStatus = Callable[[Mapping[str, Any]], None]
 Starter = Callable[[Recipe, RunStore, str, bool], Any]  # starts chaos: (recipe, store, namespace, anywhere)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: this process was asked to end, and the run with it."""
 
 
 class ClusterUnreachable(ConnectionError):
@@ -111,7 +109,8 @@ def connect(address: str, namespace: str) -> str | None:
         raise InputError([Problem("--address", address, "is that of a dashboard, which takes jobs only", fix)])
     try:
         _knock(address)
-        context = ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+        with _apart():
+            context = ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
         dashboard: str | None = context.dashboard_url
         return dashboard
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
@@ -145,7 +144,7 @@ def start_and_wait(
     if not placement.local:
         admit(recipe.run.control)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)  # after Ray's own: asked to end, end cleanly
+        signal.signal(signal.SIGTERM, terminate)
     lock = lock or RunLock(Folder(store.root), str(store.root))
     for left in reversed(range(ORCHESTRATORS_MAX)):
         orchestrator = _orchestrator(recipe, store, placement, lock)
@@ -187,10 +186,6 @@ def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement, lock
             raise error.cause from None  # another process works on the run
         raise
     return orchestrator
-
-
-def _terminate(number: int, frame: Any) -> None:
-    raise Terminated
 
 
 def _wait(orchestrator: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
@@ -241,7 +236,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
     os.environ.pop("RAY_ADDRESS", None)
     namespace = f"diloco-{recipe.name}"
     try:
-        with _on_loopback():
+        with _on_loopback(), _apart():
             use_auth_settings()
             # Ray forks to exec at once, which is safe; JAX, if this process has loaded it, warns all the same.
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
@@ -312,6 +307,22 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Keep signals apart: those to this process's group are for it alone, not for Ray's processes, which have groups of
+    their own; and SIGTERM stays ours, which Ray takes to exit at once.
+    """
+    from ray._private import services, utils  # there is no public way
+
+    before = services.ConsolePopen, utils.set_sigterm_handler
+    services.ConsolePopen = partial(services.ConsolePopen, process_group=0)
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        services.ConsolePopen, utils.set_sigterm_handler = before
 
 
 def use_auth_settings() -> None:

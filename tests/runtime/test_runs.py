@@ -1,6 +1,7 @@
 """Whole runs on real Ray actors: without faults, and through deaths and freezes of learners."""
 
 import json
+import os
 from ipaddress import ip_address
 
 import numpy as np
@@ -212,3 +213,6 @@ def test_every_listener_of_a_local_run_is_on_loopback(ray_cluster):
     found = listeners()
     assert {"gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"} <= {name for name, _ in found}
     assert [(name, address) for name, address in found if not on_loopback(address)] == []
+    children = psutil.Process().children(recursive=True)
+    groups = [os.getpgid(each.pid) for each in children if each.name() in ("gcs_server", "raylet")]
+    assert len(groups) == 2 and os.getpgid(0) not in groups, "a signal to our group is ours alone"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import re
 import resource
+import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +25,7 @@ from typer.testing import CliRunner
 import orchestrator.runtime
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.cli.app import PROVE, CommandEntry, build
-from orchestrator.cli.errors import reported
+from orchestrator.cli.errors import heard_or_not, reported
 from orchestrator.recipe.toml_text import load
 from orchestrator.store import run_lock
 from orchestrator.store.run_lock import RunLock
@@ -32,6 +35,7 @@ from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 LOCAL = str(ROOT / "deploy" / "recipes" / "local.toml")
+HERE = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
 
 
 def invoke(*words: str) -> Any:
@@ -105,7 +109,7 @@ def test_every_error_at_once_with_exit_code_2_within_5_s_of_work_without_ray_or_
             *("run", str(recipe), "--run-dir", str(tmp_path / "out" / "run")),
         ],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        env=HERE,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -369,3 +373,47 @@ def test_a_reader_of_our_output_may_close_it_early(tmp_path: Path, monkeypatch: 
         with pytest.raises(BrokenPipeError), reported():
             Console(file=Gone()).print("a table")
         monkeypatch.undo()
+
+
+# ------------------------------------------------------------------ ends of the shell
+
+
+def test_work_goes_on_when_nobody_reads_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as nobody, monkeypatch.context() as patched:
+        for name in ("stdout", "stderr"):
+            patched.setattr(sys, name, nobody)
+        with heard_or_not(), reported():
+            for _ in range(2):
+                Console().print("a table")
+                typer.echo("a line", err=True)
+                sys.stdout.flush()
+
+
+def test_a_command_that_is_started_with_closed_streams_works() -> None:
+    command = shlex.join([sys.executable, "-m", "orchestrator", "plan", LOCAL])
+    for closed in (">&-", "2>&- <&-"):
+        done = subprocess.run(["bash", "-c", f"{command} {closed}"], env=HERE, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("ignored", "number", "ends"),
+    [("", signal.SIGTERM, True), ("", signal.SIGHUP, True), ("trap '' HUP;", signal.SIGHUP, False)],
+    ids=["terminated", "hung up", "nohup"],
+)
+def test_a_signal_leaves_no_folder(tmp_path: Path, ignored: str, number: signal.Signals, ends: bool) -> None:
+    code = (
+        "import tempfile; from orchestrator.runtime.ends import prepare_process; prepare_process()\n"
+        f"with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
+        "    print('begun', flush=True); input(); print('went on', flush=True)"
+    )
+    process = subprocess.Popen(
+        ["bash", "-c", f"{ignored} exec {shlex.join([sys.executable, '-c', code])}"],
+        env=HERE, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    said, _ = process.communicate(None if ends else "\n", timeout=DEADLINE_S)
+    assert (said == "", list(tmp_path.iterdir())) == (ends, [])
