@@ -14,15 +14,14 @@ from typer.testing import CliRunner
 from learners.protocol.facts import StepFinished
 from learners.training import weights
 from orchestrator.cli.app import build
-from orchestrator.cli.replay import _check_until, _last_step, _told
+from orchestrator.cli.replay import _told
 from orchestrator.eventlog.compactor import segment_key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.eventlog.reader import SEAL_FILE, seal
-from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump
 from orchestrator.replay.process import FILE
-from outer.protocol.facts import Committed, StepPassed
+from outer.protocol.facts import Committed
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import altered, is_a, without
 from tests.replay.shaken import Shaken
@@ -111,35 +110,12 @@ def test_a_log_that_was_changed_since_it_was_sealed_is_refused_and_one_without_a
     assert done.exit_code == 2 and "its log was changed: log.seal: " in done.stderr
 
 
-def test_a_log_that_tells_one_fact_in_two_ways_is_refused(run: Shaken, tmp_path: Path) -> None:
-    said = next(event for event in run.events if is_a(Committed)(event))
-    place = folder(tmp_path / "twice", run, [*run.events, replace(said, fact=replace(said.fact, digest="0" * 64))])
-    done = invoke(place, *TASK)
-    assert done.exit_code == 2 and f"its fact {said.sequence} is told twice" in done.stderr
-
-
-def test_another_recipe_than_the_log_was_begun_with_is_refused(run: Shaken, tmp_path: Path) -> None:
-    place = folder(tmp_path / "other", run, run.events)
-    text = (place / "config.toml").read_text()
-    (place / "config.toml").write_text(text.replace("lr = 0.05", "lr = 0.5"))
-    done = invoke(place, *TASK)
-    assert done.exit_code == 2 and f"the run was begun with {run.recipe.config_hash}" in done.stderr
-
-
 def test_a_folder_for_the_parameters_that_cannot_be_is_told_first(recorded: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         done = invoke(recorded, *TASK, "--out", place)
         assert done.exit_code == 2 and f"cannot be written: {tmp_path / 'file'} is a file" in done.stderr
         assert "replayed" not in done.stdout
-
-
-def test_until_may_name_a_syncer_step_at_which_nothing_was_due(run: Shaken) -> None:
-    last = max(event.fact.syncer_step for event in run.events if is_a(Committed)(event))
-    events = [*run.events, Event("syncer", 2, 0, 1e9, StepPassed(last + 1))]
-    _check_until(last + 1, _last_step(events), True)
-    with pytest.raises(InputError, match=f"the run's last syncer step is {last + 1}"):
-        _check_until(last + 2, _last_step(events), True)
 
 
 def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: Path, tmp_path: Path) -> None:
@@ -161,17 +137,17 @@ def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: 
     refused("nothing was committed until then", idle, *TASK, "--until", "9")
     older = altered(run.events, is_a(StepFinished, step=3), progress=None)
     refused("step 3 was at sample", folder(tmp_path / "older", run, older), *TASK)
-
-
-def test_a_merge_rule_that_only_the_folder_names_is_not_run(run: Shaken, tmp_path: Path) -> None:
+    said = next(event for event in run.events if is_a(Committed)(event))
+    twice = [*run.events, replace(said, fact=replace(said.fact, digest="0" * 64))]
+    refused(f"its fact {said.sequence} is told twice", folder(tmp_path / "twice", run, twice), *TASK)
+    faster = folder(tmp_path / "faster", run, run.events)
+    (faster / "config.toml").write_text(dump(run.recipe).replace("lr = 0.05", "lr = 0.5"))
+    refused(f"the run was begun with {run.recipe.config_hash}", faster, *TASK)
     other = run.recipe.model_copy(update={"outer": run.recipe.outer.model_copy(update={"merge": "no.such:rule"})})
-    begun = altered(run.events, is_a(RunStarted), config_hash=other.config_hash)
-    place = folder(tmp_path / "ruled", run, begun)
-    (place / "config.toml").write_text(dump(other))
-    refused = invoke(place, *TASK)
-    assert refused.exit_code == 2 and "add --rule no.such:rule" in refused.stderr
-    wrong = invoke(place, *TASK, "--rule", "my_rules:damped")
-    assert wrong.exit_code == 2 and "is not the rule of this run, no.such:rule" in wrong.stderr
+    ruled = folder(tmp_path / "ruled", run, altered(run.events, is_a(RunStarted), config_hash=other.config_hash))
+    (ruled / "config.toml").write_text(dump(other))
+    refused("add --rule no.such:rule", ruled, *TASK)
+    refused("is not the rule of this run, no.such:rule", ruled, *TASK, "--rule", "my_rules:damped")
 
 
 def test_a_task_that_cannot_be_built_is_the_users_problem(run: Shaken, tmp_path: Path) -> None:

@@ -71,41 +71,29 @@ def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make)
     assert (len(mixed) > 10) == ("adaptive" in way)
 
 
-@pytest.mark.parametrize("way", WAYS[2:4], ids=str)
-def test_leaves_in_bfloat16_and_microbatches_are_computed_again_to_the_bit(
-    way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is adopted is rounded, and what rebasing rounds is carried on: in the replay too."""
-    half = InnerConfig(lr=0.05, parameters="bfloat16", compute="bfloat16", microbatches=2)
-    wanted = recipe(**way).model_copy(update={"inner": half})
-    step = make_step(Points(wanted.data, wanted.seed), half)
-    for room in (lockstep, learners):
-        monkeypatch.setattr(room, "make_step", lambda task, inner: step)
-    run = shaken(wanted)
-    replayer = played(run, run.events)
-    assert replayer.difference is None and replayer.tally.bit_equal is True
-    assert replayer.tally.equal["contribution"] > 40
-
-
 @pytest.mark.parametrize("way", WAYS[1:4], ids=str)
-def test_leaves_of_every_kind_are_computed_again_to_the_bit(
-    way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kinds", [{}, {"x": "local", "y": "mean", "z": "frozen"}], ids=["half", "kinds"])
+def test_leaves_in_bfloat16_and_of_every_kind_are_computed_again_to_the_bit(
+    way: dict[str, Any], kinds: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A joiner has its donor's local leaves, in the replay too."""
+    """What is adopted is rounded, what rebasing rounds is carried on, and a joiner has its donor's local leaves."""
     plain = Points.loss
 
     def loss(self: Points, params: Any, batch: Any, rng: Any) -> Any:
         state = {name: 0.5 * params[name] + batch.mean() for name in ("x", "y")}
         return plain(self, params, batch, rng)[0], {"state": state}
 
-    monkeypatch.setattr(Points, "kinds", {"x": "local", "y": "mean", "z": "frozen"}, raising=False)
-    monkeypatch.setattr(Points, "loss", loss)
-    wanted = recipe(P=3, **way)
+    half = InnerConfig(lr=0.05, parameters="bfloat16", compute="bfloat16", microbatches=2)
+    wanted = recipe(P=3, **way) if kinds else recipe(**way).model_copy(update={"inner": half})
+    if kinds:
+        monkeypatch.setattr(Points, "kinds", kinds, raising=False)
+        monkeypatch.setattr(Points, "loss", loss)
     step = make_step(Points(wanted.data, wanted.seed), wanted.inner)
     for room in (lockstep, learners):
         monkeypatch.setattr(room, "make_step", lambda task, inner: step)
     run = shaken(wanted)
-    assert sorted(tensor.name for fragment in run.fragments for tensor in fragment.tensors) == ["embed", "w", "y"]
+    merged = sorted(tensor.name for fragment in run.fragments for tensor in fragment.tensors)
+    assert merged == ["embed", "w", *([] if kinds else ["x"]), "y", *([] if kinds else ["z"])]
     replayer = played(run, run.events)
     assert replayer.difference is None and replayer.tally.bit_equal is True
     assert replayer.tally.equal["contribution"] > 40 and replayer.tally.equal["state"] > 0
@@ -145,24 +133,35 @@ def test_a_replay_until_a_step_gives_the_parameters_of_that_step(shaken_run: Mak
     assert replayer.tally.steps < played(run, run.events).tally.steps
 
 
-@pytest.mark.parametrize("kind", [Committed, StateReceived, RunFinished], ids=lambda kind: kind.__name__)
-def test_a_tape_that_lacks_one_digest_is_not_called_equal(kind: type[Any], shaken_run: Make) -> None:
+def bare(fact: Any) -> Any:
+    """The same without digests."""
+    if isinstance(fact, Committed):
+        return replace(fact, digest="", participants=tuple(replace(one, digest="") for one in fact.participants))
+    return replace(fact, digest="") if isinstance(fact, StateReceived | RunFinished) else fact
+
+
+def first_without_digest(events: Sequence[Event]) -> list[Event]:
+    first, *rest = next(event.fact for event in events if is_a(Committed)(event)).participants
+    return altered([*events], is_a(Committed), participants=(replace(first, digest=""), *rest))
+
+
+PEER = is_a(StateReceived, source="peer")
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        lambda events: altered(events, is_a(Committed), digest=""),
+        lambda events: altered(events, PEER, digest=""),
+        lambda events: altered(events, is_a(RunFinished), digest=""),
+        first_without_digest,
+        lambda events: [replace(event, fact=bare(event.fact)) for event in events],  # only losses are equal
+    ],
+    ids=["commit", "state", "final", "contribution", "all"],
+)
+def test_a_tape_that_lacks_a_digest_is_not_called_equal(lacking: Callable[..., list[Event]], shaken_run: Make) -> None:
     run = shaken_run()
-    which = is_a(StateReceived, source="peer") if kind is StateReceived else is_a(kind)
-    replayer = played(run, altered(run.events, which, digest=""))
-    assert (replayer.difference, replayer.tally.bit_equal) == (None, None)
-
-
-def test_a_contribution_without_its_digest_is_not_called_equal(shaken_run: Make) -> None:
-    run = shaken_run()
-    first, *rest = next(event.fact for event in run.events if is_a(Committed)(event)).participants
-    replayer = played(run, altered(run.events, is_a(Committed), participants=(replace(first, digest=""), *rest)))
-    assert (replayer.difference, replayer.tally.bit_equal) == (None, None)
-
-
-def test_only_losses_that_are_equal_are_not_everything(shaken_run: Make) -> None:
-    run = shaken_run()
-    replayer = played(run, [replace(event, fact=bare(event.fact)) for event in run.events])
+    replayer = played(run, lacking(run.events))
     assert replayer.tally.equal["loss"] == replayer.tally.compared["loss"] == replayer.tally.steps
     assert (replayer.difference, replayer.tally.bit_equal) == (None, None)
 
@@ -173,38 +172,33 @@ def test_a_run_that_failed_has_no_final_parameters_to_compare_with(shaken_run: M
     assert replayer.tally.bit_equal is True and "final" not in replayer.tally.computed
 
 
-def test_a_loss_that_is_no_number_is_compared_where_numbers_were_recorded(shaken_run: Make) -> None:
-    run = shaken_run()
-    replayer = played(run, altered(run.events, is_a(StepFinished, step=3), loss=math.nan))
-    assert replayer.difference is not None
-    assert (replayer.difference.what, replayer.difference.recorded) == ("loss", "nan")
-
-
-def bare(fact: Any) -> Any:
-    """The same without digests."""
-    if isinstance(fact, Committed):
-        return replace(fact, digest="", participants=tuple(replace(one, digest="") for one in fact.participants))
-    return replace(fact, digest="") if isinstance(fact, StateReceived | RunFinished) else fact
-
-
 # ------------------------------------------------------------------ what is not as it was, is found
 
 
-def test_another_learning_rate_shows_in_the_next_loss(shaken_run: Make) -> None:
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        # A loss that is no number is compared where numbers were recorded.
+        (lambda e: altered(e, is_a(StepFinished, step=3), loss=math.nan), {"what": "loss", "recorded": "nan"}),
+        # Another learning rate shows in the next loss.
+        (lambda e: altered(e, is_a(StepFinished, step=9), progress=0.99), {"what": "loss", "step": 10}),
+        # A spoiled fragment is spoiled again.
+        (
+            lambda e: inserted(e, is_a(StepFinished, step=5), Spoiled(6, 1)),
+            {"what": "loss", "step": 6, "found": "nan"},
+        ),
+        (lambda e: altered(e, PEER, digest="0" * 64), {"what": "state", "learner": "learner-a-1"}),
+        (lambda e: altered(e, is_a(RunFinished), digest="0" * 64), {"what": "final"}),
+    ],
+    ids=["loss", "rate", "spoiled", "state", "final"],
+)
+def test_the_first_difference_is_named(
+    change: Callable[..., list[Event]], found: dict[str, Any], shaken_run: Make
+) -> None:
     run = shaken_run()
-    events = altered(run.events, is_a(StepFinished, step=9), progress=0.99)
-    replayer = played(run, events)
-    assert replayer.difference is not None
-    assert (replayer.difference.what, replayer.difference.step) == ("loss", 10)
-    assert replayer.tally.equal["commit"] < replayer.tally.compared["commit"]
-
-
-def test_a_spoiled_fragment_is_spoiled_again(shaken_run: Make) -> None:
-    run = shaken_run()
-    events = inserted(run.events, is_a(StepFinished, step=5), Spoiled(6, 1))
-    replayer = played(run, events)
-    assert replayer.difference is not None
-    assert (replayer.difference.what, replayer.difference.step, replayer.difference.found) == ("loss", 6, "nan")
+    replayer = played(run, change(run.events))
+    assert replayer.difference is not None and replayer.tally.bit_equal is False
+    assert {name: getattr(replayer.difference, name) for name in found} == found
 
 
 def test_another_weight_shows_in_the_commit_though_every_contribution_is_equal(shaken_run: Make) -> None:
@@ -220,20 +214,6 @@ def test_another_weight_shows_in_the_commit_though_every_contribution_is_equal(s
     assert difference is not None
     assert (difference.what, difference.syncer_step, difference.learner) == ("commit", commit.syncer_step, "")
     assert difference.recorded == commit.digest
-
-
-def test_another_state_of_the_same_donor_is_found_at_once(shaken_run: Make) -> None:
-    run = shaken_run()
-    replayer = played(run, altered(run.events, is_a(StateReceived, source="peer"), digest="0" * 64))
-    assert replayer.difference is not None
-    assert (replayer.difference.what, replayer.difference.learner) == ("state", "learner-a-1")
-
-
-def test_other_final_parameters_are_found(shaken_run: Make) -> None:
-    run = shaken_run()
-    replayer = played(run, altered(run.events, is_a(RunFinished), digest="0" * 64))
-    assert replayer.difference is not None and replayer.difference.what == "final"
-    assert replayer.tally.bit_equal is False
 
 
 def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_run: Make) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from chaos.simulation.cluster import Cluster
+from chaos.simulation.profile import draw
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
 from learners.training.devices.device import SETTINGS
 from orchestrator.eventlog.block import block_of
@@ -16,11 +19,12 @@ from orchestrator.eventlog.events import Event
 from orchestrator.replay.environment import hints, needed, permitted
 from orchestrator.replay.incarnation import Give, Read, TapeError
 from orchestrator.replay.tape import record, said_in, tape_of
-from outer.protocol.facts import Committed, SyncerStarted
+from outer.protocol.facts import Committed, Participant, SyncerStarted
 from tests.orchestrator.histories import altered, inserted, is_a, renumbered, without
 from tests.replay.shaken import Shaken
 
 Make = Callable[..., Shaken]
+SEEDS = (1, 2, 3, 4, 6)  # at which nothing of the log is lost
 A0, A1, B0 = "learner-a-0", "learner-a-1", "learner-b-0"
 
 
@@ -39,13 +43,6 @@ def commit(events: list[Event]) -> Committed:
     """One of several contributions, by all three."""
     commits = [event.fact for event in events if isinstance(event.fact, Committed)]
     return next(each for each in commits[8:] if [one.learner for one in each.participants] == [A0, A1, B0])
-
-
-def refused(events: list[Event], *words: str) -> None:
-    with pytest.raises(TapeError) as error:
-        record(events)
-    for word in words:
-        assert word in str(error.value)
 
 
 def test_a_tape_has_every_commit_and_only_what_they_depend_on(events: list[Event]) -> None:
@@ -72,128 +69,129 @@ def test_a_step_without_progress_or_loss_is_told_apart_from_one_at_zero(events: 
     assert first.progress is None and math.isnan(first.loss)
 
 
-def test_a_fact_that_is_missing_or_told_twice_is_named(events: list[Event]) -> None:
-    place = next(n for n, event in enumerate(events) if isinstance(event.fact, StepFinished))
-    who, number = f"{events[place].writer} {events[place].incarnation}", events[place].sequence
-    with pytest.raises(TapeError, match=f"{who}: its fact {number} is missing, and later ones are there"):
-        record(events[:place] + events[place + 1 :])
-    with pytest.raises(TapeError, match=f"{who}: its fact {number} is told twice"):
-        record([*events, events[place]])
-
-
-def test_a_missing_step_is_named(events: list[Event]) -> None:
-    refused(without(events, by(A0, StepFinished, step=7)), f"{A0} 1: ", ": step 7 is missing")
-
-
-def test_steps_missing_at_the_end_are_named_with_the_commit_that_has_them(
-    events: list[Event], commit: Committed
-) -> None:
-    step = commit.participants[0].step
-    cut = next(event.sequence for event in events if by(A0, StepFinished, step=step)(event))
-    kept = [e for e in events if (e.writer, e.incarnation) != (A0, 1) or e.sequence < cut]
-    refused(kept, f"{A0} 1: its step {step} is missing, which went into syncer step")
-
-
-def test_a_donors_missing_or_other_state_is_named(events: list[Event]) -> None:
-    received = next(event.fact for event in events if is_a(StateReceived, source="peer")(event))
-    donor = (received.donor, received.donor_incarnation)
-    gone = altered(events, is_a(StateReceived, source="peer"), donor_incarnation=7)
-    refused(gone, f"{A1} 2 starts from the state of {donor[0]} 7, of which the log holds no word")
-    for versions in ((1, *received.versions[1:]), ()):
-        other = altered(events, is_a(StateReceived, source="peer"), versions=versions)
-        refused(other, f"{donor[0]} {donor[1]}: {A1} 2 started from its state", "it was never in that state")
-
-
-def test_two_that_start_from_each_other_are_named(events: list[Event]) -> None:
-    circle = [
-        replace(event, fact=replace(event.fact, donor={A1: B0, B0: A1}[event.writer], donor_incarnation=2))
-        if is_a(StateReceived, source="peer")(event)
-        else event
-        for event in events
-    ]
-    refused(circle, "start from each other's states", f"{A1} 2", f"{B0} 2")
-
-
-def test_a_changed_weight_is_named(events: list[Event], commit: Committed) -> None:
-    first, *rest = commit.participants
-    changed = (replace(first, weight=first.weight + 1e-6), *rest)
-    step = commit.syncer_step
-    refused(altered(events, is_a(Committed, syncer_step=step), participants=changed), f"step {step}: {A0} 1 weighs")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"learner": "learner-a-9"}, "holds no word of learner-a-9 1"),
-        ({"incarnation": 5}, f"holds no word of {A0} 5"),
-        ({"base_step": 0}, f"{A0} 1: syncer step"),
-        ({"learner": A1}, "had merged into it before"),
-    ],
-)
-def test_a_changed_participant_is_named(events: list[Event], commit: Committed, change: Any, words: str) -> None:
-    first, *rest = commit.participants
-    if "learner" in change and change["learner"] == A1:
-        first = rest[0]
-    changed = altered(
-        events, is_a(Committed, syncer_step=commit.syncer_step), participants=(replace(first, **change), *rest)
-    )
-    refused(changed, words)
-
-
-def test_a_contribution_grown_from_another_version_is_named(events: list[Event], commit: Committed) -> None:
-    last = max(
-        (e for e in events if by(A0, Adopted, fragment=commit.fragment, version=commit.base_version)(e)),
-        key=lambda event: event.sequence,
-    )
-    kept = renumbered([event for event in events if event is not last])
-    refused(kept, f"{A0} 1", f"fragment {commit.fragment}", f"from version {commit.base_version}", "never held")
-
-
-def test_a_missing_commit_is_named_at_the_next_of_its_fragment(events: list[Event], commit: Committed) -> None:
-    refused(without(events, is_a(Committed, syncer_step=commit.syncer_step)), "a commit is missing, or one too many")
-
-
-def test_an_adoption_of_what_was_never_committed_is_named(events: list[Event]) -> None:
-    changed = altered(events, by(B0, Adopted, mode="overwrite"), version=999)
-    refused(changed, f"{B0} 1: it adopts version 999", "never committed")
+def test_the_log_of_a_simulated_run_is_a_tape_though_learners_donors_and_syncers_die() -> None:
+    found: Counter[str] = Counter()
+    for seed in SEEDS:
+        cluster = Cluster(draw(seed, "mixed"))
+        cluster.run()
+        tape = record(cluster.context.events())
+        found["commits"] += len(tape.commits)
+        for incarnation in tape.incarnations.values():
+            found["states"] += sum(isinstance(moment, Give) for moment in incarnation.moments)
+    assert found["commits"] > 50 * len(SEEDS) and found["states"] > len(SEEDS)
 
 
 def test_what_a_later_epoch_says_again_word_for_word_counts_once(events: list[Event], commit: Committed) -> None:
+    assert record(epoch_two(events, commit)) == record(events)
+
+
+# ------------------------------------------------------------------ what a log lacks, or contradicts
+
+Log = list[Event]
+Plant = Callable[[Log, Committed], Log]
+PEER = is_a(StateReceived, source="peer")
+STEP = is_a(StepFinished)
+
+
+def epoch_two(events: Log, *commits: Committed, **change: Any) -> Log:
+    """The log with another epoch, which says these commits."""
     started = next(event.fact for event in events if isinstance(event.fact, SyncerStarted))
-    again = [Event("syncer", 2, 0, 1e9, replace(started, epoch=2)), Event("syncer", 2, 1, 1e9, commit)]
-    assert record([*events, *again]) == record(events)
-    other = Event("syncer", 2, 1, 1e9, replace(commit, digest="0" * 64))
-    refused([*events, again[0], other], f"syncer step {commit.syncer_step} committed in two ways")
-    dealt = replace(started, epoch=2, sizes=(1, 1, 1, 1, 1))
-    refused([*events, Event("syncer", 2, 0, 1e9, dealt)], "epoch 2 of the syncer has other fragments than epoch 1")
+    facts = [replace(started, epoch=2, **change), *commits]
+    return [*events, *(Event("syncer", 2, number, 1e9, fact) for number, fact in enumerate(facts))]
 
 
-def test_one_number_that_is_two_facts_is_named_wherever_the_second_stands(events: list[Event]) -> None:
+def merging(change: Callable[[Participant], Participant], of: int = 0) -> Plant:
+    """The commit's first contribution is changed, or another one's."""
+
+    def plant(events: Log, commit: Committed) -> Log:
+        changed = (change(commit.participants[of]), *commit.participants[1:])
+        return altered(events, is_a(Committed, syncer_step=commit.syncer_step), participants=changed)
+
+    return plant
+
+
+def cut_short(events: Log, commit: Committed) -> Log:
+    """Of learner a 0 no step is there from the one on that went into the commit."""
+    last = by(A0, StepFinished, step=commit.participants[0].step)
+    cut = next(event.sequence for event in events if last(event))
+    return [e for e in events if (e.writer, e.incarnation) != (A0, 1) or e.sequence < cut]
+
+
+def circle(events: Log, commit: Committed) -> Log:
+    return [
+        replace(event, fact=replace(event.fact, donor={A1: B0, B0: A1}[event.writer], donor_incarnation=2))
+        if PEER(event)
+        else event
+        for event in events
+    ]
+
+
+def never_held(events: Log, commit: Committed) -> Log:
+    held = by(A0, Adopted, fragment=commit.fragment, version=commit.base_version)
+    last = max((e for e in events if held(e)), key=lambda event: event.sequence)
+    return renumbered([event for event in events if event is not last])
+
+
+def started_again(events: Log, commit: Committed) -> Log:
+    for step in (2, 1):
+        events = inserted(events, by(A0, StepFinished, step=step), StateReceived("syncer", "", 0, 0, "", 0, 0.0))
+    return events
+
+
+def said_otherwise(events: Log) -> Event:
     said = next(event for event in events if is_a(Committed)(event))
-    other = replace(said, fact=replace(said.fact, digest="0" * 64))
-    for log in ([*events, other], [other, *events]):
-        refused(log, f"syncer 1: its fact {said.sequence} is told twice")
+    return replace(said, fact=replace(said.fact, digest="0" * 64))
 
 
-def test_a_life_that_starts_twice_is_named(events: list[Event]) -> None:
-    again = inserted(events, by(A0, StepFinished, step=2), StateReceived("syncer", "", 0, 0, "", 0, 0.0))
-    first = inserted(again, by(A0, StepFinished, step=1), StateReceived("syncer", "", 0, 0, "", 0, 0.0))
-    refused(first, f"{A0} 1: it starts from a state for a second time")
-    late = StateReceived("peer", B0, 1, 1, "", 0, 0.0, (0, 0, 0, 0, 0))
-    refused(inserted(events, by(A0, StepFinished, step=2), late), A0)
+LATE = StateReceived("peer", B0, 1, 1, "", 0, 0.0, (0, 0, 0, 0, 0))
+DEFECTS: list[tuple[Plant, tuple[str, ...]]] = [
+    (lambda e, c: [x for x in e if x is not next(filter(STEP, e))], (": its fact ", " is missing, and later ones are")),
+    (lambda e, c: [*e, next(filter(STEP, e))], (": its fact ", " is told twice")),
+    (lambda e, c: [*e, said_otherwise(e)], ("syncer 1: its fact ", " is told twice")),
+    (lambda e, c: [said_otherwise(e), *e], ("syncer 1: its fact ", " is told twice")),
+    (lambda e, c: without(e, by(A0, StepFinished, step=7)), (f"{A0} 1: ", ": step 7 is missing")),
+    (cut_short, (f"{A0} 1: its step ", " is missing, which went into syncer step")),
+    (lambda e, c: altered(e, PEER, donor_incarnation=7), (f"{A1} 2 starts from the state of ", " 7, of which the log")),
+    (
+        lambda e, c: altered(e, PEER, versions=(1, 2, 3, 4, 5)),
+        (f"{A1} 2 started from its state", "it was never in that"),
+    ),
+    (lambda e, c: altered(e, PEER, versions=()), (f"{A1} 2 started from its state", "it was never in that state")),
+    (circle, ("start from each other's states", f"{A1} 2", f"{B0} 2")),
+    (merging(lambda one: replace(one, weight=one.weight + 1e-6)), (f": {A0} 1 weighs",)),
+    (merging(lambda one: replace(one, learner="learner-a-9")), ("holds no word of learner-a-9 1",)),
+    (merging(lambda one: replace(one, incarnation=5)), (f"holds no word of {A0} 5",)),
+    (merging(lambda one: replace(one, base_step=0)), (f"{A0} 1: syncer step",)),
+    (merging(lambda one: one, of=1), ("had merged into it before",)),
+    (never_held, (f"{A0} 1", "from version", "never held")),
+    (lambda e, c: without(e, is_a(Committed, syncer_step=c.syncer_step)), ("a commit is missing, or one too many",)),
+    (lambda e, c: altered(e, by(B0, Adopted, mode="overwrite"), version=999), (f"{B0} 1: it adopts version 999",)),
+    (lambda e, c: epoch_two(e, replace(c, digest="0" * 64)), ("committed in two ways",)),
+    (lambda e, c: epoch_two(e, sizes=(1, 1, 1, 1, 1)), ("epoch 2 of the syncer has other fragments than epoch 1",)),
+    (started_again, (f"{A0} 1: it starts from a state for a second time",)),
+    (lambda e, c: inserted(e, by(A0, StepFinished, step=2), LATE), (A0,)),
+    (
+        lambda e, c: inserted(e, by(A0, StepFinished, step=2), Spoiled(3, 99)),
+        (f"{A0} 1: a fault spoiled its fragment 99",),
+    ),
+    (lambda e, c: [event for event in e if event.writer != "syncer"], ("no SyncerStarted",)),
+    *(
+        (
+            lambda e, c, change=change: altered(e, by(A0, StepFinished, step=3), **change),
+            (f"{A0} 1: its step 3 was at",),
+        )
+        for change in ({"position": 2**53}, {"position": -1}, {"progress": math.inf}, {"progress": None})
+    ),
+]
 
 
-@pytest.mark.parametrize("change", [{"position": 2**53}, {"position": -1}, {"progress": math.inf}, {"progress": None}])
-def test_a_step_that_cannot_be_is_named(events: list[Event], change: dict[str, Any]) -> None:
-    refused(altered(events, by(A0, StepFinished, step=3), **change), f"{A0} 1: its step 3 was at sample")
-
-
-def test_a_spoiled_fragment_that_there_is_not_is_named(events: list[Event]) -> None:
-    refused(inserted(events, by(A0, StepFinished, step=2), Spoiled(3, 99)), f"{A0} 1: a fault spoiled its fragment 99")
-
-
-def test_a_log_without_a_syncer_is_told_so(events: list[Event]) -> None:
-    refused([event for event in events if event.writer != "syncer"], "no SyncerStarted")
+@pytest.mark.parametrize(("plant", "words"), DEFECTS, ids=[words[-1] for _, words in DEFECTS])
+def test_what_a_log_lacks_or_contradicts_is_named(
+    events: Log, commit: Committed, plant: Plant, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(TapeError) as error:
+        record(plant(events, commit))
+    assert [word for word in words if word not in str(error.value)] == [], error.value
 
 
 # ------------------------------------------------------------------ on what it was computed

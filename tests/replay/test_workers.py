@@ -13,10 +13,10 @@ import pytest
 from orchestrator.replay import workers
 from orchestrator.replay.crew import stretches
 from orchestrator.replay.environment import ONE_THREAD, Environment
-from orchestrator.replay.incarnation import Adopt, Give, InheritState, TapeError
+from orchestrator.replay.incarnation import Adopt, TapeError
 from orchestrator.replay.replayer import Replayer
-from orchestrator.replay.tape import Tape, merged_read, record
-from orchestrator.replay.workers import Workers, dealt, shares
+from orchestrator.replay.tape import Tape, record
+from orchestrator.replay.workers import Workers, shares
 from tests.replay.shaken import Points, Shaken
 
 ROOT = Path(__file__).parents[2]
@@ -33,22 +33,6 @@ def tape(run: Shaken) -> Tape:
     return record(run.events)
 
 
-def test_everything_that_a_stretch_needs_comes_before_it(tape: Tape) -> None:
-    done: set[object] = set()
-    for commit, wanted in zip(tape.commits, stretches(tape), strict=True):
-        for stretch in wanted:
-            moments = tape.incarnations[stretch.key].moments
-            for moment in moments[: stretch.place + 1]:
-                if isinstance(moment, Adopt):
-                    assert moment.version < commit.syncer_step
-                if isinstance(moment, InheritState):
-                    assert (moment.donor, Give(stretch.key)) in done
-                done.add((stretch.key, moment))
-        for one in commit.participants:
-            assert ((one.learner, one.incarnation), merged_read(tape.rules, commit, one)) in done
-    assert {moment for _, moment in done} == {m for each in tape.incarnations.values() for m in each.moments}
-
-
 def test_an_adoption_before_its_commit_is_refused_and_not_waited_for(tape: Tape) -> None:
     key, incarnation = next(iter(tape.incarnations.items()))
     place = next(at for at, m in enumerate(incarnation.moments) if isinstance(m, Adopt) and m.version == 0)
@@ -58,11 +42,6 @@ def test_an_adoption_before_its_commit_is_refused_and_not_waited_for(tape: Tape)
     changed = replace(incarnation, moments=tuple(moments))
     with pytest.raises(TapeError, match=rf"{key[0]} {key[1]} adopts version {last} of fragment 0 before"):
         list(stretches(replace(tape, incarnations={**tape.incarnations, key: changed})))
-
-
-def test_work_is_dealt_so_that_groups_have_about_the_same() -> None:
-    assert dealt({"a": 5, "b": 4, "c": 3, "d": 2}, 2) == [["a", "d"], ["b", "c"]]
-    assert dealt({"a": 5}, 4) == [["a"]]
 
 
 def test_learners_share_the_cores_as_they_had_them_in_the_run(
