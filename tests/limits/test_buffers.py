@@ -28,7 +28,7 @@ from outer.protocol.messages import Attach, Contribution, FragmentCounters, Read
 from outer.protocol.recorder import INCARNATIONS_KEPT, Recorder, runs_of
 from outer.protocol.recovery import Entry
 from tests.golden.bench import MANIFEST, Bench
-from tests.limits.sizes import deep_size
+from tests.limits.test_machines import deep_size
 from tests.orchestrator.eventlog.logs import Memory
 from tests.waiting import DEADLINE_S, in_a_loop, until
 

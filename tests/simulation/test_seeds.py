@@ -7,13 +7,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from chaos.simulation.cluster import Outcome, play, simulate
+from chaos.simulation.checks.history import judged
+from chaos.simulation.cluster import Cluster, Outcome, play, simulate
 from chaos.simulation.faults.schedule import striking
 from chaos.simulation.profile import KINDS, PROFILES, Fault, Options, draw, shares
 from chaos.simulation.runner import Tally, run
+from learners.protocol.facts import StepFinished
+from orchestrator.eventlog.facts import LearnerLost
+from outer.protocol.facts import Committed
 from tests.waiting import DEADLINE_S
 
 EVERY_KIND = [kind for kinds in KINDS.values() for kind in kinds]
@@ -174,3 +179,68 @@ def test_so_too_when_learners_rebase() -> None:
     options = short(1, tau=0, adopt="rebase", pacing="quorum")
     outcomes = died(options, range(1, 60, 7))
     assert all(outcome.fault_counts == {"syncer_crash": 1} for outcome in outcomes)
+
+
+# ------------------------------------------------------------------ the log loses its newest groups, and an epoch thaws
+
+
+def struck(kind: str, runs: int) -> list[Outcome]:
+    """The first so many runs in which the fault had an effect, by seed."""
+    found: list[Outcome] = []
+    seed = 0
+    while len(found) < runs:
+        seed += 1
+        options = draw(seed, "mixed", syncer_steps=60)
+        outcome = play(replace(options, faults=(Fault(0.3 * options.storm_s, kind, "", 1.0, 0.9),)))
+        found += [outcome] if outcome.fault_counts.get(kind) else []
+    return found
+
+
+@pytest.mark.parametrize("runs", [10, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["tail_lost", "zombie"])
+def test_nobody_is_silenced_and_every_lost_fact_is_named(kind: str, runs: int) -> None:
+    """The checks `facts.*` and `bounds.silent` are among those that hold."""
+    outcomes = struck(kind, runs)
+    assert [violation for outcome in outcomes for violation in outcome.violations] == []
+    named = sum(outcome.facts.get("FactsLost", 0) > 0 for outcome in outcomes)
+    assert named > runs // 2 if kind == "tail_lost" else named == 0
+
+
+# ------------------------------------------------------------------ a learner that is cut off for ten minutes
+
+CUT_AT_S, CUT_S = 60.0, 600.0
+HEALED_S = CUT_AT_S + CUT_S
+
+
+@pytest.mark.parametrize("adopt", ["overwrite", pytest.param("rebase", marks=pytest.mark.full)])
+def test_a_learner_that_is_cut_off_for_ten_minutes_steps_on_and_is_the_same_incarnation_afterwards(adopt: str) -> None:
+    options = draw(1, "calm", syncer_steps=3600, P=2, H=4, tau=1, grace=0.0, adopt=adopt)
+    cut = Fault(CUT_AT_S, "cut_two_way", "a", CUT_S, 1.0)
+    step_s = dict.fromkeys(options.step_s, 0.25)
+    cluster = Cluster(
+        replace(
+            options, faults=(cut,), storm_s=HEALED_S + 1.0, quorum=1, hang_s=5.0, unreachable_s=3600.0, ahead_s=3600.0,
+            step_s=step_s,
+        )
+    )  # fmt: skip
+    cluster.run()
+    context = cluster.context
+    assert [*context.oracle.violations, *judged(context.events(), context.fault_counts)] == []
+    assert [fact for _, fact in context.facts["orchestrator", 1] if isinstance(fact, LearnerLost)] == []
+    steps = [at for at, fact in context.facts["a", 1] if isinstance(fact, StepFinished)]
+    assert max(later - earlier for earlier, later in pairwise(steps)) < 2.0, "it never waits"
+    merged = [
+        (at, one.steps)
+        for at, fact in context.facts["syncer", 1]
+        if isinstance(fact, Committed)
+        for one in fact.participants
+        if one.learner == "a"
+    ]
+    away = [at for at, _ in merged if CUT_AT_S + 5.0 < at < HEALED_S]
+    back = [(at, count) for at, count in merged if at > HEALED_S]
+    assert away == [] and back, "others go on without it, and it takes part again"
+    largest = max(count for _, count in back)
+    if adopt == "rebase":
+        assert largest > 0.9 * CUT_S / 0.25, "its work of ten minutes merges"
+    else:
+        assert largest < 100, "the newer versions replace its work"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.device_memory import TOLERANCE, measured
 from orchestrator.planner.sizing import memory
 from orchestrator.planner.sizing.model_sizes import shapes_of
 from orchestrator.recipe.config import Recipe
@@ -173,3 +174,14 @@ def test_a_process_holds_what_plan_says(process: str, does: str) -> None:
     planned = memory.of_run(made, shapes_of(made), ["large"])[process]
     held = planned.host_bytes - memory.PROCESS_BYTES[process.split("-")[0]]
     assert json.loads(found.stdout) == pytest.approx(held, rel=NEAR)
+
+
+@pytest.mark.full
+def test_live_bytes_are_flat_but_for_the_slot_and_as_planned() -> None:
+    found = measured(width=64, layers=2, rounds=6)
+    steps, checkpoint, joiner = (row["live_bytes"] for row in found["rows"])
+    slot = found["rows"][1]["planned_bytes"] - found["rows"][0]["planned_bytes"]
+    assert checkpoint == joiner
+    assert steps + 0.9 * slot <= checkpoint <= steps + slot, "and fewer fragments may be staged in half a round"
+    assert all(abs(row["ratio"] - 1.0) <= TOLERANCE for row in found["rows"])
+    assert found["models_per_round"] <= 1.05

@@ -33,7 +33,6 @@ from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import altered, blocks, event_of, history, inserted, is_a, script
-from tests.orchestrator.order import canonical
 from tests.waiting import DEADLINE_S
 
 EVIL = "<script>alert(1)</script>"
@@ -69,7 +68,7 @@ class Page(HTMLParser):
 
 
 def rendered(events: list[Event], recipe: str, rows: int = 1 << 20) -> str:
-    return report(contents_of(blocks(canonical(events), rows), recipe), recipe)
+    return report(contents_of(blocks(events, rows), recipe), recipe)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ from orchestrator.report.fold import TIMELINE_FIRST, TIMELINE_LAST, ReportFold
 from orchestrator.report.series import KEPT, Series
 from orchestrator.report.tables import timeline
 from tests.orchestrator.histories import BASE, altered, blocks, history, inserted, is_a, restarted, without
-from tests.orchestrator.order import canonical
 
 RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
 
@@ -38,7 +37,7 @@ def data(events: list[Event] | None = None, recipe: dict[str, Any] = RECIPE) -> 
 def collected(log: list[Event], summary: Any, verdicts: list[Verdict], recipe: dict[str, Any] = RECIPE) -> Data:
     accounts = Accounts()
     fold = ReportFold(accounts)
-    drive([accounts, fold], blocks(canonical(log)))
+    drive([accounts, fold], blocks(log))
     return collect(fold, recipe, summary, verdicts)
 
 

@@ -27,7 +27,7 @@ from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.books import settle
 from orchestrator.accounting.fold import drive
 from orchestrator.accounting.summary import summarise
-from orchestrator.eventlog.block import Block, block_of
+from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event, Unknown
 from orchestrator.eventlog.facts import REGISTRY, FaultSkipped, LearnerLost, RunFinished
 from orchestrator.eventlog.reader import LogReader
@@ -45,8 +45,7 @@ from outer.protocol.facts import (
     StepOpened,
     StepReopened,
 )
-from tests.orchestrator.histories import altered, history, inserted, is_a, restarted
-from tests.orchestrator.order import canonical
+from tests.orchestrator.histories import altered, blocks, history, inserted, is_a, restarted
 from tests.property_settings import examples
 
 Totals = dict[tuple[str, tuple[tuple[str, str], ...]], Any]
@@ -55,9 +54,7 @@ A_MISSES = frozenset((second, "a") for second in (4, 6, 8))
 
 def folded(events: Iterable[Event], rows: int = 1 << 20) -> MetricsFold:
     """The metrics of these events, in blocks of so many rows."""
-    ordered = canonical(events)
-    blocks = (block_of(ordered[start : start + rows], start) for start in range(0, len(ordered), rows))
-    return metrics_of(blocks)
+    return metrics_of(blocks(list(events), rows))
 
 
 def metrics_of(blocks: Iterable[Block]) -> MetricsFold:
@@ -171,12 +168,11 @@ def test_what_a_dead_learner_had_sent_may_still_merge_and_only_then_is_the_rest_
         if (event.writer, event.incarnation, type(event.fact)) not in of_the_dead or event.fact.after_step <= 6
     ]
     assert_as_in_the_books(events)
-    ordered = canonical(events)
-    commit = next(place for place, event in enumerate(ordered) if is_a(Committed, syncer_step=6)(event))
-    assert "c" in {one.learner for one in ordered[commit].fact.participants}
-    assert discarded(folded(ordered[:commit]).samples()) == {}, "it may still merge"
-    end = next(place for place, event in enumerate(ordered) if is_a(Finished)(event))
-    assert discarded(folded(ordered[:end]).samples())["killed"] == 3 * 16, "steps 7 to 9"
+    commit = next(place for place, event in enumerate(events) if is_a(Committed, syncer_step=6)(event))
+    assert "c" in {one.learner for one in events[commit].fact.participants}
+    assert discarded(folded(events[:commit]).samples()) == {}, "it may still merge"
+    end = next(place for place, event in enumerate(events) if is_a(Finished)(event))
+    assert discarded(folded(events[:end]).samples())["killed"] == 3 * 16, "steps 7 to 9"
 
 
 def gone(event: Event) -> Event:
