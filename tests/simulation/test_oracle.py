@@ -12,6 +12,7 @@ import outer.protocol.open_step
 from chaos.simulation.checks.provenance import Content, Range, ValueVersion, counts, rebased, uneven
 from chaos.simulation.cluster import Outcome, play
 from chaos.simulation.profile import Fault, draw
+from outer.protocol.messages import Contribution
 from outer.protocol.syncer import Syncer
 
 
@@ -37,7 +38,11 @@ def test_other_weights_break_nothing(weights: str) -> None:
 def test_an_answer_that_cannot_be_right_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     garbled = (Fault(3.0, "garbled", "all", 9.0, 0.5),)
     assert broken(garbled) == set()
-    monkeypatch.setattr(outer.protocol.open_step, "unusable", lambda contribution, *args: contribution.defect)
+
+    def lenient(contribution: Contribution, *given: Any) -> str:
+        return contribution.defect or ("" if contribution.counters.tokens else "wrong_counters")  # nothing would raise
+
+    monkeypatch.setattr(outer.protocol.open_step, "unusable", lenient)
     assert {"invariants.refuses", "oracle.refused"} <= broken(garbled)
 
 
