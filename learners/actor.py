@@ -26,6 +26,7 @@ from learners.spec import LearnerSpec
 from outer.background import end_process, tell, thread
 from outer.bulk import AtShard
 from outer.numeric import codec as codecs
+from outer.owner import Owner
 from outer.protocol.messages import (
     STOPPED,
     Attach,
@@ -255,6 +256,7 @@ class LearnerActor:
         self._name = spec.name  # first: Ray asks for it when it tells of an error
         check_code(spec)
         os.environ.update(spec.environment)
+        self._owner = Owner()
         self._promoted = threading.Event()
         self._faults = FaultEffects(time.monotonic)
         self._link = RayLink(spec.name, syncer, self._faults)
@@ -271,8 +273,8 @@ class LearnerActor:
     # -------------------------------------------------------------- called by the orchestrator
 
     def identify(self) -> dict[str, Any]:
-        """See `identity`."""
-        return identity()
+        """See `identity`; `incarnation`: 0 for a standby that was not promoted."""
+        return identity() | {"incarnation": self._shell.incarnation}
 
     def lead(self, ranks: Sequence[Any]) -> str:
         """Lead an island, as its rank 0, by the handles of the others. Returns where they meet, as host:port."""
@@ -290,8 +292,9 @@ class LearnerActor:
         """Wait to be promoted, but no longer than this; returns whether it was."""
         return self._promoted.wait(seconds)
 
-    def promote(self, incarnation: int, syncer: Any) -> dict[str, Any]:
-        """Make a standby this incarnation; `run` follows."""
+    def promote(self, number: int, incarnation: int, syncer: Any) -> dict[str, Any]:
+        """Make a standby this incarnation; `run` follows. `number`: the orchestrator's. Raises Superseded."""
+        self._owner.require(number)
         self._link.use(syncer)
         self._shell.promote(incarnation)
         self._promoted.set()
@@ -308,8 +311,12 @@ class LearnerActor:
         return self._shell.run()
 
     @ray.method(concurrency_group="inbox")
-    def reattach(self, syncer: Any) -> str:
-        """A new epoch of the syncer serves. Returns why it refuses this learner; empty when it does not."""
+    def reattach(self, number: int, syncer: Any) -> str:
+        """A new epoch of the syncer serves. Returns why it refuses this learner; empty when it does not.
+
+        `number`: the orchestrator's. Raises Superseded.
+        """
+        self._owner.require(number)
         self._link.use(syncer)
         try:
             return self._shell.reattach()

@@ -141,6 +141,11 @@ class LearnerShell:
 
     # -------------------------------------------------------------- called by the actor
 
+    @property
+    def incarnation(self) -> int:
+        """0: a standby that was not promoted."""
+        return self._spec.incarnation
+
     def prepare(self) -> None:
         """Import and compile ahead, in a standby."""
         cores.lower()

@@ -24,11 +24,13 @@ from outer.bulk import AtShard, Bulk
 from outer.epoch import Facts
 from outer.first_values import Make
 from outer.journal.chain import Segmented
-from outer.journal.journal_writer import JournalWriter
+from outer.journal.journal_writer import WAITED_S, JournalWriter
 from outer.journal.rebuild import RecoverySources
 from outer.kill_points import ANNOUNCED, APPLIED, MERGED, MERGING, RECEIVED, KillPoints
 from outer.log_feed import LogFeed
+from outer.owner import Owner
 from outer.protocol import events_effects, messages
+from outer.protocol.facts import StoreWaited
 from outer.protocol.fragments import Fragment
 from outer.protocol.leases import longest_s
 from outer.relays import Elsewhere, Relays
@@ -77,6 +79,7 @@ class SyncerActor:
             recorded=self._log.recorded,
             segmenter=spec.segmenter,
             apart=spec.shards > 1,
+            waited=self._wait,
         )
         self._bulk = Bulk(spec, initial, lambda: self._reach(RECEIVED))
         self._begun = epoch.begin(spec, self._journal, self._bulk, sources, _ask)
@@ -84,6 +87,7 @@ class SyncerActor:
         (self._fragments, _, self._task), self._machine = self._begun.layout, self._begun.machine
         self._over = ""  # why this epoch does nothing any more
         self._serving = asyncio.Event()  # set once the epoch has begun
+        self._owner = Owner()
         self._peers: dict[str, _Peer] = {}
         self._background = Background(self._fail)
         self._outbox = Outbox(self._background.spawn, LATE_S)
@@ -95,6 +99,12 @@ class SyncerActor:
         return "syncer"  # how the dashboard and log lines call this actor
 
     # -------------------------------------------------------------- called by the orchestrator
+
+    @OFTEN
+    async def command(self, number: int, method: str, *arguments: Any) -> Any:
+        """Carry out a call of the orchestrator of this number. Raises Superseded once a later one has called."""
+        self._owner.require(number)
+        return await getattr(self, method)(*arguments)
 
     async def identify(self) -> dict[str, Any]:
         process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._journal.run}
@@ -333,6 +343,10 @@ class SyncerActor:
     def _tell(self, what: str) -> None:
         print(f"syncer epoch {self._spec.epoch}: {what}", flush=True)  # in the actor's own log
 
+    def _wait(self, seconds: float, why: str) -> None:
+        """A write has waited so long for the store."""
+        self._log.log(StoreWaited(round(seconds, 3), why))
+
     async def _watch(self) -> None:
         """Without one of its shards this epoch is over."""
         self._end(await self._bulk.watch())
@@ -351,6 +365,8 @@ class SyncerActor:
 
     async def _merge(self, syncer_step: int, merging: Awaitable[Any]) -> None:
         proposal = await merging
+        if proposal.stored_s > WAITED_S:
+            self._wait(proposal.stored_s, "it did not take a value")
         self._reach(MERGED)
         self._drive(events_effects.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,20 @@ from outer.spec import SyncerSpec
 
 if TYPE_CHECKING:
     from outer.bulk import Bulk
+
+
+class StoreAway(Exception):
+    """The store does not answer, or takes nothing: an epoch that begins later finds all that there is."""
+
+
+@contextlib.contextmanager
+def needing_the_store() -> Iterator[None]:
+    """Tell a store that is away from everything else: raises StoreAway for OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreAway(f"{type(error).__name__}: {error}") from error
+
 
 Facts = Sequence[Numbered]  # sent along by learners until they are durable
 
@@ -54,12 +68,13 @@ def begin(
     """Open the journal, which fences earlier epochs, and give `bulk` what they have left.
 
     `ask` is an Ask whose first argument is the bytes of an answer. Raises Incomplete when the journal is not enough and
-    there are no other sources, and as JournalWriter.open.
+    there are no other sources, StoreAway, and as JournalWriter.open.
     """
     from outer.numeric.formats import uplinks
 
-    opened = journal.open()
-    apart = bulk.load(opened.values, journal.run)
+    with needing_the_store():
+        opened = journal.open()
+        apart = bulk.load(opened.values, journal.run)
     for fragment, (_, damage) in apart.items():
         if damage:
             opened.values.pop(fragment)
@@ -70,7 +85,8 @@ def begin(
     layout = bulk.begin(opened.found.versions, bool(why))
     found, rebuilt = opened.found, None
     if sources is not None and why:
-        found, rebuilt = _rebuilt(spec, journal, bulk, layout, opened, apart, sources, ask, why)
+        with needing_the_store():
+            found, rebuilt = _rebuilt(spec, journal, bulk, layout, opened, apart, sources, ask, why)
     else:
         bulk.restore(opened.values)
     machine = Syncer(

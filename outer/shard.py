@@ -91,6 +91,7 @@ class Proposed:
     finite: bool
     arrays: Sequence[NDArray[Any]] = ()  # the value for the commit's group, if that has it
     stored: Stored | None = None  # where the value is, if it is an object of its own
+    stored_s: float = 0.0  # that it took to put it there
 
 
 class _Pending(NamedTuple):
@@ -300,10 +301,12 @@ class FragmentShard:
         self._points.reach(MERGING)
         proposal = await merging
         apart = proposal.finite and self._spec.persistent and not self._alone
+        began = time.monotonic()
         stored = await self._store(fragment, version, proposal) if apart else None
         self._pending[fragment] = _Pending(version, proposal, stored)
         arrays = proposal.arrays if self._alone else ()
-        return Proposed(fragment, proposal.norm, proposal.digest, proposal.finite, arrays, stored)
+        stored_s = time.monotonic() - began
+        return Proposed(fragment, proposal.norm, proposal.digest, proposal.finite, arrays, stored, stored_s)
 
     async def _store(self, fragment: int, version: int, proposal: Proposal) -> Stored:
         """Write a value; retries for ever, and nothing commits meanwhile."""

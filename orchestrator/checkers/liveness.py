@@ -8,7 +8,8 @@ them finished more than PACE x (H + tau) in it, and took for them, by its own mo
 seconds, and if the syncer's own times agree, unless they run backwards. Patience is a read timeout, a lease and 1 s
 to resend. Troubles are the facts in between other than steps, spans and commits; of those that a step may repeat
 (reopened, read failed, refused) one of a kind counts per syncer step, so retrying for ever is no excuse. Gaps without
-trouble are checked as the rate, those with trouble as the recovery. A gap is not judged if fewer than K learners may
+trouble are checked as the rate, those with trouble as the recovery. Time for which the store was away (StoreWaited)
+does not count. A gap is not judged if fewer than K learners may
 have been healthy: alive by the syncer's facts, not leaving, and without a fault that prevents contributions. No two
 clocks are compared, so a clock that jumps makes no gap too long.
 

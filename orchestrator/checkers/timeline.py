@@ -28,6 +28,7 @@ from outer.protocol.facts import (
     StepOpened,
     StepPassed,
     StepReopened,
+    StoreWaited,
     SyncerFact,
     SyncerStarted,
 )
@@ -52,6 +53,7 @@ class TimelineMark:
     losses: int
     troubles: int  # retried ones left out
     faults: int  # injected or healed
+    waited_s: float  # for a store that was away
 
 
 class Gap(NamedTuple):
@@ -60,8 +62,8 @@ class Gap(NamedTuple):
     fragment: int
     since: int | None  # the version before; None: since the start
     steps: int  # that each who could commit has finished in it, at least
-    seconds: float  # that they took, at least
-    dated: float | None  # by the syncer's times, if one epoch gave both
+    seconds: float  # that they took, at least, less those for which the store was away
+    dated: float | None  # by the syncer's times, if one epoch gave both, less the same
     epoch: int
     troubles: int
 
@@ -77,7 +79,7 @@ class Gap(NamedTuple):
 
 class LogTimeline:
     def __init__(self) -> None:
-        self.losses, self._troubles, self._faults = 0, 0, 0
+        self.losses, self._troubles, self._faults, self._waited_s = 0, 0, 0, 0.0
         self.backwards: set[int] = set()  # epochs whose times run backwards
         self.finished = False
         self._living: dict[str, int] = {}  # attached to the epoch, with a lease, not let go
@@ -125,7 +127,9 @@ class LogTimeline:
         begin = -1 if before is None else before.position
         troubles = end.troubles + end.faults - (0 if before is None else before.troubles + before.faults)
         troubles += sum(begin < position <= end.position for position in self._tried.values())
-        dated = end.at - before.at if before is not None and before.epoch == end.epoch else None
+        waited_s = end.waited_s - (0.0 if before is None else before.waited_s)
+        seconds = max(0.0, seconds - waited_s)
+        dated = end.at - before.at - waited_s if before is not None and before.epoch == end.epoch else None
         version = None if before is None else before.version
         return Gap(fragment, version, steps, seconds, dated, end.epoch, troubles)
 
@@ -141,7 +145,7 @@ class LogTimeline:
 
     def _mark(self, version: int) -> TimelineMark:
         place = (self._position, self._at, self._epoch, version)
-        return TimelineMark(*place, self._alive, self.losses, self._troubles, self._faults)
+        return TimelineMark(*place, self._alive, self.losses, self._troubles, self._faults, self._waited_s)
 
     def _date(self, at: float, epoch: int) -> None:
         if epoch == self._epoch and at < self._at:
@@ -150,6 +154,10 @@ class LogTimeline:
 
     def _take(self, position: int, event: Event) -> None:
         fact, kind = event.fact, type(event.fact)
+        if isinstance(fact, StoreWaited):
+            self._waited_s += fact.seconds
+            self._position = position
+            return
         if kind not in KINDS:
             if kind is FaultInjected or kind is FaultHealed:
                 self._faults += 1

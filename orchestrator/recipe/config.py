@@ -333,6 +333,10 @@ class Recipe(Section):
                 return pool
         raise KeyError(learner)
 
+    def is_learner(self, name: str) -> bool:
+        """Whether a pool has, or could have, a learner of this name."""
+        return any(re.fullmatch(f"learner-{re.escape(pool.name)}-[0-9]+", name) for pool in self.pools)
+
     @property
     def held_out_sets(self) -> dict[str, DataConfig]:
         """The [data] of each further held-out set, by name."""

@@ -17,13 +17,14 @@ import ray
 
 from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.fact_log import FactLog
-from orchestrator.eventlog.facts import OrchestratorFollowed, RunFinished, RunResumed, RunStarted
+from orchestrator.eventlog.facts import OrchestratorFollowed, RunFinished, RunResumed, RunStarted, SyncerLost
 from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, seal
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.checkpointer import REQUEST_FILE, Checkpointer
 from orchestrator.runtime.evaluator import Evaluations
 from orchestrator.runtime.learner_manager import LearnerManager
+from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement, agent_name
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.runtime.run_accounts import RunAccounts
@@ -34,9 +35,10 @@ from orchestrator.store.export import write_final
 from orchestrator.store.readers import STATUS_FILE, object_of, status_if_any
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
-from orchestrator.store.status_model import ENDING, ProgressTracker, RunInfo, model
+from orchestrator.store.status_model import ENDING, ProgressTracker, RunInfo, model, store_trouble
 from outer import heap
 from outer.background import Background, end_process, tell
+from outer.epoch import needing_the_store
 from outer.journal.chain import Segmented, identity
 from outer.journal.journal_writer import FOLDER as JOURNAL
 from outer.journal.object_store import DRAFT_S, Folder, objects, sweep
@@ -68,10 +70,21 @@ class OrchestratorActor:
         self._store = RunStore(run_dir)
         self._code = code_digest()
         self._objects = objects(recipe.durability.store or self._store.root)
-        self._log = FactLog(self._objects, NAME, self._store.grant("incarnation", NAME), end_process)
+        with needing_the_store():
+            self._number = self._store.grant("incarnation", NAME)
+            self._log = FactLog(self._objects, NAME, self._number, end_process)
+        self._patience, self._unwritten = Patience(), ""  # why the newest status could not be written
         self._accounts = RunAccounts(recipe, self._store, self._objects)
         self._learners = LearnerManager(
-            recipe, placement, self._store, self._code, self._emit, lambda: self._over, self._objects
+            recipe,
+            placement,
+            self._store,
+            self._code,
+            self._emit,
+            lambda: self._over,
+            self._objects,
+            self._patience,
+            self._number,
         )
         self._evaluations = Evaluations(recipe, placement, self._store, self._code, self._emit)
         self._syncer = SyncerManager(
@@ -83,9 +96,12 @@ class OrchestratorActor:
             self._learners.expected,
             self._reattach,
             self._learners.living_handles,
+            self._patience,
+            self._number,
+            self._replaced,
         )
         self._checkpoints = Checkpointer(
-            recipe, self._store, self._objects, self._syncer, self._learners.savers, self._emit
+            recipe, self._store, self._objects, self._syncer, self._learners.savers, self._emit, self._patience
         )
         self._view: dict[str, Any] = {}
         self._progress = ProgressTracker(time.monotonic)
@@ -161,8 +177,7 @@ class OrchestratorActor:
         """Keep the status fresh while the run ends: who follows it sees that it is not lost."""
         self._state = ENDING
         while True:
-            with contextlib.suppress(OSError):
-                self._write_status()
+            self._write_status()
             await asyncio.sleep(STATUS_S)
 
     async def _leave(self) -> None:
@@ -180,35 +195,39 @@ class OrchestratorActor:
         with contextlib.suppress(OSError):  # the next orchestrator tries it again
             for store in (self._objects, Folder(self._store.root)):
                 await asyncio.to_thread(sweep, store, older_s=DRAFT_S)
-        epochs = self._store.granted("epoch", "syncer")
+        epochs = await self._patience.stored(self._store.granted, "epoch", "syncer")
         if epochs and await self._take_over(epochs, left):
             return
         saved = await self._resume(epochs) if epochs else {}
+        epoch = await self._syncer.grant()
         self._learners.start(self._syncer, saved, again=epochs > 0)  # beside the syncer, which has to expect them
-        self._syncer.begin()
+        self._syncer.begin(epoch)
 
     async def _take_over(self, epoch: int, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Take over learners and syncer that an earlier orchestrator has left; `rows`: its last status of learners.
 
         False: there are none.
         """
-        learners = await self._learners.find({row["name"]: row for row in rows})
+        learners = await self._patience.until(self._learners.find, {row["name"]: row for row in rows})
         served = await self._syncer.adopt(epoch)
         if not learners and not served:
             return False
+        next_epoch = epoch if served else await self._syncer.grant()
+        if not served:
+            self._emit(SyncerLost(epoch, "died", "an orchestrator that followed another found it so"))
         self._emit(OrchestratorFollowed(epoch if served else 0, tuple(learners)))
         self._learners.start(self._syncer, {}, again=True)
         if served:
             await asyncio.sleep(0)  # for the learner manager to take them over
             self._learners.reattach(self._syncer.handle)  # some may not have attached to it yet
         else:
-            self._syncer.begin()
+            self._syncer.begin(next_epoch)
         return True
 
     async def _resume(self, epochs: int) -> dict[str, SavedPart]:
         """Return the state that learners start from in a resumed run."""
-        run = await asyncio.to_thread(identity, self._objects, JOURNAL)
-        found = await asyncio.to_thread(checkpoints.resumption, self._objects, run)
+        run = await self._patience.stored(identity, self._objects, JOURNAL)
+        found = await self._patience.stored(checkpoints.resumption, self._objects, run)
         damaged = tuple(f"checkpoint {snapshot}: {wrong}" for snapshot, wrong in found.damage)
         if (manifest := found.manifest) is None:
             self._emit(RunResumed(epochs, 0, (), damaged))
@@ -258,8 +277,9 @@ class OrchestratorActor:
             run = self._recipe.run
             if served and (age := self._view["moved_s_ago"]) is not None:  # a new epoch does not know of any
                 moved_at = now - age
-            if not self._learners.controller.quorum_possible:
-                waited_at = now  # a run whose learners have no place waits for as long as that takes
+            away = self._away or (served and store_trouble(self._view))
+            if away or not self._learners.controller.quorum_possible:
+                waited_at = now  # a run whose store is away, or learners have no place, waits for as long as that takes
             if now - max(moved_at, waited_at) > run.idle_s:
                 every = self._learners.faults | {"evaluator": self._evaluations.fault, "syncer": self._syncer.fault}
                 faults = "; ".join(f"{name}: {fault}" for name, fault in every.items() if fault) or "none"
@@ -267,8 +287,7 @@ class OrchestratorActor:
             self._learners.watch(self._view["learners"] if served else ())
             if served and self._view["running_s"] is not None:
                 self._checkpoints.start_if_due(object_of(self._store, REQUEST_FILE))
-                fresh = self._store.granted("incarnation", NAME) == 1
-                self._evaluations.start_if_due(self._syncer.handle, self._view["syncer_step"], fresh)
+                self._evaluations.start_if_due(self._syncer.handle, self._view["syncer_step"], self._number == 1)
             await asyncio.sleep(POLL_S)
 
     async def _look(self) -> bool:
@@ -300,7 +319,7 @@ class OrchestratorActor:
         syncer_step, thetas, fragments = await self._syncer.newest(SNAPSHOT_S)
         left_out = (self._syncer_status().get("task") or {}).get("left_out") or {}
         unsent = await self._evaluations.unsent() if left_out else {}
-        await asyncio.to_thread(write_final, self._store, syncer_step, fragments, thetas, left_out, unsent)
+        await self._patience.stored(write_final, self._store, syncer_step, fragments, thetas, left_out, unsent)
         self._digest = await asyncio.to_thread(codecs.digest, *thetas)
 
     async def _suspend(self) -> None:
@@ -327,17 +346,19 @@ class OrchestratorActor:
             ends[SYNCER] = await self._syncer.close(CLOSE_S)  # no late report may follow the seal of its log
         self._dismiss()
         self._emit(RunFinished(outcome, self._reason, self._digest))
-        ends[NAME] = await asyncio.to_thread(self._log.close, CLOSE_S)
+        while (end := await asyncio.to_thread(self._log.close, CLOSE_S)) is None and self._log.trouble:
+            pass  # the store is away
+        ends[NAME] = end
         if len(known := {log: end for log, end in ends.items() if end is not None}) == len(LOGS):
-            self._store.write_json(SEAL_FILE, seal(known))
-        return await asyncio.to_thread(self._accounts.finish)
+            await self._patience.stored(self._store.write_json, SEAL_FILE, seal(known))
+        return await self._patience.stored(self._accounts.finish)
 
     def _dismiss(self) -> None:
         """End every actor of the run except this one, and give their places back."""
         handles = [*self._learners.handles, self._syncer.handle]
-        names = {"chaos", self._evaluations.name} | {
-            agent_name(node["NodeID"]) for node in ray.nodes() if node["Alive"]
-        }
+        names = {"chaos"} | {agent_name(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+        with contextlib.suppress(OSError):
+            names.add(self._evaluations.name)
         for name in names:
             with contextlib.suppress(ValueError):
                 handles.append(ray.get_actor(name, self._placement.namespace))
@@ -361,7 +382,13 @@ class OrchestratorActor:
         syncer = self._syncer
         return {**syncer.info, "epoch": syncer.epoch, "down_s": syncer.down_s} if syncer.epoch else {}
 
+    @property
+    def _away(self) -> str:
+        """What a store says that is away, for which the orchestrator or the next epoch waits; empty if none does."""
+        return self._unwritten or self._syncer.away or self._log.trouble
+
     def _write_status(self) -> None:
+        """Write the status, if its folder takes it: else the next one says why."""
         learners = self._learners
         about = RunInfo(
             self._state,
@@ -372,8 +399,12 @@ class OrchestratorActor:
             learners.controller.pools.members,
             os.getpid(),
             self._checkpoints.newest,
+            self._away,
             self._accounts.tokens,
         )
-        self._store.write_json(
-            STATUS_FILE, model(self._recipe, about, self._view, self._syncer_status(), learners.placed)
-        )
+        status = model(self._recipe, about, self._view, self._syncer_status(), learners.placed)
+        try:
+            self._store.write_json(STATUS_FILE, status)
+            self._unwritten = ""
+        except OSError as error:
+            self._unwritten = f"{type(error).__name__}: {error}"

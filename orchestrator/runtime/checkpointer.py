@@ -15,6 +15,7 @@ import ray
 
 from orchestrator.eventlog.facts import CheckpointFailed, CheckpointWritten
 from orchestrator.recipe.config import Recipe
+from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager
 from orchestrator.store import checkpoints
@@ -41,10 +42,11 @@ class Checkpointer:
         syncer: SyncerManager,
         savers: Savers,
         emit: Callable[[Any], None],
+        patience: Patience,
     ) -> None:
         self.newest: dict[str, Any] | None = None  # as `checkpoints.describe`, for status pages
         self._recipe, self._runs, self._store = recipe, runs, store
-        self._syncer, self._savers, self._emit = syncer, savers, emit
+        self._syncer, self._savers, self._emit, self._patience = syncer, savers, emit, patience
         self._due_at: float | None = None  # the first one, so long after the first look
         self._requested: Any = None  # the last request that was carried out
         self._background = Background(tell)
@@ -84,7 +86,7 @@ class Checkpointer:
 
     async def cut(self, final: str = "") -> int | None:
         """Begin a snapshot; returns its number, or None if there is no syncer or the run is over."""
-        identifier = self._runs.grant("checkpoint", "run")
+        identifier = await self._patience.stored(self._runs.grant, "checkpoint", "run")
         try:
             taken = await self._syncer.call("snapshot_now", identifier, final, patience_s=SYNCER_S)
         except Exception as error:

@@ -29,18 +29,23 @@ from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_byt
 from orchestrator.runtime import actor, job, metrics_actor, syncer_manager
 from orchestrator.runtime.ends import Terminated, terminate
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
+from orchestrator.runtime.ray_await import gist
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
+from orchestrator.store.status_model import away
 from orchestrator.store.watch import RunLost
 from outer import heap
 from outer.bulk import SHARD_CPUS
+from outer.epoch import StoreAway
 from outer.journal.object_store import Folder
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 0.5
 BEGIN_S = 60.0
+AGAIN_S = 5.0  # until the next attempt to start an orchestrator whose store is away
+SILENT_S = 15.0  # the age from which a status may be that of a run whose folder is away
 ORCHESTRATORS_MAX = 10  # in one run, before its deaths are taken for intended
 KNOCK_S = 5.0
 INLINE_BYTES = 2**20
@@ -71,7 +76,7 @@ def run_attached(
     recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus, lock: RunLock
 ) -> dict[str, Any]:
     """Run on the cluster at this address. Interrupted: the run goes on without this shell."""
-    dashboard = connect(address, namespace := f"diloco-{recipe.name}")
+    dashboard = connect(address, namespace := _namespace(recipe, store))
     try:
         reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
         store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
@@ -79,6 +84,13 @@ def run_attached(
         return start_and_wait(recipe, store, placement, starter, on_status, detach=True, lock=lock)
     finally:
         ray.shutdown()
+
+
+def _namespace(recipe: Recipe, store: RunStore) -> str:
+    """Ray's namespace of this run, and of no other of its name: whoever takes the run over finds its own actors."""
+    known = object_of(store, CLUSTER_FILE) or {}
+    ours = known.get("namespace") if known.get("token_path") is None else None  # else a local cluster's, which is gone
+    return ours or f"diloco-{recipe.name}-{secrets.token_hex(4)}"
 
 
 @contextlib.contextmanager
@@ -146,23 +158,32 @@ def start_and_wait(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminate)
     lock = lock or RunLock(Folder(store.root), str(store.root))
-    for left in reversed(range(ORCHESTRATORS_MAX)):
-        orchestrator = _orchestrator(recipe, store, placement, lock)
+    left, status = ORCHESTRATORS_MAX, Statuses(store, on_status)
+    while True:
+        try:
+            orchestrator = _orchestrator(recipe, store, placement, lock)
+        except (ray.exceptions.RayError, OSError) as error:
+            if left == ORCHESTRATORS_MAX or not _is_away(error):
+                raise  # the first one: the user sees what is wrong with the store
+            status.look(gist(error))
+            time.sleep(AGAIN_S)
+            continue
         if recipe.run.metrics:
             metrics_actor.start(recipe, store, placement.namespace, placement.local)
         if recipe.chaos.active and starter is not None:
             starter(recipe, store, placement.namespace, placement.local)
         try:
-            summary = _wait(orchestrator, store, on_status)
+            summary = _wait(orchestrator, status)
             break
         except RunLost:
+            left -= 1
             if not left:
                 raise  # else start another one, which takes the run over
         except KeyboardInterrupt as interruption:
             if detach and not isinstance(interruption, Terminated) and job.config() is None:
                 raise
             ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
-            summary = _wait(orchestrator, store, on_status)  # interrupted again: leaves at once
+            summary = _wait(orchestrator, status)  # interrupted again: leaves at once
             break
     ray.kill(orchestrator)
     return summary
@@ -188,12 +209,36 @@ def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement, lock
     return orchestrator
 
 
-def _wait(orchestrator: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
+def _is_away(error: Exception) -> bool:
+    """Whether an orchestrator could not start because the store is away, or takes nothing."""
+    cause = getattr(error, "cause", error)
+    return StoreAway.__name__ in str(error) or isinstance(cause, OSError)
+
+
+class Statuses:
+    """Passes on each status of a run, and says so where none comes because its folder is away."""
+
+    def __init__(self, store: RunStore, on_status: OnStatus, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store, self._on_status, self._clock = store, on_status, clock
+        self._newest: Mapping[str, Any] = {}
+        self._news_at = clock()
+
+    def look(self, why: str = "") -> None:
+        """Look for a status. `why`: what the store says to this process; without it, silence says something."""
+        status = status_if_any(self.store) or self._newest
+        if status.get("written_at") != self._newest.get("written_at"):
+            self._newest, self._news_at = status, self._clock()
+        elif not why and self._clock() - self._news_at > SILENT_S:
+            why = f"no status was written for more than {SILENT_S:g} s"
+        if status:
+            self._on_status(away(status, why) if why else status)
+
+
+def _wait(orchestrator: Any, status: Statuses) -> dict[str, Any]:
     ended = orchestrator.result.remote()
     while True:
         done, _ = ray.wait([ended], timeout=WAIT_S)
-        if status := status_if_any(store):
-            on_status(status)
+        status.look()
         if done:
             try:
                 summary: dict[str, Any] = ray.get(ended)
@@ -202,7 +247,8 @@ def _wait(orchestrator: Any, store: RunStore, on_status: OnStatus) -> dict[str, 
                 ended = orchestrator.result.remote()  # it cannot be reached now
                 continue
             except ray.exceptions.RayActorError as error:
-                raise RunLost(f"the orchestrator's process has ended; what the run said is in {store.root}") from error
+                said = f"what the run said is in {status.store.root}"
+                raise RunLost(f"the orchestrator's process has ended; {said}") from error
             return summary
 
 

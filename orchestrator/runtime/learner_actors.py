@@ -347,6 +347,9 @@ class LearnerActors:
                 info = status  # it may be frozen, or cut off: its lease will tell
             except (ValueError, ray.exceptions.RayError):
                 continue
+            if called != label(name, incarnation) and info.get("incarnation") != incarnation:
+                ray.kill(handle)  # the orchestrator died before it promoted this standby
+                continue
             self._identified(name, info)
             process = LearnerHandle(name, incarnation, actor=handle)
             ranks = [RankState(True, info.get("pid"), info.get("node"))]
@@ -382,14 +385,17 @@ class LearnerActors:
             placing.cancel()
             dismissed.cancel()
 
-    async def create(self, process: LearnerHandle, syncer: Any) -> list[tuple[int, str]]:
-        """Start the learner's actors in its place, or promote a standby. Returns the pid and node of each rank."""
+    async def create(self, process: LearnerHandle, syncer: Any, number: int) -> list[tuple[int, str]]:
+        """Start the learner's actors in its place, or promote a standby. Returns the pid and node of each rank.
+
+        `number`: the orchestrator's.
+        """
         recipe, name = self._recipe, process.learner
         process.syncer = syncer
         process.actor = self.standbys.take(name, process.incarnation)
         if process.actor is not None and name not in self._misconfigured:
             with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-                info = await within(CALL_S, process.actor.promote.remote(process.incarnation, syncer))
+                info = await within(CALL_S, process.actor.promote.remote(number, process.incarnation, syncer))
                 return [(info["pid"], info["node"])]
         process.kill()  # the standby that cannot be it
         spec = replace(self._spec(name, process.incarnation), saved=process.saved)

@@ -20,6 +20,7 @@ from orchestrator.lifecycle.controller import Controller, RankState
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.learner_actors import DRAINED, FINISHED, LearnerActors, LearnerHandle
+from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import NoSlice, RunPlacement, draining_nodes
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager
@@ -32,6 +33,7 @@ from outer.protocol.events_effects import DrainRequested, Expect
 
 SYNCER_S = 240.0  # for a syncer to come up and hear of a learner
 REATTACH_S = 60.0
+GRANT_S = 0.2  # between two looks whether an incarnation has its number
 NOTICES_S = 1.0  # between two looks for nodes that have announced their end
 PLACES_S = 2.0  # between two looks for places
 UNHEARD = "it steps, but its reports do not arrive"
@@ -51,6 +53,8 @@ class LearnerManager:
         emit: Callable[[Any], None],
         over: Callable[[], bool],
         objects: Objects,
+        patience: Patience,
+        number: int,
     ) -> None:
         self.failure: BaseException | None = None  # of this manager itself
         self.controller = Controller(
@@ -66,9 +70,11 @@ class LearnerManager:
         self.actors = LearnerActors(
             recipe, placement, code, objects, lambda name: list(self.controller.units).index(name)
         )
-        self._recipe, self._store, self._emit, self._over = recipe, store, emit, over
+        self._recipe, self._store, self._emit, self._over, self._patience = recipe, store, emit, over, patience
+        self._number = number  # the orchestrator's
         self._syncer: SyncerManager | None = None
         self._processes: dict[str, LearnerHandle] = {}
+        self._granting: set[str] = set()  # learners whose next incarnation waits for its number
         self._tasks, self._probes = Background(self._fail), Background(self._fail)
         self._starts: dict[str, asyncio.Task[None]] = {}  # of each learner's newest incarnation
         self._notices_at = self._places_at = float("-inf")
@@ -84,17 +90,25 @@ class LearnerManager:
         self._syncer, self._saved = syncer, dict(saved)
         if again:
             self._act(self.controller.rejoin([*self._found, *saved]))
+        strays = [name for name in self._found if name not in self.controller.wanted]
+        for name in strays:
+            self.controller.want(name)
         self._advance()
+        for name in strays:
+            self._act(self.controller.unwant(name, "its pool was scaled down", time.monotonic()))
 
     async def find(self, statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Look for learners that an earlier orchestrator has left; `statuses`: the last status of each, by name."""
+        """Look for learners that an earlier orchestrator has left; `statuses`: the last status of each, by name.
+
+        It may have died before any status showed those that it had added last.
+        """
+        self._scale()
 
         async def find(name: str) -> tuple[LearnerHandle, tuple[RankState, ...]] | None:
             incarnation = self._store.granted("incarnation", name)
             return await self.actors.find(name, incarnation, statuses.get(name, {}))
 
-        claims = [name for name in self.controller.claims() if self._store.granted("incarnation", name)]
-        names = dict.fromkeys([*self.controller.wanted, *statuses, *claims])
+        names = [name for name in self._store.holders("incarnation") if self._recipe.is_learner(name)]
         found = await asyncio.gather(*map(find, names))
         self._found = {name: each for name, each in zip(names, found, strict=True) if each is not None}
         return list(self._found)
@@ -113,7 +127,7 @@ class LearnerManager:
 
     async def _reattach(self, process: LearnerHandle, syncer: Any) -> None:
         try:
-            refusal = await within(REATTACH_S, process.actor.reattach.remote(syncer))
+            refusal = await within(REATTACH_S, process.actor.reattach.remote(self._number, syncer))
         except (ray.exceptions.RayError, TimeoutError):
             return  # dead or frozen: the end of its call tells, or its lease
         if refusal:
@@ -204,8 +218,7 @@ class LearnerManager:
         """Report what can be seen now; `rows`: what the syncer knows of the learners. Called several times a second."""
         now = time.monotonic()
         self._watch_leases(rows)
-        for pool in self.controller.pools.sizes:
-            self._act(self.controller.scale(now, pool, object_of(self._store, request_file(pool))))
+        self._scale()
         if now - self._places_at >= PLACES_S and (self._looking is None or self._looking.done()):
             self._places_at = now
             self._looking = self._probes.spawn(self._watch_places())
@@ -216,6 +229,10 @@ class LearnerManager:
         self._advance()
         for standby in self.actors.standbys.due(rows, self.controller.units):
             self._probes.spawn(self.actors.standbys.make(standby))
+
+    def _scale(self) -> None:
+        for pool in self.controller.pools.sizes:
+            self._act(self.controller.scale(time.monotonic(), pool, object_of(self._store, request_file(pool))))
 
     def _watch_leases(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
@@ -279,6 +296,8 @@ class LearnerManager:
 
     async def _drain(self, action: AskToLeave) -> None:
         """Ask a learner to leave. One that does not step yet has nothing to lose, and is killed at once."""
+        while action.learner in self._granting:
+            await asyncio.sleep(GRANT_S)
         process = self._processes[action.learner]
         request = DrainRequested(action.learner, process.incarnation, action.reason, action.deadline_s)
         if not await self._call("drain", request):
@@ -302,7 +321,12 @@ class LearnerManager:
             return
         saved = self._saved.pop(name, None)
         exact = saved is not None and saved.exact
-        incarnation = saved.incarnation if saved is not None and exact else self._store.grant("incarnation", name)
+        if saved is not None and exact:
+            incarnation = saved.incarnation
+        else:
+            self._granting.add(name)
+            incarnation = await self._patience.granted(self._store.grant, "incarnation", name)
+            self._granting.discard(name)
         process = self._processes[name] = LearnerHandle(name, incarnation, saved)
         self.controller.started(name, incarnation, self._recipe.pool_of(name).processes, resumed=exact)
         await self._attend(process, self._run(process))
@@ -333,6 +357,7 @@ class LearnerManager:
         """The rest of an incarnation that an earlier orchestrator started."""
         self.actors.places.adopt(process.learner)
         self._answered(process, [(rank.pid, rank.node) for rank in ranks])
+        await self._call("expect", self._expect(process))  # that orchestrator may have died before it said so
         return await process.run()
 
     async def _run(self, process: LearnerHandle) -> str:
@@ -344,7 +369,7 @@ class LearnerManager:
         if not await self.actors.place(process):
             return DRAINED
         assert self._syncer is not None
-        ranks = await self.actors.create(process, self._syncer.handle)
+        ranks = await self.actors.create(process, self._syncer.handle, self._number)
         pids, nodes = zip(*ranks, strict=True)
         self._emit(LearnerStarted(name, incarnation, pids[0], nodes[0], pids[1:], nodes[1:]))
         self._answered(process, ranks)

@@ -57,9 +57,19 @@ class RunAccounts:
         self._thread = thread("accounts", self._follow, tell)
 
     def finish(self) -> dict[str, Any]:
-        """The log is complete: read the rest of it, write the summary and the report. Returns the summary."""
+        """The log is complete: read the rest of it, write the summary and the report. Returns the summary.
+
+        Raises OSError; then call it again.
+        """
         self._ended.set()
         self._thread.join()
+        try:
+            return self._finish()
+        except OSError:
+            self._folds = None
+            raise
+
+    def _finish(self) -> dict[str, Any]:
         if self._folds is None or self._reader is None:  # it could not be followed: read it from the beginning
             self._begin()
         folds, reader = self._folds, self._reader

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,17 +19,23 @@ from learners.training.initial_state import InitialState
 from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.eventlog.reader import LogReader, records
 from orchestrator.recipe.config import Recipe
+from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement, control, named, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, answered, gist, within
 from orchestrator.store import checkpoints
 from orchestrator.store.run_store import RunStore
+from orchestrator.store.status_model import stalled
 from outer.actor import SyncerActor
 from outer.background import Background, tell
 from outer.bulk import gathered
+from outer.epoch import StoreAway
 from outer.journal.chain import Segmented
 from outer.journal.groups import encode_replay
+from outer.journal.object_store import prove
 from outer.journal.rebuild import Incomplete, RecoverySources, replay_log
+from outer.owner import Superseded
 from outer.protocol.events_effects import Expect
+from outer.protocol.facts import StoreWaited
 from outer.protocol.fragments import Fragment
 from outer.spec import SyncerSpec
 
@@ -47,7 +54,8 @@ class SyncerManager:
     """Owned by the orchestrator.
 
     `spec` holds for every epoch, except for its number; `reached` is called with the handle of each epoch that serves.
-    `living` gives the learners to expect, `learners` the handles to recover lost fragments from.
+    `living` gives the learners to expect, `learners` the handles to recover lost fragments from. `number`: the
+    orchestrator's; `replaced` is told when a later one has taken the run over.
     """
 
     def __init__(
@@ -60,12 +68,16 @@ class SyncerManager:
         living: Callable[[], tuple[Expect, ...]],
         reached: Callable[[Any], None],
         learners: Callable[[], tuple[Any, ...]],
+        patience: Patience,
+        number: int,
+        replaced: Callable[[str], None],
     ) -> None:
+        self._refused = ""  # what the store said to the newest epoch, if that could not begin for it
         self.fault = ""  # why the newest epoch that is over ended
         self.info: Mapping[str, Any] = {}  # pid and node of the epoch that serves
         self._recipe, self._placement, self._store, self._spec = recipe, placement, store, spec
         self._emit, self._living, self._reached = emit, living, reached
-        self._learners = learners
+        self._learners, self._patience, self._number, self._replaced = learners, patience, number, replaced
         self._handle: Any = None
         self._serving = asyncio.Event()
         self._down_since: float | None = None
@@ -74,6 +86,11 @@ class SyncerManager:
         self._closed = False
 
     # -------------------------------------------------------------- calls
+
+    @property
+    def away(self) -> str:
+        """What a store says that is away, for which the next epoch or the orchestrator waits; empty if none does."""
+        return self._refused or self._patience.why
 
     @property
     def down_s(self) -> float:
@@ -87,11 +104,11 @@ class SyncerManager:
         """
         deadline = time.monotonic() + patience_s
         while True:
-            await self._served(max(0.0, deadline - time.monotonic()))
+            deadline = await self._served(deadline)
             handle = self._handle
             try:
                 left_s = max(0.0, deadline - time.monotonic())
-                return await within(min(call_s, left_s), getattr(handle, method).remote(*arguments))
+                return await self._ask(min(call_s, left_s), handle, method, *arguments)
             except ray.exceptions.RayTaskError:
                 raise
             except (ray.exceptions.RayError, TimeoutError) as error:
@@ -101,21 +118,36 @@ class SyncerManager:
                     self._on_death(handle, "died", gist(error))  # else it might not be noticed
                 await asyncio.sleep(PAUSE_S)
 
-    async def _served(self, seconds: float) -> None:
-        """Wait for an epoch that serves. Raises TimeoutError, NoSyncer."""
-        give_up_at = time.monotonic() + seconds
+    async def _ask(self, seconds: float, handle: Any, method: str, *arguments: Any) -> Any:
+        """An epoch's answer to this orchestrator, whose process ends if a later one has taken the run over."""
+        try:
+            return await within(seconds, handle.command.remote(self._number, method, *arguments))
+        except Superseded as error:
+            self._replaced(str(error))
+            raise
+
+    async def _served(self, deadline: float) -> float:
+        """Wait for an epoch that serves; returns the deadline, later by the time for which its store was away.
+
+        Raises TimeoutError, NoSyncer.
+        """
+        began = since = time.monotonic()
+        away = ""
         while not self._serving.is_set() or self._closed:
             if self._closed:
                 raise TimeoutError("the run is over")
-            coming, left_s = self._starting, give_up_at - time.monotonic()
+            coming, now = self._starting, time.monotonic()
             if coming is not None and coming.done():
                 coming.result()  # it failed, or it would serve
-            if left_s <= 0.0:
-                raise TimeoutError(f"no syncer served within {seconds:.0f} s")
+            deadline += now - since if away else 0.0
+            since, away = now, self.away
+            if now >= deadline and not away:
+                raise TimeoutError(f"no syncer served within {now - began:.0f} s")
             serving = asyncio.ensure_future(self._serving.wait())
             waits = [serving] if coming is None or coming.done() else [serving, coming]
-            await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
             serving.cancel()
+        return deadline + (time.monotonic() - since if away else 0.0)
 
     async def newest(self, patience_s: float) -> tuple[int, list[Any], tuple[Fragment, ...]]:
         """(syncer step, float32[n] per fragment, fragments), of this epoch or, if a shard dies, of the next one.
@@ -137,15 +169,20 @@ class SyncerManager:
     async def close(self, deadline_s: float) -> Segmented | None:
         """The run is over: a living syncer takes nothing more, and none follows it, even if somebody still calls.
 
-        Returns where its log ends. Raises TimeoutError.
+        Returns where its log ends. Raises TimeoutError, but waits without bound for a store that is away.
         """
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
         if self._handle is None:
             return None
-        end: Segmented = await within(deadline_s, self._handle.close.remote())
-        return end
+        while True:
+            try:
+                end: Segmented = await self._ask(deadline_s, self._handle, "close")
+                return end
+            except TimeoutError:
+                if not stalled((await self._ask(deadline_s, self._handle, "view"))["journal"]):
+                    raise
 
     @property
     def handle(self) -> Any:
@@ -165,7 +202,7 @@ class SyncerManager:
         except ValueError:
             return False
         with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
-            info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
+            info = await self._ask(self._recipe.run.syncer_lease_s, handle, "identify")
         if not info.get("serves"):
             ray.kill(handle)  # it is frozen or over, or its orchestrator died before it had it begin
             return False
@@ -174,14 +211,21 @@ class SyncerManager:
         self._serving.set()
         return True
 
-    def begin(self) -> None:
+    async def grant(self) -> int:
+        """The number of the next epoch."""
+        try:
+            return self._store.grant("epoch", "syncer")
+        except OSError as error:
+            self._refused = f"{type(error).__name__}: {error}"
+            return await self._patience.stored(self._store.grant, "epoch", "syncer")
+
+    def begin(self, epoch: int) -> None:
         """Start the first epoch since the run was started or resumed."""
-        self._handle = self._create()
+        self._handle = self._create(epoch)
         self._starting = self._background.spawn(self._start())
 
-    def _create(self, sources: RecoverySources | None = None) -> Any:
-        """The actor of the next epoch. Its constructor opens the journal."""
-        epoch = self._store.grant("epoch", "syncer")
+    def _create(self, epoch: int, sources: RecoverySources | None = None) -> Any:
+        """The actor of this epoch. Its constructor opens the journal."""
         recipe = self._recipe
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         options = named(syncer_name(epoch), self._placement.namespace, SYNCER_CPUS)
@@ -202,7 +246,7 @@ class SyncerManager:
             started.result()
         lease_s, handle = self._recipe.run.syncer_lease_s, self._handle
         try:
-            view: dict[str, Any] = await within(lease_s, answered(handle.view.remote))
+            view: dict[str, Any] = await within(lease_s, answered(partial(self._ask, lease_s, handle, "view")))
             if not view["ended"]:
                 return view
             self._on_death(handle, "died", view["ended"])
@@ -232,31 +276,41 @@ class SyncerManager:
         self._lose(cause, detail)
         if self._spec.shards > 1:
             ray.kill(handle)  # the next ones need the room of its shards
-        dead, self._handle = self._handle, self._create()
-        self._starting = self._background.spawn(self._start(dead))
+        self._starting = self._background.spawn(self._start(handle))
 
     def _lose(self, cause: str, detail: str) -> None:
         self.fault = f"epoch {self.epoch}: {detail}"
         self._emit(SyncerLost(self.epoch, cause, detail))
 
     async def _start(self, dead: Any = None) -> None:
-        """Wait for the newest epoch to serve; start another one while it fails to."""
-        for attempt in range(1, START_ATTEMPTS_MAX + 1):
+        """Wait for the newest epoch to serve; start another one while it fails to, or where this one is `dead`."""
+        attempt = 1
+        if dead is not None:
+            self._handle = self._create(await self.grant())
+        while True:
             try:
-                self.info = await within(SYNCER_START_S, self._handle.start.remote(self._living()))
+                self.info = await self._ask(SYNCER_START_S, self._handle, "start", self._living())
                 break
             except (ray.exceptions.RayError, TimeoutError) as error:
                 last = gist(error) if str(error) else f"not up within {SYNCER_START_S:g} s"
             ray.kill(self._handle)
             self._lose("failed", last)
-            if attempt == START_ATTEMPTS_MAX:
-                raise NoSyncer(f"the syncer does not start: {last}")
             sources = None
-            if Incomplete.__name__ in last:
-                sources = await asyncio.to_thread(self._recovery_sources)
+            if StoreAway.__name__ in last:  # no attempt of ours
+                self._refused = last.partition(": ")[2]
+                await asyncio.sleep(BACKOFF_S)
+                await self._patience.stored(prove, self._spec.store)
+            elif attempt == START_ATTEMPTS_MAX:
+                raise NoSyncer(f"the syncer does not start: {last}")
+            elif Incomplete.__name__ in last:
+                attempt, sources = attempt + 1, await self._patience.stored(self._recovery_sources)
             else:
-                await asyncio.sleep(BACKOFF_S * 2**attempt)
-            self._handle = self._create(sources)
+                attempt += 1
+                await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
+            self._handle = self._create(await self.grant(), sources)
+        if self._refused:
+            self._emit(StoreWaited(round(self.down_s, 3), self._refused))
+        self._refused = ""
         self._spec = replace(self._spec, begun=self.info["begun"])
         self._down_since = None
         self._serving.set()

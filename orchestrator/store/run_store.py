@@ -116,6 +116,11 @@ class RunStore:
                     (folder / f"{old:06d}").unlink(missing_ok=True)
                 return number
 
+    def holders(self, kind: str) -> list[str]:
+        """The names of all holders that were ever granted a number of this kind."""
+        folder = self.root / "grants" / kind
+        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
     def granted(self, kind: str, who: str) -> int:
         """The newest number that was granted; 0 where none was."""
         return max(_numbers(self.root / "grants" / kind / who), default=0)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.recipe.config import Recipe
 
 
+STORE_AWAY = "StoreAway"  # the reason of the condition that is not met because nothing can be stored
 NO_PLACE = "NoPlace"  # the reason of conditions that are not met because nothing is reserved for a learner
 ENDING = "ending"  # the state while learners leave and the run is evaluated and summed up
 STALLED_S = 2.0  # a journal write that takes longer is reported
@@ -30,6 +31,7 @@ class RunInfo:
     members: Mapping[str, Sequence[str]] = field(default_factory=dict)  # learners wanted, by pool
     pid: int | None = None  # the orchestrator's
     checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
+    away: str = ""  # what a store says that is away, for which the run waits
     tokens: tuple[int, int] | None = None  # processed and committed in the whole run, by the log as far as it was read
 
     @property
@@ -211,8 +213,10 @@ def _conditions(
     syncer: Mapping[str, Any],
     placed: Mapping[str, LearnerPlace],
 ) -> list[dict[str, str]]:
+    durable = _durable(view, about.away)
     if about.ended:
-        return [_condition("Ended", about.state != ENDING, about.state.capitalize(), about.reason)]
+        ended = _condition("Ended", about.state != ENDING, about.state.capitalize(), about.reason)
+        return [ended, durable] if about.away else [ended]
     live = sum(row["alive"] and row["phase"] == "stepping" for row in view.get("learners", []))
     wanted = sum(_pools(recipe, about).values())
     all_live = live == wanted
@@ -223,7 +227,7 @@ def _conditions(
         _condition("AllLearnersLive", all_live, "Live" if all_live else "Missing", f"{live} of {wanted} step"),
         _quorum(live, wanted - len(without), wanted, recipe.quorum),
         _serving(syncer),
-        _durable(view.get("journal") or {}),
+        durable,
     ]
 
 
@@ -262,12 +266,32 @@ def _serving(syncer: Mapping[str, Any]) -> dict[str, str]:
     return _condition("SyncerServes", True, "Serves", f"epoch {epoch}")
 
 
-def _durable(journal: Mapping[str, Any]) -> dict[str, str]:
-    """Whether commits are being made durable."""
-    waiting_s, trouble = journal.get("waiting_s", 0.0), journal.get("trouble", "")
-    if trouble or waiting_s > STALLED_S:
-        why = trouble or "its store does not answer"
-        return _condition("Durable", False, "Stalled", f"nothing was made durable for {waiting_s:.1f} s: {why}")
+def stalled(journal: Mapping[str, Any]) -> bool:
+    """Whether the store takes no record of a syncer's journal; `journal`: its view."""
+    return float(journal.get("waiting_s", 0.0)) > STALLED_S
+
+
+def store_trouble(view: Mapping[str, Any]) -> str:
+    """What the store says, in a syncer's view, for which commits wait; empty while they do not."""
+    journal = view.get("journal") or {}
+    shards = next((each["trouble"] for each in view.get("shards", []) if each.get("trouble")), "")
+    return shards or (journal.get("trouble") or "it does not answer" if stalled(journal) else "")
+
+
+def away(status: Mapping[str, Any], why: str) -> dict[str, Any]:
+    """The newest status of a run whose folder is away, with the condition that says so."""
+    run = status.get("run") or {}
+    others = [each for each in run.get("conditions") or [] if each.get("type") != "Durable"]
+    return {**status, "run": {**run, "conditions": [*others, _durable({}, why)]}}
+
+
+def _durable(view: Mapping[str, Any], away: str) -> dict[str, str]:
+    """Whether commits are being made durable, and all else that the run has to store."""
+    journal = view.get("journal") or {}
+    if why := away or store_trouble(view):
+        return _condition("Durable", False, STORE_AWAY, f"the store is away, and the run waits for it: {why}")
+    if trouble := journal.get("trouble"):
+        return _condition("Durable", True, "Retrying", f"the store refused something: {trouble}")
     if damage := journal.get("damage"):
         return _condition("Durable", True, "WasDamaged", f"in the journal: {'; '.join(damage)}")
     return _condition(

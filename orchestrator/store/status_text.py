@@ -154,16 +154,16 @@ def conditions(status: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def waiting(status: Mapping[str, Any]) -> list[str]:
-    """Say which pool has no place and why, and whether the quorum is possible without it."""
+def waiting(status: Mapping[str, Any], reason: str = "NoPlace") -> list[str]:
+    """Say which pool has no place and why, and whether the quorum is possible without it; or what the store says."""
     conditions = part(status, "run").get("conditions") or []
-    return [text(each.get("message")) for each in conditions if each.get("reason") == "NoPlace"]
+    return [text(each.get("message")) for each in conditions if each.get("reason") == reason]
 
 
 def states(status: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return all whose change is told at once: the run's state, each learner's state and last fault, missing places."""
     told = [(item.get("name"), item.get("state"), item.get("last_fault")) for item in status.get("learners") or []]
-    return (part(status, "run").get("state"), *told, *waiting(status))
+    return (part(status, "run").get("state"), *told, *waiting(status), *waiting(status, "StoreAway"))
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -172,6 +172,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     missed = waiting(before)
     lines = [message for message in waiting(after) if message not in missed]
     lines += ["every learner has a place"] if missed and not waiting(after) else []
+    away, back = waiting(after, "StoreAway"), waiting(before, "StoreAway")
+    lines += [message for message in away if message not in back] if away else ["the store is back"] * bool(back)
     for learner in after.get("learners") or []:
         name, earlier = text(learner.get("name")), old.get(learner.get("name"), {})
         if learner.get("last_fault") and learner.get("last_fault") != earlier.get("last_fault"):

@@ -25,6 +25,7 @@ from outer.protocol.recovery import Entry, JournalReplay, Recovered
 FOLDER = "journal"
 FLUSH_S, FLUSH_REMOTE_S = 0.25, 1.0  # for which facts may wait: on a disk; where requests are dear
 WAITING_FACTS_MAX = 2**17  # then `full`: learners keep theirs. Also of the syncer's own; then the epoch ends
+WAITED_S = 2.0  # for which a write may take without being told
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
 
 
@@ -44,15 +45,18 @@ class JournalWriter:
         recorded: Callable[[Sequence[Run]], None] = lambda _: None,
         segmenter: Segmenter | None = None,
         apart: bool = False,
+        waited: Callable[[float, str], object] = lambda seconds, why: None,
     ) -> None:
         """`recorded(runs)`: these facts are durable. `durable(n)`: all entries up to sequence n are; said after it.
 
         `deposed(reason)`: a newer epoch has opened. `failed(error)`: this one cannot go on. `reach(name)` is called at
         "journaling" and "journaled".
-        `persistent`, `segmenter`, `apart`: as for StoredJournal.
+        `waited(seconds, why)`: a write took longer than WAITED_S. `persistent`, `segmenter`, `apart`: as for
+        StoredJournal.
         """
         self._journal = StoredJournal(store, FOLDER, epoch, fragments, persistent, segmenter, apart)
         self._durable, self._deposed, self._reach, self._recorded = durable, deposed, reach, recorded
+        self._waited = waited
         self._executor = ThreadPoolExecutor(1, "journal")
         self._upkeep_executor = ThreadPoolExecutor(1, "segments")
         self._waiting: list[Item] = []
@@ -221,11 +225,13 @@ class JournalWriter:
 
     async def _persist(self, executor: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
         """Retry `work` until it succeeds. Raises StaleEpoch."""
-        backoff_s = BACKOFF_S
+        backoff_s, began = BACKOFF_S, time.monotonic()
         while True:
             try:
                 done = await asyncio.get_running_loop().run_in_executor(executor, work, *arguments)
-                self._trouble = ""
+                waited_s, why, self._trouble = time.monotonic() - began, self._trouble, ""
+                if waited_s > WAITED_S and executor is self._executor:
+                    self._waited(waited_s, why or "it did not answer")
                 return done
             except OSError as error:
                 self._trouble = f"{type(error).__name__}: {error}"

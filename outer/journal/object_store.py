@@ -101,13 +101,21 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._was_there = root.is_dir()
 
     def __repr__(self) -> str:
         return str(self.root)
 
+    def _require(self) -> None:
+        """Raises OSError where the folder was there and is not: it is away, and neither empty nor to be made anew."""
+        if self._was_there and not self.root.is_dir():
+            raise OSError(errno.ESTALE, "the folder was there and is not; is it mounted?", str(self.root))
+
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
         target = self.root / name
+        self._require()
         _make_folder(target.parent)
+        self._was_there = True
         draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             with open(draft, "xb") as file:
@@ -128,7 +136,11 @@ class Folder:
         sync_folder(target.parent)
 
     def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            self._require()
+            raise
 
     def names(self, prefix: str) -> list[str]:
         folder = self.root / prefix
@@ -138,6 +150,7 @@ class Folder:
                 for entry in os.scandir(folder)
                 if not entry.name.startswith(".") and entry.is_file()
             )
+        self._require()
         return []
 
     def folders(self, prefix: str) -> list[str]:

@@ -250,6 +250,16 @@ class StateRebuilt:
 
 
 @dataclass(frozen=True)
+class StoreWaited:
+    """The store was away, full or slow, and nothing could be made durable for so long. The orchestrator tells of an
+    epoch that could not begin for it.
+    """
+
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class Finished:
     """The run is over; nothing merges after this."""
 
@@ -281,5 +291,6 @@ SyncerFact = (
     | LinkAdapted
     | SnapshotTaken
     | StateRebuilt
+    | StoreWaited
     | Finished
 )

@@ -204,11 +204,15 @@ class Members:
     # -------------------------------------------------------------- incarnations
 
     def expect(self, now: float, event: Expect) -> bool:
-        """A new incarnation starts; the one before it is fenced. Returns False, and refuses, for an older one."""
+        """A new incarnation starts; the one before it is fenced. Returns False for one that is known, and refuses an
+        older one.
+        """
         name = event.learner
         member = self._members.get(name)
         if member is not None:
-            if event.incarnation <= member.incarnation:
+            if event.incarnation == member.incarnation:
+                return False
+            if event.incarnation < member.incarnation:
                 self.refuse(event, "expect", "stale_incarnation")
                 return False
             self.fence(name, "superseded")

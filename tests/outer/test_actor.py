@@ -14,6 +14,7 @@ import ray
 from outer import actor as actors
 from outer.actor import SyncerActor
 from outer.journal.object_store import Folder
+from outer.owner import Superseded
 from outer.protocol.events_effects import Expect, Merge
 from outer.protocol.facts import SpanGranted, SyncerStarted
 from outer.protocol.fragments import Fragment, Tensor
@@ -55,6 +56,15 @@ async def test_an_epoch_takes_nothing_before_it_has_begun_and_no_early_call_ends
     await second.start((Expect("a", 1, 60.0, 2, ""),))
     await early
     assert (await second.identify())["serves"] and (await second.view())["ended"] == ""
+
+
+@in_a_loop
+async def test_calls_of_an_orchestrator_that_was_followed_are_refused(tmp_path: Path) -> None:
+    there = syncer(tmp_path)
+    await there.command(2, "start", ())
+    with pytest.raises(Superseded, match="orchestrator 1 was followed by orchestrator 2"):
+        await there.command(1, "stop", "it thawed")
+    assert (await there.command(3, "view"))["finished"] == ""
 
 
 @pytest.mark.parametrize("where", ["merge", "machine", "journal"])

@@ -85,7 +85,7 @@ def actors(there: Cluster, run: str) -> dict[str, tuple[str, str]]:
     return {
         row["name"]: (row["repr_name"], regions[row["node_id"]])
         for row in there.state("actors")
-        if row["ray_namespace"] == f"diloco-{run}" and row["state"] == "ALIVE"
+        if row["ray_namespace"].startswith(f"diloco-{run}-") and row["state"] == "ALIVE"
     }
 
 

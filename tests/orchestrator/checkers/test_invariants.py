@@ -33,6 +33,7 @@ from outer.protocol.facts import (
     SpanReturned,
     StepOpened,
     StepReopened,
+    StoreWaited,
     SyncerStarted,
 )
 from tests.orchestrator.histories import (
@@ -316,6 +317,8 @@ JUDGED: list[tuple[str, str, str, Log]] = [  # (claim, check, verdict, log)
     ("steps that commit are no gap", "live.rate", "pass", steady(80)),
     ("nor trouble", "live.recovery", "idle", steady(80)),
     ("without K learners there is no gap", "live.rate", "pass", steady(6, 80, LearnerFenced("b", 1, "killed"))),
+    ("what the store was away for does not count", "live.rate", "pass", steady(6, 80, StoreWaited(70.0, "full"))),
+    ("nor more than that", "live.rate", "violated", steady(6, 80, StoreWaited(10.0, "full"))),
     ("every trouble has its patience", "live.recovery", "pass", steady(6, 40, UNREAD, REOPENED)),
     ("and no more", "live.recovery", "violated", steady(6, 60, UNREAD, REOPENED)),
     *((f"who meets {type(each).__name__} for ever is not recovering", "live.recovery", "violated",

@@ -19,6 +19,7 @@ import ray
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import learner_actors, learner_manager
+from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
@@ -103,6 +104,8 @@ class Scene:
             self.said.append,
             lambda: False,
             Folder(folder),
+            Patience(),
+            1,
         )
         patch.setattr(learner_actors, "reserve", self.reserve)
         patch.setattr(learner_actors, "remove_placement_group", lambda group: self.given_up.append(group.learner))

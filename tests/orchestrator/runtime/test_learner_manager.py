@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
 from orchestrator.lifecycle.actions import AskToLeave
-from orchestrator.lifecycle.controller import State
+from orchestrator.lifecycle.controller import RankState, State
+from orchestrator.lifecycle.scaling import request_file
 from orchestrator.runtime import ray_await
 from orchestrator.runtime.learner_actors import LearnerHandle
 from outer.protocol.events_effects import Expect
+from outer.protocol.facts import Refused
 from outer.protocol.messages import DRAINING, JOINING, STEPPING, Attach, Drain
 from tests.golden.bench import MANIFEST, Bench
 from tests.orchestrator.runtime.scene import GOES, STAYS, Group, Handle, Outer, Scene, Serving, broken, pending, until
@@ -26,6 +29,42 @@ def test_only_news_of_a_later_incarnation_makes_the_living_one_unreachable() -> 
     for incarnation in (1, 2, 3):
         asyncio.run(outer.expect(Expect(STAYS, incarnation, 60.0, 8)))
         assert (STAYS in outer._peers) is (incarnation < 3)
+
+
+def test_an_orchestrator_that_follows_finds_those_that_no_status_showed_yet_and_has_those_leave_that_are_not_wanted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool was scaled up to three, and down to one, just before the earlier one died; STAYS is as it was."""
+    added, looked = "learner-p-2", list[str]()
+
+    async def find(name: str, incarnation: int, status: Any) -> Any:
+        looked.append(name)
+        handle = LearnerHandle(name, incarnation, actor=Process())
+        return None if name == GOES else (handle, (RankState(True, 7, "n"),))
+
+    class Process:
+        async def _run(self) -> str:
+            await pending()
+            return ""
+
+        def __init__(self) -> None:
+            self.run = SimpleNamespace(remote=self._run)
+
+    for name in (STAYS, GOES, added, "evaluator", "orchestrator"):
+        scene.store.grant("incarnation", name)
+    scene.store.write_json(request_file("p"), {"learners": 1})
+    monkeypatch.setattr(scene.learners.actors, "find", find)
+    monkeypatch.setattr(scene.learners.actors.places, "adopt", lambda name: None)
+
+    async def story() -> None:
+        assert await scene.learners.find({}) == [STAYS, added]
+        scene.learners.start(Serving(scene.outer), {}, again=True)
+        await until(lambda: bool(scene.killed))
+
+    asyncio.run(story())
+    assert looked == [STAYS, GOES, added] and scene.learners.controller.wanted == [STAYS]
+    assert scene.learners.controller.units[STAYS].incarnation.ranks[0].pid == 7
+    assert scene.bench.facts(Refused) == []
 
 
 def test_one_that_is_scaled_away_while_it_waits_for_its_next_start_gives_up_its_place(scene: Scene) -> None:

@@ -57,6 +57,23 @@ def test_a_log_that_is_followed_as_it_grows_gives_the_summary_of_the_whole(tmp_p
     assert accounts(tmp_path, recipe).finish() == summary, "another orchestrator reads the whole log"
 
 
+def test_a_summary_that_the_store_does_not_take_is_made_again(
+    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path, EVENTS)
+    followed, write_json, failing = accounts(tmp_path, recipe), RunStore.write_json, [True]
+
+    def write(store: RunStore, name: str, value: Any) -> None:
+        if failing.pop() if failing else False:
+            raise OSError("no space left")
+        write_json(store, name, value)
+
+    monkeypatch.setattr(RunStore, "write_json", write)
+    with pytest.raises(OSError, match="no space"):
+        followed.finish()
+    assert followed.finish() == expected(tmp_path, recipe)
+
+
 def test_a_fold_that_fails_on_the_way_costs_the_run_nothing(
     tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,7 @@ class Answers:
         self.promote = SimpleNamespace(remote=self._promote)
         self.identify = SimpleNamespace(remote=lambda: self._identify())
 
-    async def _promote(self, incarnation: int, syncer: Any) -> dict[str, Any]:
+    async def _promote(self, number: int, incarnation: int, syncer: Any) -> dict[str, Any]:
         if self._error is not None:
             raise self._error
         return await self._identify()
@@ -222,7 +222,7 @@ def test_a_standby_that_is_ready_becomes_the_next_incarnation_and_one_that_canno
         actors.ready(standby)
         if misconfigured:
             actors.misconfigure(A)  # as chaos does: it needs another recipe
-        found = asyncio.run(actors.create(process, "syncer"))
+        found = asyncio.run(actors.create(process, "syncer", 1))
         if error is None and not misconfigured:
             assert (found, process.actor, process.syncer) == ([(7, "n")], standby, "syncer")
             assert actors.made == actors.killed == []
@@ -231,11 +231,34 @@ def test_a_standby_that_is_ready_becomes_the_next_incarnation_and_one_that_canno
             assert [spec.incarnation for spec, _ in actors.made] == [2]
 
 
+@pytest.mark.parametrize("incarnation", [0, 2])
+def test_a_standby_that_its_orchestrator_did_not_live_to_promote_is_no_incarnation_and_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, incarnation: int
+) -> None:
+    """Its number was granted: it would have trained as incarnation 0."""
+
+    async def identify() -> dict[str, Any]:
+        return {"pid": 7, "node": "n", "incarnation": incarnation}
+
+    left = SimpleNamespace(identify=SimpleNamespace(remote=identify))
+
+    def get_actor(name: str, namespace: str) -> Any:
+        if name != f"{A}.2.standby":
+            raise ValueError(name)
+        return left
+
+    actors = Actors(tmp_path, monkeypatch)
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    found = asyncio.run(actors.find(A, 2, {}))
+    assert (found is not None and found[0].actor is left) is (incarnation == 2)
+    assert actors.killed == ([] if incarnation else [left])
+
+
 def test_a_standby_takes_none_of_its_place_and_sees_the_devices_of_its_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actors = Actors(tmp_path, monkeypatch)
-    asyncio.run(actors.create(LearnerHandle(A, 1), "syncer"))
+    asyncio.run(actors.create(LearnerHandle(A, 1), "syncer", 1))
     actors._stand_by(Standby(A, 2, "n"))
     (_, first), (spec, options) = actors.made
     assert (spec.incarnation, spec.environment) == (0, {"CUDA_VISIBLE_DEVICES": "3"})

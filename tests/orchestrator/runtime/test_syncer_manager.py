@@ -15,13 +15,16 @@ import ray
 
 from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import launch, ray_await, syncer_manager
+from orchestrator.runtime import launch, patience, ray_await, syncer_manager
+from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.runtime.specs import syncer_spec
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import RunLost
+from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Folder
+from outer.owner import Owner, Superseded
 
 RECIPE = Recipe.model_validate(
     {"name": "demo", "pools": [{"name": "p"}], "budget": {"syncer_steps": 10}, "run": {"syncer_lease_s": 1.0}}
@@ -31,23 +34,25 @@ RECIPE = Recipe.model_validate(
 class Epoch:
     """`alive`: answers; else its process is dead. `mute`: it does not answer at all."""
 
-    def __init__(self, comes_up: bool = True) -> None:
-        self.alive, self.mute, self.told, self._comes_up = True, False, list[str](), comes_up
+    def __init__(self, comes_up: bool = True, why: str = "its process ended") -> None:
+        self.alive, self.mute, self.told, self._comes_up, self._why = True, False, list[str](), comes_up, why
         self.ended = ""  # why it is over, by its own word
-        self.serves = True
+        self.serves, self.owner = True, Owner()
         self.cut_off = 0  # calls that do not reach it
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *values: asyncio.ensure_future(self._answer(name)))
+        assert name == "command", "every call says which orchestrator it is of"
+        return SimpleNamespace(remote=lambda number, method, *_: asyncio.ensure_future(self._answer(method, number)))
 
-    async def _answer(self, name: str) -> Any:
+    async def _answer(self, name: str, number: int) -> Any:
+        self.owner.require(number)
         if self.mute:
             await asyncio.Event().wait()
         if self.cut_off:
             self.cut_off -= 1
             raise ray.exceptions.ActorUnavailableError("connection timed out", None)
         if not self.alive or (name == "start" and not self._comes_up):
-            raise ray.exceptions.RayActorError(error_msg="its process ended")
+            raise ray.exceptions.RayActorError(error_msg=self._why)
         self.told.append(name)
         if name == "view":
             return {"said": "view answered", "ended": self.ended}
@@ -61,17 +66,20 @@ class Scene:
         self.reached: list[Epoch] = []
         self.killed: list[Epoch] = []
         left = list(epochs)
-        self.syncer = SyncerManager(
-            RECIPE, RunPlacement("", 1), RunStore(folder), Any, self.said.append, tuple, self.reached.append, tuple
-        )
+        told = self.said.append, tuple, self.reached.append, tuple
+        self.store = RunStore(folder)
+        self.replaced: list[str] = []
+        told = (*told, Patience(), 1, self.replaced.append)
+        self.syncer = SyncerManager(RECIPE, RunPlacement("", 1), self.store, Any, *told)
         self.syncer._spec = syncer_spec(RECIPE, "code", Folder(folder))
 
-        def create(sources: Any = None) -> Epoch:
-            self.syncer._spec = replace(self.syncer._spec, epoch=self.syncer._spec.epoch + 1)
+        def create(epoch: int, sources: Any = None) -> Epoch:
+            self.syncer._spec = replace(self.syncer._spec, epoch=epoch)
             return left.pop(0)
 
         patch.setattr(self.syncer, "_create", create)
         patch.setattr(syncer_manager, "BACKOFF_S", 0.001)
+        patch.setattr(patience, "BACKOFF_S", 0.001)
         patch.setattr(ray, "kill", self.killed.append)
 
     @property
@@ -84,7 +92,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def run(story: Callable[[Scene], Coroutine[Any, Any, Any]], *epochs: Epoch) -> Scene:
         async def whole() -> Scene:
             scene = Scene(tmp_path, monkeypatch, *epochs)
-            scene.syncer.begin()
+            scene.syncer.begin(await scene.syncer.grant())
             await asyncio.wait_for(story(scene), 120.0)
             return scene
 
@@ -108,6 +116,21 @@ def test_an_epoch_that_an_earlier_orchestrator_left_is_taken_over_only_if_it_has
         assert scene.killed == ([] if serves else [left]) and (scene.syncer.handle is left) is serves
 
     asyncio.run(story())
+
+
+def test_an_orchestrator_that_thaws_is_refused_once_a_later_one_has_called_and_hears_of_it(
+    play: Callable[..., Any],
+) -> None:
+    first = Epoch()
+
+    async def story(scene: Scene) -> None:
+        await scene.syncer.call("expect", patience_s=30.0)
+        first.owner.require(2)
+        with pytest.raises(Superseded, match="orchestrator 1 was followed by orchestrator 2"):
+            await scene.syncer.call("fence", patience_s=30.0)
+
+    scene = play(story, first)
+    assert first.told == ["start", "expect"] and scene.replaced == ["orchestrator 1 was followed by orchestrator 2"]
 
 
 @pytest.mark.parametrize("ended", ["", "shard 1: ActorDiedError"])
@@ -184,6 +207,56 @@ def test_epochs_that_do_not_come_up_are_tried_again_and_in_the_end_given_up(play
     play(never, *(Epoch(comes_up=False) for _ in range(syncer_manager.START_ATTEMPTS_MAX)))
 
 
+def test_while_the_store_is_away_no_epoch_counts_as_failed_and_no_deadline_passes_and_it_is_told(
+    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is away when the syncer dies, and stays so for more starts than may fail and longer than is waited."""
+    told, proved, now = list[str](), list[int](), [0.0]
+    why = "outer.epoch.StoreAway: OSError: [Errno 28] No space left on device"
+    epochs = [Epoch(), *(Epoch(False, why) for _ in range(2 * syncer_manager.START_ATTEMPTS_MAX)), Epoch()]
+
+    def prove(store: Any) -> None:
+        proved.append(1)
+        if now[0] < 60.0:
+            raise OSError("503 Slow Down")
+
+    monkeypatch.setattr(syncer_manager, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def story(scene: Scene) -> None:
+        await scene.syncer.call("expect", patience_s=30.0)
+        monkeypatch.setattr(syncer_manager, "prove", prove)
+        epochs[0].alive = False
+        waiting = asyncio.ensure_future(scene.syncer.call("fence", patience_s=30.0))
+        while scene.syncer.handle is not epochs[-1]:
+            told.append(scene.syncer.away)
+            now[0] += 0.2 if told[-1] else 0.0
+            await asyncio.sleep(0.001)
+        assert await waiting == "fence answered" and scene.syncer.away == ""
+
+    scene = play(story, *epochs)
+    assert len(scene.lost) == len(epochs) - 1 and scene.reached == [epochs[0], epochs[-1]]
+    assert any("No space left" in each for each in told) and len(proved) >= len(epochs) - 2 and now[0] >= 60.0
+
+
+def test_what_needs_a_store_that_is_away_waits_for_it_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "BACKOFF_S", 0.0)
+    waits, tried = Patience(), list[str]()
+
+    def stored(answers: list[Any]) -> str:
+        tried.append(waits.why)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert asyncio.run(waits.stored(stored, [OSError("503"), TimeoutError("mute"), "done"])) == "done"
+    assert tried == ["", "OSError: 503", "TimeoutError: mute"] and waits.why == ""
+    for final in (FileExistsError("there"), ValueError("damaged"), StaleEpoch("fenced")):
+        with pytest.raises(type(final)):
+            asyncio.run(waits.stored(stored, [OSError("503"), final]))
+    assert waits.why == ""
+
+
 def test_who_waits_for_one_that_never_comes_has_a_deadline(play: Callable[..., Any]) -> None:
     first = Epoch()
     first.mute = True
@@ -236,6 +309,6 @@ def test_a_shell_asks_an_orchestrator_that_cannot_be_reached_again_and_follows_a
     monkeypatch.setattr(ray, "wait", lambda calls, timeout: (calls, []))
     monkeypatch.setattr(ray, "get", get)
     orchestrator = SimpleNamespace(result=SimpleNamespace(remote=lambda: answers.pop(0)))
-    assert launch._wait(orchestrator, RunStore(tmp_path), print) == {"state": "finished"}
+    assert launch._wait(orchestrator, launch.Statuses(RunStore(tmp_path), print)) == {"state": "finished"}
     with pytest.raises(RunLost):
-        launch._wait(orchestrator, RunStore(tmp_path), print)
+        launch._wait(orchestrator, launch.Statuses(RunStore(tmp_path), print))

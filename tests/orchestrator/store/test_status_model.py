@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
-from orchestrator.store.status_model import LearnerPlace, ProgressTracker, RunInfo, model
-from orchestrator.store.status_text import lines
+from orchestrator.store.status_model import LearnerPlace, ProgressTracker, RunInfo, away, model
+from orchestrator.store.status_text import changes, lines
 from outer.config import SyncConfig
 
 RECIPE = Recipe(
@@ -177,12 +177,29 @@ def test_conditions_say_that_nothing_is_being_made_durable_and_why() -> None:
         status = model(RECIPE, about(), view() | {"journal": {"waiting_s": 0.0, "trouble": "", **journal}}, {}, {})
         return next(each for each in status["run"]["conditions"] if each["type"] == "Durable")
 
-    assert durable()["status"] == "True"
+    assert durable()["status"] == "True" and durable(trouble="no segment")["status"] == "True"
     full = durable(waiting_s=12.0, trouble="OSError: [Errno 28] No space left on device")
-    assert (full["status"], full["reason"]) == ("False", "Stalled")
-    assert "12.0 s" in full["message"] and "No space left" in full["message"]
+    assert (full["status"], full["reason"]) == ("False", "StoreAway")
+    assert "the run waits for it" in full["message"] and "No space left" in full["message"]
     assert durable(waiting_s=3.0)["status"] == "False"
     assert durable(damage=["group 7: it is missing"])["message"].endswith("group 7: it is missing")
+
+
+def test_a_store_that_is_away_is_told_by_whoever_waits_for_it() -> None:
+    def durable(status: dict[str, Any]) -> list[str]:
+        return [each["message"] for each in status["run"]["conditions"] if each["reason"] == "StoreAway"]
+
+    waits = "the store is away, and the run waits for it: "
+    shard = view() | {"shards": [{"trouble": ""}, {"trouble": "OSError: full"}]}
+    assert durable(model(RECIPE, about(), shard, {}, {})) == [f"{waits}OSError: full"]
+    for state in ("running", "ending"):
+        status = model(RECIPE, replace(about(), state=state, away="OSError: 503"), view(), {}, {})
+        assert durable(status) == [f"{waits}OSError: 503"]
+    assert durable(model(RECIPE, about(), view(), {}, {})) == []
+    found = away(model(RECIPE, about(), view(), {}, {}), "no status was written")
+    assert durable(found) == [f"{waits}no status was written"]
+    assert changes({}, found)[0] == f"{waits}no status was written" and changes(found, found) == []
+    assert changes(found, model(RECIPE, about(), view(), {}, {})) == ["the store is back"]
 
 
 def test_conditions_say_that_a_syncer_is_on_its_way() -> None:

@@ -59,7 +59,9 @@ class World:
         self.recorded: list[Run] = []
         self.failed: list[BaseException] = []
         callbacks = (self._durable, self.deposed.append, self.failed.append, self.reached.append)
-        self.writer = JournalWriter(self.store, epoch, 2, *callbacks, recorded=self.recorded.extend)
+        self.waits: list[tuple[float, str]] = []
+        told = {"recorded": self.recorded.extend, "waited": lambda *wait: self.waits.append(wait)}
+        self.writer = JournalWriter(self.store, epoch, 2, *callbacks, **told)
         self.writer.open()
         self.store.attempts = 0
         self.epoch, self.sequence = epoch, 0
@@ -126,7 +128,10 @@ async def test_what_waits_while_a_group_is_written_goes_in_one_group(tmp_path: P
 
 
 @in_a_loop
-async def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all_is(tmp_path: Path) -> None:
+async def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_writers, "WAITED_S", 0.0)
     world = World(tmp_path)
     assert world.writer.view()["waiting_s"] == 0.0 and not world.writer.view()["trouble"]
     world.store.full = True
@@ -137,10 +142,12 @@ async def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all
     view = world.writer.view()
     assert world.durable == [] and "No space left" in view["trouble"]
     assert view["waiting_s"] >= waited > 0.0, "the oldest that waits tells the wait"
+    assert world.waits == []
     await until(lambda: world.writer.view()["waiting_s"] > view["waiting_s"])
     world.store.full = False
     await until(lambda: world.durable == [0, 1])
     assert world.writer.view()["trouble"] == "" and world.writer.view()["waiting_s"] == 0.0
+    assert world.waits[0][0] >= waited and "No space left" in world.waits[0][1], "for the log"
 
 
 @pytest.mark.parametrize("where", ["store", "record"])
