@@ -30,6 +30,8 @@ POLL_S = 0.5
 PENDING_S = 30.0  # until it is said that a job has not started
 ASK_S = 5.0  # between two questions whether the server is still there
 LOST_S = 60.0  # without an answer while following
+AGENT_S = 60.0  # for a job agent to come up
+NO_AGENT = "No available agent"
 # Ray's client prefers these to the address that it is given.
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
@@ -67,6 +69,8 @@ def reachable(address: str) -> Iterator[None]:
             f"the job server at {address}: {said}; export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE, the file "
             "being the cluster's (mode 0600)"
         ) from error
+    except RuntimeError as error:  # of Ray's client, with the server's words
+        raise ConnectionError(f"the job server at {address}: {error}") from error
     except (requests.exceptions.RequestException, ConnectionError, KeyError) as error:
         raise ConnectionError(
             f"no job server answers at {address}: {type(error).__name__}; give the address of Ray's dashboard, "
@@ -89,19 +93,34 @@ def _authorization() -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def send(client: Jobs, submission: Submission) -> None:
-    """Upload the folder and start the job. Raises InputError for a folder that Ray does not take."""
-    address = client.get_address()
+def send(client: Jobs, submission: Submission, say: Callable[[str], None]) -> None:
+    """Upload the folder and start the job. Raises InputError for a folder that Ray does not take.
+
+    A cluster whose job agents are not up yet is waited for; `say` is told.
+    """
+    address, give_up_at = client.get_address(), time.monotonic() + AGENT_S
     with packed(submission.folder) as folder, reachable(address):
+        request = {
+            "entrypoint": submission.entrypoint,
+            "submission_id": submission.submission_id,
+            "runtime_env": runtime_env(folder),
+            "metadata": dict(submission.metadata),
+            "entrypoint_num_cpus": CPUS,
+            "entrypoint_label_selector": dict(submission.control) or None,
+        }
+        told = False
         try:
-            client.submit_job(
-                entrypoint=submission.entrypoint,
-                submission_id=submission.submission_id,
-                runtime_env=runtime_env(folder),
-                metadata=dict(submission.metadata),
-                entrypoint_num_cpus=CPUS,
-                entrypoint_label_selector=dict(submission.control) or None,
-            )
+            while True:
+                try:
+                    client.submit_job(**request)
+                    return
+                except RuntimeError as error:  # the server's answer
+                    if NO_AGENT not in str(error) or time.monotonic() >= give_up_at:
+                        raise
+                if not told:
+                    say(f"the cluster has no job agent yet; asking again for up to {AGENT_S:.0f} s")
+                told = True
+                time.sleep(POLL_S)
         except requests.exceptions.RequestException:
             raise
         except ValueError as error:  # more than Ray uploads (512 MiB)

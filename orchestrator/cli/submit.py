@@ -51,7 +51,7 @@ def submit(
         from orchestrator.cli import jobs  # Ray begins here
 
         client = jobs.connect(address)
-        jobs.send(client, job)
+        jobs.send(client, job, lambda words: typer.echo(words, err=True))
         typer.echo(f"submitted {job.submission_id}, config hash {resolved.config_hash}", err=as_json)
         typer.echo(f"the same by Ray's own command: {record['command']}", err=as_json)
         if not carries_sources(folder):

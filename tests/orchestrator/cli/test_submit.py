@@ -14,6 +14,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,6 +186,33 @@ def test_the_driver_goes_where_the_runs_folder_is(monkeypatch: pytest.MonkeyPatc
     assert submit.make_context("submit", command[3:]).params["entrypoint_label_selector"] == told  # Ray's own parser
     assert "--entrypoint-label-selector" not in json.loads(invoke(*sent).stdout)["command"]
     assert asked["entrypoint_label_selector"] is None
+
+
+@pytest.mark.parametrize(("refusals", "code"), [(3, 0), (10**6, 3)])
+def test_a_cluster_whose_job_agents_are_not_up_yet_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, code: int
+) -> None:
+    answers = iter(range(refusals))
+
+    class Starting:
+        def get_address(self) -> str:
+            return "http://h:8265"
+
+        def submit_job(self, **request: Any) -> None:
+            if next(answers, None) is not None:
+                words = "No available agent to submit job, please try again later."
+                raise RuntimeError(f"Request failed with status code 500: {words}")
+
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(jobs, "connect", lambda _: Starting())
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    done = invoke(*arguments("http://h:8265"), "--no-wait")
+    assert (done.exit_code, done.stderr.count("asking again")) == (code, 1)
+    assert "Traceback" not in done.stderr and (code == 0 or "please try again later" in done.stderr)
 
 
 def test_a_checkout_is_sent_as_it_is_and_any_other_folder_with_the_packages(tmp_path: Path) -> None:
