@@ -22,7 +22,7 @@ from orchestrator.eventlog.facts import Evaluated, LearnerRequested, LearnerStar
 from orchestrator.eventlog.log_writer import write_log
 from orchestrator.eventlog.reader import SEAL_FILE, blocks, seal
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.tasks import build_task, held_out_tasks
+from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.toml_text import dump, stored_hash
 from orchestrator.runtime.specs import versions
 from orchestrator.store.compile_cache import compilation_cache
@@ -71,9 +71,10 @@ class SeedRun:
             warm_start=recipe.warm_start,
             slowdowns={name: pool.slowdown for name, pool in recipe.learners.items()},
         )
+        sets = {n: build_task(recipe.model_copy(update={"data": d})) for n, d in recipe.held_out_sets.items()}
         self._evaluator = Evaluator(
             self._task, self._shell.fragments, recipe.eval.sequences, recipe.eval.batch_size, recipe.seed,
-            recipe.warm_start, held_out_tasks(recipe),
+            recipe.warm_start, sets,
         )  # fmt: skip
         self._evaluations: list[tuple[int, float]] = []  # (syncer step, held-out loss)
 

@@ -47,8 +47,3 @@ def build_task(recipe: Recipe) -> Task:
         fix = "correct the task's own code, or the [model] keys it is given"
         message = f"cannot be built: {type(error).__name__}: {error}"
         raise InputError([Problem("task", recipe.task, message, fix)]) from error
-
-
-def held_out_tasks(recipe: Recipe) -> dict[str, Task]:
-    """Build the task of each further held-out set, by name. Raises InputError as `build_task`."""
-    return {name: build_task(recipe.model_copy(update={"data": data})) for name, data in recipe.held_out_sets.items()}

@@ -162,7 +162,7 @@ class Faults:
 
     def contributed(self, learner: Any, contribution: Contribution) -> tuple[Contribution, str]:
         """Return the contribution that a learner really hands out, and the defect that its inspection finds."""
-        return contribution, "bad_digest" if learner.corrupts else ""
+        return contribution, ""
 
     def finite(self, state: Any) -> bool:
         """True if the numbers of a donor's state are finite."""

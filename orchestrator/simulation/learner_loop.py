@@ -12,7 +12,6 @@ from collections.abc import Callable
 from heapq import heappush
 from typing import Any
 
-from learners.fault_effects import FaultEffects
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
 from orchestrator.simulation.context import SimContext
@@ -35,7 +34,6 @@ class LearnerLoop(Process):
         self.values = context.make_values(self.key)
         self.manifest = context.manifest
         self.poisoned = self.known_poisoned = False  # its numbers are not finite; it has seen so in its loss
-        self.effects: FaultEffects | None = None  # of the faults that need the learner's own help
         self.exited = ""  # why its loop has ended
         self.reported_at = context.time.now  # virtual seconds, like what follows
         self.stepped_at = 0.0  # when its newest step is, or was, done
@@ -214,18 +212,3 @@ class LearnerLoop(Process):
         """From here on its numbers are not finite, until it is restarted."""
         self.poisoned = True
         self._loss = math.nan
-
-    def harm(self, kind: str, duration_s: float, delay_s: float, seed: str) -> None:
-        """Begin a fault that needs the learner's own help, as the real shell does: slow, straggle, link, corrupt."""
-        self.effects = self.effects or FaultEffects(self.clock)
-        self.effects.begin(kind, duration_s, delay_s, seed)
-
-    @property
-    def corrupts(self) -> bool:
-        """True if a fault damages the payload that the learner hands out now."""
-        return self.effects is not None and self.effects.corrupts()
-
-    @property
-    def link_down_s(self) -> float:
-        """Seconds for which the learner's link still carries nothing."""
-        return self.effects.link_down_s() if self.effects is not None else 0.0

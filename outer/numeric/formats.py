@@ -64,10 +64,6 @@ class Codec:
         """Whether every number in it is finite, for a payload of the right length."""
         raise NotImplementedError
 
-    def bound(self, numbers: Floats) -> Floats:
-        """How far from each of finite numbers float32[n] what is decoded may be, float32[n]."""
-        raise NotImplementedError
-
     def warm_up(self) -> None:
         """Compile what `encode` and `decode` need."""
         if self.dtype == np.uint8:
@@ -103,9 +99,6 @@ class _Parameters(Codec):
     def finite(self, payload: NDArray[Any]) -> bool:
         return bool(np.isfinite(payload).all())
 
-    def bound(self, numbers: Floats) -> Floats:
-        return np.zeros_like(numbers)
-
 
 class _Difference(Codec):
     """float32 as it is, of a difference, as its bits: the kernel tells it from parameters by the type."""
@@ -120,9 +113,6 @@ class _Difference(Codec):
 
     def finite(self, payload: NDArray[Any]) -> bool:
         return bool(((payload & _EXPONENT32) != _EXPONENT32).all())
-
-    def bound(self, numbers: Floats) -> Floats:
-        return np.zeros_like(numbers)
 
 
 class _Bfloat16(Codec):
@@ -141,10 +131,6 @@ class _Bfloat16(Codec):
 
     def finite(self, payload: NDArray[Any]) -> bool:
         return bool(((payload & _EXPONENT) != _EXPONENT).all())
-
-    def bound(self, numbers: Floats) -> Floats:
-        bound: Floats = np.abs(numbers) * np.float32(2.0**-8) + np.float32(2.0**-134)  # half a unit; subnormal numbers
-        return bound
 
 
 class _Grouped(Codec):
@@ -186,14 +172,6 @@ class _Grouped(Codec):
         with np.errstate(over="ignore", invalid="ignore"):
             return bool(np.isfinite(scales * np.float32(self._levels + 1)).all())
 
-    def bound(self, numbers: Floats) -> Floats:
-        """int8, int4: one step of the scale. fp4: the number itself, and at least 1/64 of the group's largest."""
-        padded = np.zeros(-(-len(numbers) // GROUP) * GROUP, np.float32)
-        padded[: len(numbers)] = np.abs(numbers)
-        largest = np.repeat(padded.reshape(-1, GROUP).max(axis=1), GROUP)[: len(numbers)]
-        step = np.maximum(np.abs(numbers), largest / 64) if self.name == "fp4" else largest / self._levels
-        return (step * np.float32(1.0 + 2.0**-16) + np.float32(2.0**-118)).astype(np.float32)  # smaller ones are zero
-
 
 class _TopK(Codec):
     """The largest magnitudes of each 4,096 numbers, in 2 bits; nothing of the others. sparse.py has the layout."""
@@ -224,12 +202,6 @@ class _TopK(Codec):
     def finite(self, payload: NDArray[Any]) -> bool:
         chunks = len(payload) // self.elements(1)
         return bool(np.isfinite(payload[: 2 * SCALE_BYTES * chunks].view(np.float32)).all())
-
-    def bound(self, numbers: Floats) -> Floats:
-        """The largest magnitude of the chunk; and of the chunk's squares, the sum of errors is no larger than that."""
-        padded = np.zeros(-(-len(numbers) // CHUNK) * CHUNK, np.float32)
-        padded[: len(numbers)] = np.abs(numbers)
-        return np.repeat(padded.reshape(-1, CHUNK).max(axis=1), CHUNK)[: len(numbers)]
 
     def inspect(self, payload: Any, size: int) -> str:
         from outer.numeric import sparse

@@ -66,7 +66,7 @@ class Damage(Faults):
         if learner.poisoned:
             self._counts["non_finite"] += 1
             return contribution, "non_finite"
-        if learner.corrupts or self.damages("bit_flip"):
+        if self.damages("bit_flip"):
             return contribution, "bad_digest"
         if self.damages("garbled"):
             contribution, reason = byzantine_messages.garbled(contribution, self._options.fragments, self._rng)

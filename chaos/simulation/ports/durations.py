@@ -40,8 +40,6 @@ class DrawnDurations:
         if slowdown > 1.0:
             self._fault_counts["slow"] += 1
         seconds = options.step_s[learner.name] * slowdown * (0.9 + 0.2 * self._hosts())
-        if learner.effects is not None:
-            seconds += learner.effects.delay_s()
         return self._time.now + seconds, options.tokens[learner.name]
 
     def died(self, learner: LearnerLoop) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from outer.config import OuterConfig
-from outer.numeric import formats
 from outer.numeric.chain import Recent, VersionChain
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
+from tests.outer.numeric.test_formats import bound
 
 SIZE, SEED = 3001, 7
 CODED = ("bf16", "int8", "int4", "fp4", "topk")
@@ -56,9 +56,9 @@ def test_the_published_version_stays_within_one_rounding_of_the_exact_one(codec:
     chain, (published, *later) = VersionChain(codec, [FRAGMENT], SEED), list(walk(300))
     apart = []
     for version, theta in enumerate(later, 1):
-        bound = formats.named(codec).bound(theta - published) + 2 * np.spacing(np.abs(theta) + 1)
+        within = bound(codec, theta - published) + 2 * np.spacing(np.abs(theta) + 1)
         published = chain.extend(0, published, [chain.delta(0, version, theta, published)])
-        assert (np.abs(published - theta) <= bound).all()
+        assert (np.abs(published - theta) <= within).all()
         apart.append(float(np.linalg.norm(published - theta)))
     assert np.mean(apart[-50:]) < 2 * np.mean(apart[:50]), "the error does not grow with the chain"
     assert np.mean(apart) > 0.0
