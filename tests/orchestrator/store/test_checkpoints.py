@@ -17,6 +17,7 @@ from outer.journal import checkpoint_parts
 from outer.journal.chain import IDENTITY, identity_object
 from outer.journal.framing import Damaged
 from outer.journal.object_store import Folder
+from tests.orchestrator import taking
 
 RUN = "run-one"
 PARTS = ("syncer", "a.1", "b.2")
@@ -32,18 +33,8 @@ def take(
         learner, _, incarnation = part.partition(".")
         about = {"learner": learner, "incarnation": int(incarnation), "exact": True} if incarnation else {}
         made.append(CheckpointPart(**checkpoint_parts.write(store, snapshot, part, {"run": run}, value), **about))
-    whole = CheckpointManifest(
-        snapshot=snapshot,
-        run=run,
-        config_hash="c",
-        final=final,
-        epoch=epoch,
-        syncer_step=10 * snapshot,
-        tokens_committed=100 * snapshot,
-        created_at=1e9 + snapshot,
-        parts=made,
-        omitted=["c"],
-    )
+    about = {"epoch": epoch, "syncer_step": 10 * snapshot, "tokens_committed": 100 * snapshot, "omitted": ["c"]}
+    whole = taking.manifest(snapshot, run, made, final=final, created_at=1e9 + snapshot, **about)
     if manifest:
         checkpoints.write(store, whole)
     return whole
@@ -51,24 +42,6 @@ def take(
 
 def file(root: Path, snapshot: int, part: str) -> Path:
     return root / checkpoint_parts.object_key(snapshot, part)
-
-
-def flipped(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[random.Random(3).randrange(len(data))] ^= 4
-    path.write_bytes(data)
-
-
-def truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-def emptied(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def missing(path: Path) -> None:
-    path.unlink()
 
 
 def of_another_checkpoint(path: Path) -> None:
@@ -86,7 +59,17 @@ def of_its_neighbour(path: Path) -> None:
     path.write_bytes(path.with_name("syncer" if path.name != "syncer" else "a.1").read_bytes())
 
 
-DAMAGES = [flipped, truncated, emptied, missing, of_another_checkpoint, of_another_run, of_its_neighbour]
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[random.Random(3).randrange(len(data))] ^= 4
+    path.write_bytes(data)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+DAMAGES = [flipped, truncated, Path.unlink, of_another_checkpoint, of_another_run, of_its_neighbour]
 
 
 @pytest.mark.parametrize("part", [*PARTS, "manifest"])
@@ -100,13 +83,16 @@ def test_damage_of_any_part_is_found_and_named_and_the_one_before_is_taken(
     hurt(file(tmp_path, 3, part))
     found = checkpoints.resumption(store, RUN)
     assert found.manifest is not None and found.manifest.snapshot == 2
-    if (part, hurt) == ("manifest", missing):
+    if (part, hurt) == ("manifest", Path.unlink):
         assert found.damage == [], "without a manifest there is no checkpoint"
         return
     [(snapshot, said)] = found.damage
     assert snapshot == 3 and said.startswith(f"{part}: ")
     assert len(checkpoints.damage(store, 3, RUN)) == (4 if (part, hurt) == ("manifest", of_another_run) else 1)
     assert checkpoints.damage(store, 2, RUN) == []
+    told = {each["snapshot"]: each["damage"] for each in checkpoints.listed(store, time.time())}
+    assert (told[1], told[2]) == ([], []), "a list reads no parts"
+    assert bool(told[3]) == ((part == "manifest" and hurt is not of_another_run) or hurt is Path.unlink)
 
 
 def test_where_none_is_whole_there_is_none_to_go_on_from(tmp_path: Path) -> None:
@@ -116,6 +102,10 @@ def test_where_none_is_whole_there_is_none_to_go_on_from(tmp_path: Path) -> None
         flipped(file(tmp_path, snapshot, "a.1"))
     found = checkpoints.resumption(store, RUN)
     assert found.manifest is None and [snapshot for snapshot, _ in found.damage] == [2, 1]
+    take(store, 3, manifest=False)
+    assert checkpoints.known(store) == [1, 2, 3] and not checkpoints.complete(store, 3)
+    assert checkpoints.resumption(store, RUN).damage == found.damage, "without a manifest there is no checkpoint"
+    assert [each["snapshot"] for each in checkpoints.listed(store, time.time())] == [1, 2]
     assert checkpoints.resumption(Folder(tmp_path / "empty"), RUN).manifest is None
 
 
@@ -128,17 +118,6 @@ def test_a_manifest_of_another_form_is_damage_in_words(tmp_path: Path) -> None:
     for snapshot in (1, 2, 4):
         with pytest.raises(Damaged, match="manifest"):
             checkpoints.manifest_of(store, snapshot)
-
-
-def test_without_a_manifest_there_is_no_checkpoint(tmp_path: Path) -> None:
-    store = Folder(tmp_path)
-    take(store, 1)
-    take(store, 2, manifest=False)
-    assert checkpoints.known(store) == [1, 2]
-    assert not checkpoints.complete(store, 2)
-    found = checkpoints.resumption(store, RUN)
-    assert found.manifest is not None and (found.manifest.snapshot, found.damage) == (1, [])
-    assert [each["snapshot"] for each in checkpoints.listed(store, time.time())] == [1]
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
@@ -210,17 +189,6 @@ def test_a_learner_goes_on_as_it_was_only_if_nothing_happened_since(tmp_path: Pa
 
 
 # ------------------------------------------------------------------ listing and verifying
-
-
-def test_a_list_shows_what_is_damaged_without_reading_the_parts(tmp_path: Path) -> None:
-    store = Folder(tmp_path)
-    for snapshot in (1, 2, 3):
-        take(store, snapshot)
-    missing(file(tmp_path, 2, "a.1"))
-    flipped(file(tmp_path, 3, "manifest"))
-    one, two, three = checkpoints.listed(store, 2e9)
-    assert (one["damage"], two["damage"]) == ([], ["a.1: it is missing"])
-    assert three["snapshot"] == 3 and three["damage"][0].startswith("manifest: ")
 
 
 def test_a_journal_that_is_another_runs_is_damage(tmp_path: Path) -> None:

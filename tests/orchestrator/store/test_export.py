@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,17 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
 from learners.training import weights
-from orchestrator.cli.app import build
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump, load
+from orchestrator.store import export
 from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
 from outer.numeric import codec
 from outer.protocol.fragments import Fragment, Tensor
+from tests.orchestrator.calling import invoke
 
 FRAGMENTS = (
     Fragment(0, (Tensor("blocks/0/up", (2, 3), "float32"), Tensor("scale", (), "float32"))),
@@ -46,13 +47,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return store
 
 
-def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(build(), arguments, catch_exceptions=False)
-
-
-@pytest.mark.parametrize("run", ["one", "runs/one"])
-def test_the_file_holds_the_runs_tensors_and_says_where_they_come_from(store: RunStore, run: str) -> None:
-    told = json.loads(invoke("export", run, "--json").stdout)
+def test_the_file_holds_the_runs_tensors_and_says_where_they_come_from(store: RunStore) -> None:
+    told = json.loads(invoke("export", "one", "--json").stdout)
     assert told["tensors"] == 3 and told["elements"] == 11
     tensors = load_file("model.safetensors")
     np.testing.assert_array_equal(tensors["blocks/0/up"], THETAS[0][:6].reshape(2, 3))
@@ -72,6 +68,12 @@ def test_the_file_holds_the_runs_tensors_and_says_where_they_come_from(store: Ru
         "7",
     )
     assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == [], "no draft is left"
+    again = export.of_file(Path("model.safetensors"))
+    assert again.task["model"] == {"layers": 1} and again.task["seed"] == 7
+    assert weights.digest(again.tensors) == again.metadata["digest"]
+    save_file({"a": np.zeros(2, np.float32)}, "foreign.safetensors")
+    with pytest.raises(InputError, match="does not say which task"):
+        export.of_file(Path("foreign.safetensors"))
 
 
 def test_leaves_that_are_not_sent_are_in_the_file_or_named_in_it(store: RunStore) -> None:
@@ -87,44 +89,28 @@ def test_leaves_that_are_not_sent_are_in_the_file_or_named_in_it(store: RunStore
     assert json.loads(about["fragments"]) == [codec.digest(theta) for theta in THETAS]
 
 
-def test_nothing_is_overwritten(store: RunStore) -> None:
+def test_what_cannot_be_exported_is_refused_with_the_fix_and_nothing_is_overwritten(store: RunStore) -> None:
+    def refused(says: str, *words: str) -> None:
+        result = invoke("export", *words)
+        assert result.exit_code == 2 and says in result.stderr and "fix: " in result.stderr, result.stderr
+
     Path("mine").write_text("precious")
-    result = invoke("export", "one", "--out", "mine")
-    assert (result.exit_code, Path("mine").read_text()) == (2, "precious")
-    assert "exists already" in result.stderr
-
-
-def test_a_place_that_cannot_be_written_is_named(store: RunStore) -> None:
-    result = invoke("export", "one", "--out", "no/such/model.safetensors")
-    assert result.exit_code == 2
-    assert "--out" in result.stderr and "cannot be written" in result.stderr
-
-
-def test_a_run_without_final_parameters_and_an_unknown_run_are_refused_with_the_fix(store: RunStore) -> None:
-    store.path("final/manifest.json").unlink()
-    unfinished = invoke("export", "one")
-    assert unfinished.exit_code == 2
-    assert "holds no final parameters" in unfinished.stderr and "fix: give the folder of a run" in unfinished.stderr
-    store.write_json("status.json", {})
-    unknown = invoke("export", "noe")
-    assert unknown.exit_code == 2 and "known runs: one" in unknown.stderr
-    assert not Path("model.safetensors").exists()
-
-
-def test_damaged_parameters_are_not_exported(store: RunStore) -> None:
+    refused("exists already", "one", "--out", "mine")
+    refused("cannot be written", "one", "--out", "no/such/model.safetensors")
     manifest = store.read_json("final/manifest.json")
-    manifest["tensors"]["scale"]["sha256"] = "0" * 64
-    store.write_json("final/manifest.json", manifest)
-    result = invoke("export", "one")
-    assert result.exit_code == 2
-    assert "scale do not match the manifest" in result.stderr
+    scale = manifest["tensors"]["scale"] | {"sha256": "0" * 64}
+    store.write_json("final/manifest.json", manifest | {"tensors": manifest["tensors"] | {"scale": scale}})
+    refused("scale do not match the manifest", "one")
     store.path("final/parameters.npz").write_bytes(b"PK\x03\x04 cut off")
-    assert "cannot be read as final parameters" in invoke("export", "one").stderr
+    refused("cannot be read as final parameters", "one")
+    store.path("final/manifest.json").unlink()
+    refused("holds no final parameters", "one")
+    store.write_json("status.json", {})
+    refused("known runs: one", "noe")
+    assert Path("mine").read_text() == "precious" and not Path("model.safetensors").exists()
 
 
 def test_bytes_that_read_back_otherwise_get_no_name(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.store import export
-
     def forgetful(tensors: Any, path: Path, metadata: Any) -> None:
         save_file(tensors | {"scale": np.zeros((), np.float32)}, path, metadata=metadata)
 
@@ -132,18 +118,6 @@ def test_bytes_that_read_back_otherwise_get_no_name(store: RunStore, monkeypatch
     with pytest.raises(RuntimeError, match="reads back"):
         export.write(export.of_run(store), Path("model.safetensors"))
     assert sorted(path.name for path in Path().iterdir()) == ["runs"]
-
-
-def test_an_exported_file_tells_its_task_and_a_foreign_one_is_refused(store: RunStore) -> None:
-    from orchestrator.store import export
-
-    invoke("export", "one")
-    again = export.of_file(Path("model.safetensors"))
-    assert again.task["model"] == {"layers": 1} and again.task["seed"] == 7
-    assert weights.digest(again.tensors) == again.metadata["digest"]
-    save_file({"a": np.zeros(2, np.float32)}, "foreign.safetensors")
-    with pytest.raises(InputError, match="does not say which task"):
-        export.of_file(Path("foreign.safetensors"))
 
 
 # ------------------------------------------------------------------ sampling, which begins with the same files
@@ -185,18 +159,7 @@ def parrot(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_run_and_its_exported_file_say_the_same(parrot: Any) -> None:
     parrot("Talking")
     assert invoke("export", "one").exit_code == 0
-    options = (
-        "--task",
-        "parrots:Talking",
-        "--prompt",
-        "hello",
-        "--length",
-        "9",
-        "--temperature",
-        "0.5",
-        "--top-k",
-        "3",
-    )
+    options = shlex.split("--task parrots:Talking --prompt hello --length 9 --temperature 0.5 --top-k 3")
     said = invoke("sample", "one", *options)
     assert said.exit_code == 0, said.stderr
     text = "hello scale 6 9 0.5 3\N{REPLACEMENT CHARACTER}\n"
@@ -223,50 +186,37 @@ def test_code_that_only_a_folder_or_a_file_names_is_not_run(parrot: Any, store: 
     refused = invoke("sample", "one")  # a recipe that is wrong is not held against its task either
     assert refused.exit_code == 2 and "quorm" in refused.stderr
     assert "parrots" not in sys.modules
+    model = export.of_file(Path("model.safetensors"))
+    for number, named in enumerate(  # only the names of built-in models are run without asking
+        (
+            "learners.training.models.language.x:Y",
+            "learners.training.models.language:os.system",
+            "learners.modelsx:Y",
+            "os:system",
+            "",
+        )
+    ):
+        model.metadata["task"] = named
+        export.write(model, Path(f"{number}.safetensors"))
+        result = invoke("sample", "--from", f"{number}.safetensors")
+        assert result.exit_code == 2 and "--task: is required" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
-        "learners.training.models.language.x:Y",
-        "learners.training.models.language:os.system",
-        "learners.modelsx:Y",
-        "os:system",
-        "",
-    ],
-)
-def test_only_the_names_of_built_in_models_are_run_without_asking(store: RunStore, named: str) -> None:
-    from orchestrator.store import export
-
-    model = export.of_run(store)
-    model.metadata["task"] = named
-    export.write(model, Path("model.safetensors"))
-    result = invoke("sample", "--from", "model.safetensors")
-    assert result.exit_code == 2 and "--task: is required" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_a_file_whose_metadata_are_damaged_is_wrong_input(store: RunStore) -> None:
+    changes: tuple[tuple[dict[str, str | None], str], ...] = (
         ({"model": None}, "KeyError: 'model'"),
         ({"run": None}, "KeyError: 'run'"),
         ({"data": '{"path": '}, "JSONDecodeError"),
         ({"seed": "[" * 100_000}, "RecursionError"),
         ({"seed": '"seven"'}, "seed"),
         ({"model": "3"}, "model"),
-    ],
-)
-def test_a_file_whose_metadata_are_damaged_is_wrong_input(
-    store: RunStore, change: dict[str, str | None], says: str
-) -> None:
-    from orchestrator.store import export
-
-    about = export.of_run(store).metadata | change
-    tensors = {"a": np.zeros(2, np.float32)}
-    save_file(tensors, "bad.safetensors", {name: text for name, text in about.items() if text is not None})
-    result = invoke("sample", "--from", "bad.safetensors")
-    assert result.exit_code == 2
-    assert says in result.stderr and "fix: " in result.stderr
+    )
+    for change, says in changes:
+        about = export.of_run(store).metadata | change
+        told = {name: text for name, text in about.items() if text is not None}
+        save_file({"a": np.zeros(2, np.float32)}, "bad.safetensors", told)
+        result = invoke("sample", "--from", "bad.safetensors")
+        assert result.exit_code == 2 and says in result.stderr and "fix: " in result.stderr
 
 
 def test_a_prompt_is_the_bytes_that_were_typed(parrot: Any) -> None:

@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from learners.training import weights
 from learners.training.models import huggingface
-from orchestrator.cli.app import build
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.recipe.validation import problems, resolve
 from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
 from outer.protocol.fragments import Fragment, Tensor
+from tests.orchestrator.calling import invoke
 
 FOLDERS = Path(__file__).parents[2] / "learners" / "training" / "huggingface"
 LLAMA, QWEN = FOLDERS / "llama", FOLDERS / "qwen3"
@@ -45,8 +44,8 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def export(*arguments: str) -> Any:
-    return CliRunner().invoke(build(), ["export", "one", *arguments], catch_exceptions=False)
+def export(*words: str) -> Any:
+    return invoke("export", "one", *words)
 
 
 @pytest.mark.parametrize("folder", [LLAMA, QWEN])

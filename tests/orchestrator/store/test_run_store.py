@@ -1,8 +1,9 @@
-"""The run store: atomic writes, and numbers that are granted once."""
+"""The run store: atomic writes, and numbers that are granted once. Folders that are written to without a word."""
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,61 +11,44 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fresh import emptied
+from learners.training.devices.device import host_kind
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.run_store import GRANTS_KEPT, RunStore
 from tests.waiting import DEADLINE_S
 
 
-def test_a_store_is_a_path_or_a_file_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_a_path_or_a_file_uri_and_naming_it_creates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     expected = tmp_path / "a run"
-    assert RunStore(expected).root == expected
-    assert RunStore("a run").root == expected
-    assert RunStore(f"file://{tmp_path}/a%20run").root == expected
-    assert RunStore(f"file://localhost{tmp_path}/a%20run").root == expected
+    for name in (expected, "a run", f"file://{tmp_path}/a%20run", f"file://localhost{tmp_path}/a%20run"):
+        assert RunStore(name).root == expected
     assert RunStore.named("demo").root == tmp_path / "runs" / "demo"
-
-
-@pytest.mark.parametrize("uri", ["s3://bucket/run", "gs://bucket/run", "file://host/run", "memory://"])
-def test_any_other_scheme_is_refused_with_what_to_use(uri: str) -> None:
-    with pytest.raises(InputError, match="not supported yet") as caught:
-        RunStore(uri)
-    assert caught.value.problems[0].value == uri
-    assert "folder" in caught.value.problems[0].fix
-
-
-def test_naming_a_store_creates_nothing(tmp_path: Path) -> None:
-    store = RunStore(tmp_path / "run")
-    assert (store.exists, store.empty, store.read_json("status.json"), store.read_text("x")) == (
-        False,
-        True,
-        None,
-        None,
-    )
-    assert not store.root.exists()
+    store = RunStore(expected)
+    assert (store.exists, store.empty, store.read_json("x"), store.read_text("x")) == (False, True, None, None)
+    assert list(tmp_path.iterdir()) == []
     store.create()
     store.create()
-    assert store.exists
-    assert store.empty
+    assert store.exists and store.empty
+    for uri in ("s3://bucket/run", "gs://bucket/run", "file://host/run", "memory://"):
+        with pytest.raises(InputError, match="not supported yet") as caught:
+            RunStore(uri)
+        assert caught.value.problems[0].value == uri and "folder" in caught.value.problems[0].fix
 
 
-def test_json_comes_back_and_no_draft_is_left(tmp_path: Path) -> None:
+def test_json_comes_back_no_draft_is_left_and_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     store.write_json("deep/status.json", {"a": [1, 2.5, None]})
     store.write_json("deep/status.json", {"a": "again"})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.write_json("deep/status.json", {"loss": float("nan")})
+    with pytest.raises(UnicodeEncodeError):
+        store.write_text("deep/status.json", "\ud800")
     assert store.read_json("deep/status.json") == {"a": "again"}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["status.json"]
-
-
-def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    store.write_json("status.json", {"loss": 1.0})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        store.write_json("status.json", {"loss": float("nan")})
-    with pytest.raises(UnicodeEncodeError):
-        store.write_text("status.json", "\ud800")
-    assert store.read_json("status.json") == {"loss": 1.0}
-    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
 def test_a_reader_never_sees_part_of_a_file(tmp_path: Path) -> None:
@@ -90,14 +74,6 @@ def test_a_reader_never_sees_part_of_a_file(tmp_path: Path) -> None:
     writer.join()
 
 
-def test_grants_count_from_one_for_each_holder(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    assert [store.grant("incarnation", "learner-a-0") for _ in range(3)] == [1, 2, 3]
-    assert store.grant("incarnation", "learner-a-1") == 1
-    assert store.grant("epoch", "syncer") == 1
-    assert RunStore(tmp_path).grant("incarnation", "learner-a-0") == 4  # known to every process
-
-
 def test_no_number_is_granted_twice_to_concurrent_callers(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
 
@@ -109,6 +85,7 @@ def test_no_number_is_granted_twice_to_concurrent_callers(tmp_path: Path) -> Non
     with ThreadPoolExecutor(8) as pool:
         granted = [number for numbers in pool.map(ask, range(8)) for number in numbers]
     assert sorted(granted) == list(range(1, 201))
+    assert RunStore(tmp_path).grant("epoch", "other") == RunStore(tmp_path).grant("incarnation", "syncer") == 1
 
 
 def test_old_grants_go_and_none_of_their_numbers_is_granted_again(
@@ -130,3 +107,40 @@ def test_stores_and_input_errors_travel_between_processes(tmp_path: Path) -> Non
     again = pickle.loads(pickle.dumps(error))
     assert (again.problems, str(again)) == (error.problems, str(error))
     assert json.loads(json.dumps(str(again))).startswith("sync.H = -1: must be above 0")
+
+
+def test_a_benchmark_deletes_an_earlier_run_and_nothing_else(tmp_path: Path) -> None:
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    for _ in range(2):
+        store = emptied(run)
+        for name in ("events", "grants"):
+            (store.root / name).mkdir(exist_ok=True)
+        (store.root / "old").touch()
+    assert not (emptied(run).root / "old").exists()
+    mine.mkdir()
+    assert emptied(mine).root == mine, "an empty folder is nobody's"
+    (mine / "config.toml").touch()
+    with pytest.raises(SystemExit, match="neither empty nor a run's folder"):
+        emptied(mine)
+    with pytest.raises(SystemExit, match="give another folder"):
+        emptied(mine / "config.toml")
+    assert (mine / "config.toml").exists()
+
+
+def cached(fallback: Path) -> Path:
+    return Path(compilation_cache(fallback)["JAX_COMPILATION_CACHE_DIR"])
+
+
+def test_compiled_programs_go_to_the_users_cache_and_where_that_cannot_be_to_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    run = tmp_path / "run"
+    assert cached(run) == tmp_path / "home" / ".cache" / "decoupled-diloco" / "compiled" / host_kind()
+    assert not (tmp_path / "relative").exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cached(run) == tmp_path / "cache" / "decoupled-diloco" / "compiled" / host_kind()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert cached(run) == run / "compiled" / host_kind()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import build
 from orchestrator.store import watch
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import LOOK_S, LOST_S, SUMMARY_S, RunLost, follow
+from tests.orchestrator.calling import invoke
 
 WALL = 1_000_000.0
 
@@ -62,6 +62,7 @@ def test_each_status_is_shown_once_and_the_summary_is_waited_for(world: World) -
     assert world.follow() == {"ok": True}
     assert world.seen == ["running", "running", "finished"]
     assert world.now == pytest.approx(10, abs=1)
+    assert world.follow() == {"ok": True} and world.now == pytest.approx(10, abs=1), "at once, of a run that has ended"
 
 
 def test_a_long_end_is_waited_for_as_long_as_statuses_come(world: World) -> None:
@@ -74,25 +75,21 @@ def test_a_long_end_is_waited_for_as_long_as_statuses_come(world: World) -> None
     assert world.now == pytest.approx(7200, abs=1)
 
 
-def test_a_run_that_has_ended_is_summed_up_at_once(world: World) -> None:
-    world.status("stopped", at=-9999)
-    world.store.write_json("summary.json", {"ok": False})
-    assert world.follow() == {"ok": False}
-    assert world.now == 0
-
-
-def test_a_run_that_falls_silent_is_given_up(world: World) -> None:
-    world.status("running", at=0)
-    with pytest.raises(RunLost, match="no status for 5:0"):
+@pytest.mark.parametrize(
+    ("state", "at", "says", "after_s"),
+    [
+        ("running", 0, "no status for 5:0", LOST_S),
+        ("running", -10 * LOST_S, "no status for 50:", LOOK_S),
+        ("failed", 0, "left no summary", SUMMARY_S - 0.5),
+    ],
+)
+def test_a_run_that_falls_silent_is_given_up(world: World, state: str, at: float, says: str, after_s: float) -> None:
+    """At once if its newest status is old and no other appears in a short look."""
+    world.status(state, at=at)
+    world.store.write_text("summary.json", "{")  # damaged: none
+    with pytest.raises(RunLost, match=says):
         world.follow()
-    assert LOST_S < world.now < LOST_S + 2
-
-
-def test_an_old_status_is_believed_after_a_short_look(world: World) -> None:
-    world.status("running", at=-10 * LOST_S)
-    with pytest.raises(RunLost, match="no status for 50:"):
-        world.follow()
-    assert LOOK_S < world.now < LOOK_S + 2
+    assert after_s < world.now < after_s + 2
 
 
 def test_a_clock_that_is_behind_takes_no_run_for_dead(world: World) -> None:
@@ -103,46 +100,48 @@ def test_a_clock_that_is_behind_takes_no_run_for_dead(world: World) -> None:
     assert world.follow() == {"ok": True}
 
 
-def test_an_end_without_a_summary_is_said_after_a_while(world: World) -> None:
-    world.status("failed", at=0)
-    with pytest.raises(RunLost, match="left no summary"):
-        world.follow()
-    assert SUMMARY_S <= world.now < SUMMARY_S + 2
-
-
-# ------------------------------------------------------------------ the command
-
-CHECKS = [{"name": "books", "status": "violated", "reason": "x"}]
-
-
 @pytest.mark.parametrize(
-    ("summary", "code"),
+    ("lose", "says"),
     [
-        ({"ok": True, "state": "finished", "checks": []}, 0),
-        ({"ok": False, "state": "finished", "checks": CHECKS}, 5),
+        (lambda store: shutil.rmtree(store.root, ignore_errors=True), "has been removed"),
+        (lambda store: store.write_text("status.json", "[]"), "is damaged"),
+        (lambda store: store.path("status.json").unlink(), "holds no status"),
     ],
 )
-def test_status_follow_ends_with_the_code_of_the_run(tmp_path: Path, summary: dict[str, Any], code: int) -> None:
-    store = RunStore(tmp_path / "run")
-    store.write_json("status.json", {"run": {"name": "a", "state": summary["state"]}, "written_at": 0.0})
-    store.write_json("summary.json", summary | {"name": "a"})
-    result = CliRunner().invoke(build(), ["status", "--follow", str(store.root), "--json"])
-    assert result.exit_code == code
-    assert json.loads(result.stdout) == summary | {"name": "a"}
-
-
-@pytest.mark.parametrize(("raised", "code", "says"), [(KeyboardInterrupt(), 130, "goes on"), (RunLost("x"), 4, "lost")])
-def test_status_follow_leaves_a_run_going_and_says_when_it_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, says: str
+def test_a_folder_that_goes_away_while_it_is_followed_is_a_run_that_is_lost(
+    world: World, lose: Callable[[RunStore], None], says: str
 ) -> None:
-    def interrupted(*_: Any) -> Any:
-        raise raised
+    world.status("running", at=0)
+    world.at(1, lambda: lose(world.store))
+    with pytest.raises(RunLost, match=says):
+        world.follow()
+    assert world.now == pytest.approx(LOOK_S, abs=2.0)
 
-    monkeypatch.setattr(watch, "follow", interrupted)
-    store = RunStore(tmp_path / "run")
-    store.write_json("status.json", {"run": {"name": "a", "state": "running"}, "written_at": 0.0})
-    result = CliRunner().invoke(build(), ["status", "--follow", str(store.root)])
-    assert result.exit_code == code
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
+
+def test_a_status_that_is_damaged_for_a_moment_is_no_loss(world: World) -> None:
+    world.status("running", at=0)
+    for second in range(1, 60):
+        world.at(second, lambda: world.store.write_text("status.json", ""))
+        world.at(second + 0.5, lambda at=second: world.status("finished" if at == 59 else "running", at=at))
+    world.store.write_json("summary.json", {"ok": True})
+    assert world.follow() == {"ok": True} and world.now > 59
+
+
+def test_status_follow_ends_with_the_code_of_the_run_or_leaves_it_going(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, follow = RunStore(tmp_path / "run"), ["status", "--follow", str(tmp_path / "run")]
+    checks = [{"name": "books", "status": "violated", "reason": "x"}]
+    for ok, told, code in ((True, [], 0), (False, checks, 5)):
+        summary = {"name": "a", "ok": ok, "state": "finished", "checks": told}
+        store.write_json("status.json", {"run": {"name": "a", "state": "finished"}, "written_at": 0.0})
+        store.write_json("summary.json", summary)
+        result = invoke(*follow, "--json")
+        assert (result.exit_code, json.loads(result.stdout)) == (code, summary)
+    raised: list[BaseException] = []
+    monkeypatch.setattr(watch, "follow", lambda *_: (_ for _ in ()).throw(raised[-1]))
+    for error, code, says in ((KeyboardInterrupt(), 130, "goes on"), (RunLost("x"), 4, "lost")):
+        raised.append(error)
+        result = invoke(*follow)
+        assert result.exit_code == code and says in result.stderr and "Traceback" not in result.stderr
     assert not store.path("stop").exists()

@@ -1,17 +1,26 @@
-"""The status model from what the syncer and the orchestrator know: whole before anything is known."""
+"""The status: its model, its words and the live view. Whole before anything is known, and on any terminal."""
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from orchestrator.accounting.summary import summarise
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.cli.summary import block
+from orchestrator.cli.terminal import LiveView, picture
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
+from orchestrator.store import status_text as words
 from orchestrator.store.status_model import LearnerPlace, ProgressTracker, RunInfo, away, model
 from orchestrator.store.status_text import changes, lines
 from outer.config import SyncConfig
+from tests.orchestrator.histories import history
 
 RECIPE = Recipe(
     name="demo",
@@ -58,20 +67,23 @@ def conditions(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {each["type"]: (each["status"], each["reason"]) for each in status["run"]["conditions"]}
 
 
-def test_before_the_syncer_answers_every_field_is_there_and_unknown_ones_are_none() -> None:
+def test_every_field_is_there_and_unknown_ones_are_none_and_the_rest_follows_from_the_counts() -> None:
     early = model(RECIPE, replace(about("starting"), tokens=None), {}, {}, {})
     assert early["learners"] == []
     assert (early["run"]["goodput"], early["run"]["tokens_per_s"], early["run"]["eta_s"]) == (None, None, None)
     assert (early["run"]["progress"], early["run"]["syncer_step"]) == (0.0, 0)
     assert (early["syncer"]["pid"], early["syncer"]["epoch"]) == (None, None)
-    assert early["run"].keys() == model(RECIPE, about(), view(), {}, {})["run"].keys()
-    json.dumps(early, allow_nan=False)
-
-
-def test_rates_follow_from_the_counts() -> None:
-    run = model(RECIPE, about(), view(), {"pid": 7, "node": "n"}, {})["run"]
+    run = model(RECIPE, about(), view(), SYNCER, {})["run"]
+    assert early["run"].keys() == run.keys()
     assert (run["goodput"], run["tokens_per_s"], run["eta_s"]) == (0.8, 40.0, 60.0)
     assert (run["target_syncer_steps"], run["eval_loss"]) == (100, 2.5)
+    for change in ({"progress": 0.0}, {"running_s": None}, {"running_s": 0.0}):
+        told = model(RECIPE, about(), view(**change), {}, {})
+        assert told["run"]["eta_s"] is None
+        json.dumps([early, told], allow_nan=False)
+    for tokens, goodput in (((2000, 1500), 0.75), ((0, 0), None)):  # of the whole log: epochs begin anew
+        told = model(RECIPE, replace(about(), tokens=tokens), view(tokens=10), {}, {})
+        assert told["run"]["goodput"] == goodput
 
 
 def test_the_target_of_a_token_budget_counts_the_tasks_own_tokens_not_the_recipes_sequence_length() -> None:
@@ -91,36 +103,17 @@ def test_the_target_of_a_token_budget_counts_the_tasks_own_tokens_not_the_recipe
     assert target(10, syncer_step=180, tokens=10_400) == 180, "at the end the steps made are the target"
 
 
-@pytest.mark.parametrize("change", [{"progress": 0.0}, {"running_s": None}, {"running_s": 0.0}])
-def test_nothing_is_divided_by_nothing(change: dict[str, Any]) -> None:
-    run = model(RECIPE, about(), view(**change), {}, {})["run"]
-    assert run["eta_s"] is None
-    json.dumps(run, allow_nan=False)
-
-
-def test_goodput_is_of_the_whole_run_as_its_log_says_and_unknown_before() -> None:
-    """The syncer's own counts begin anew with each epoch."""
-    for tokens, goodput in (((2000, 1500), 0.75), ((0, 0), None), (None, None)):
-        told = replace(about(), tokens=tokens)
-        assert model(RECIPE, told, view(tokens=10), {}, {})["run"]["goodput"] == goodput
-
-
-@pytest.mark.parametrize(
-    ("change", "state", "rate"),
-    [
+def test_a_learners_state_is_its_phase_or_why_it_has_none() -> None:
+    placed = {NAMES[0]: LearnerPlace(11, "node-1", "killed")}
+    for change, state, rate in (
         ({}, "stepping", 4 * 96 / 0.5),
         ({"phase": "joining", "step_s": 0.0}, "joining", None),
         ({"alive": False}, "silent", None),
         ({"alive": False, "phase": ""}, "down", None),
-    ],
-)
-def test_a_learners_state_is_its_phase_or_why_it_has_none(
-    change: dict[str, Any], state: str, rate: float | None
-) -> None:
-    placed = {NAMES[0]: LearnerPlace(11, "node-1", "killed")}
-    [shown] = model(RECIPE, about(), view(row(NAMES[0], **change)), SYNCER, placed)["learners"]
-    assert (shown["state"], shown["tokens_per_s"]) == (state, rate)
-    assert (shown["pool"], shown["region"], shown["pid"], shown["last_fault"]) == ("east", "r1", 11, "killed")
+    ):
+        [shown] = model(RECIPE, about(), view(row(NAMES[0], **change)), SYNCER, placed)["learners"]
+        assert (shown["state"], shown["tokens_per_s"]) == (state, rate)
+        assert (shown["pool"], shown["region"], shown["pid"], shown["last_fault"]) == ("east", "r1", 11, "killed")
 
 
 def test_auxiliary_values_are_shown_of_each_learner_and_as_their_mean() -> None:
@@ -139,7 +132,7 @@ def test_auxiliary_values_are_shown_of_each_learner_and_as_their_mean() -> None:
     assert not any("auxiliary" in line for line in lines(model(RECIPE, about(), view(), {}, {})))
 
 
-def test_conditions_tell_whether_all_live_and_whether_the_quorum_is_met() -> None:
+def test_conditions_tell_whether_all_live_whether_the_quorum_is_met_and_whether_a_syncer_serves() -> None:
     dead = {"alive": False}
     for rows, all_live, quorum in (
         ([row(name) for name in NAMES], "True", "True"),
@@ -148,13 +141,13 @@ def test_conditions_tell_whether_all_live_and_whether_the_quorum_is_met() -> Non
     ):
         told = conditions(model(RECIPE, about(), view(*rows), {}, {}))
         assert (told["AllLearnersLive"][0], told["QuorumMet"][0]) == (all_live, quorum)
-
-
-@pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
-def test_an_ended_run_has_one_condition_its_end_and_why(state: str) -> None:
-    status = model(RECIPE, about(state, "because"), view(), {}, {})
-    assert conditions(status) == {"Ended": ("True", state.capitalize())}
-    assert status["run"]["conditions"][0]["message"] == "because"
+    status = model(RECIPE, about(), view(), {"epoch": 3, "down_s": 4.0}, {})
+    serving = next(each for each in status["run"]["conditions"] if each["type"] == "SyncerServes")
+    assert (serving["status"], serving["message"]) == ("False", "epoch 3 has been starting for 4.0 s")
+    for state in ("finished", "stopped", "failed"):
+        status = model(RECIPE, about(state, "because"), view(), {}, {})
+        assert conditions(status) == {"Ended": ("True", state.capitalize())}
+        assert status["run"]["conditions"][0]["message"] == "because"
 
 
 def test_over_the_epochs_of_a_syncer_time_and_pace_are_those_of_the_run() -> None:
@@ -202,12 +195,6 @@ def test_a_store_that_is_away_is_told_by_whoever_waits_for_it() -> None:
     assert changes(found, model(RECIPE, about(), view(), {}, {})) == ["the store is back"]
 
 
-def test_conditions_say_that_a_syncer_is_on_its_way() -> None:
-    status = model(RECIPE, about(), view(), {"epoch": 3, "down_s": 4.0}, {})
-    serving = next(each for each in status["run"]["conditions"] if each["type"] == "SyncerServes")
-    assert (serving["status"], serving["message"]) == ("False", "epoch 3 has been starting for 4.0 s")
-
-
 def test_a_pool_without_a_place_is_told_with_the_quorum_that_is_impossible_without_it() -> None:
     why = "no node is alive"
     placed = {
@@ -223,3 +210,134 @@ def test_a_pool_without_a_place_is_told_with_the_quorum_that_is_impossible_witho
     short = model(RECIPE, about(), view(), {}, placed | {NAMES[2]: LearnerPlace(None, None, None, why)})
     assert conditions(short)["QuorumMet"] == ("False", "NoPlace")
     assert conditions(model(RECIPE, about(), view(), {}, {}))["LearnersPlaced"] == ("True", "Placed")
+
+
+# ------------------------------------------------------------------ in words
+
+STATUS = model(RECIPE, about(), view(), SYNCER, {NAMES[0]: LearnerPlace(11, "node-1", None)})
+CHECKS = [
+    Verdict("books", "a promise", "pass", ""),
+    Verdict("log", "a promise", "violated", "a gap after 17"),
+    Verdict("closed", "a promise", "idle", "nobody was refused"),
+]
+SUMMARY = summarise(history(), {"name": "demo"}, CHECKS) | {"loss_unit": "nats/token"}
+
+
+def changed(learner: int, **values: Any) -> dict[str, Any]:
+    status = copy.deepcopy(STATUS)
+    status["learners"][learner] |= values
+    return status
+
+
+def hollow(value: Any) -> Any:
+    """The same shape with every leaf None."""
+    if isinstance(value, dict):
+        return {key: hollow(item) for key, item in value.items()}
+    return [hollow(item) for item in value] if isinstance(value, list) else None
+
+
+HOLLOW = [{}, {"run": None, "learners": None, "syncer": None}, hollow(STATUS)]
+
+
+def test_the_lines_say_what_is_asked_of_a_status_and_what_is_missing_is_a_dash() -> None:
+    shards = [{"pid": 7, "node": "ab" * 14, "trouble": ""}, {"pid": 8, "node": None, "trouble": "OSError: full"}, {}]
+    status = STATUS | {
+        "syncer": STATUS["syncer"] | {"shards": shards},
+        "run": STATUS["run"] | {"loss_unit": "nats/image"},
+        "learners": changed(1, standbys=2)["learners"],
+    }
+    text = "\n".join(lines(status))
+    for part in (
+        "demo: running, syncer step 25 of 100 (25.0 %), 3 of 3 learners stepping and 2 standbys waiting, held-out loss "
+        "2.500 nats/image, 40 tokens/s, goodput 80.0 %, 1:00 left",
+        "syncer: step 25, epoch 1, quorum 2, grace 0.1 s, pid 7",
+        "QuorumMet: True, Met: 3 live, K = 2",
+        "learner-east-0  stepping  7     768       2.200  0    0.1 s  11   -",
+        "shard 0: pid 7, node abababab\nshard 1: pid 8, node -, OSError: full\nshard 2: pid -, node -",
+    ):
+        assert part in text, text
+    assert "3 of 3 learners stepping, held-out loss 2.500, 40 tokens/s" in words.headline(STATUS)
+    for status in HOLLOW:
+        text = "\n".join(lines(status))
+        assert "None" not in text and "-: -, syncer step - of - (-)" in text
+        assert words.progress(status) == 0.0
+
+
+def test_durations() -> None:
+    for value, shown in (
+        (0.04, "0.0 s"),
+        (59.9, "59.9 s"),
+        (60, "1:00"),
+        (3750.2, "1:02:30"),
+        (-64.0, "-1:04"),
+        (None, "-"),
+        (float("inf"), "-"),
+    ):
+        assert words.seconds(value) == shown
+
+
+def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
+    text = block(SUMMARY, "/runs/demo")
+    for part in (
+        "small: finished, NOT OK",
+        "3.000 nats/token (at the start 5.000)",
+        "864 committed of 888 processed",
+        "16 discarded: killed",
+        "a 87.5 %",
+        "kill c at 9.5 s: detected after 1.0 s, recovered after 8.7 s",
+        "1 of 2 passed, 1 failed (log), 1 not exercised",
+        "failed log: a gap after 17",
+        "/runs/demo",
+    ):
+        assert part in text, text
+    assert "None" not in block(hollow(SUMMARY), "here")
+    assert "NOT OK" in block({}, "here")
+
+
+# ------------------------------------------------------------------ the live view
+
+
+def test_the_picture_fits_any_terminal() -> None:
+    for status in (STATUS, *HOLLOW):
+        for width in (10, 20, 40, 60, 80, 140):
+            console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+            console.print(picture(status, width))
+            shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+            assert max(map(len, shown)) <= width
+            if width >= 80 and status is STATUS:
+                assert {"lag", "fault"} <= set("\n".join(shown).split())
+
+
+def test_a_terminal_gets_a_live_table() -> None:
+    file = io.StringIO()
+    shown = LiveView(Console(file=file, width=100, force_terminal=True, color_system=None, _environ={"TERM": "xterm"}))
+    shown.update(STATUS)
+    shown.update(changed(0, state="frozen", last_fault="freeze"))
+    shown.close()
+    assert "frozen" in file.getvalue() and "\x1b[" in file.getvalue()
+
+
+def test_elsewhere_it_speaks_every_five_seconds_and_at_changes() -> None:
+    file, now = io.StringIO(), [0.0]
+    shown = LiveView(Console(file=file, width=40), json_mode=True, clock=lambda: now[0])
+
+    def said_at(second: float, status: dict[str, Any]) -> list[str]:
+        file.truncate(0)
+        file.seek(0)
+        now[0] = second
+        shown.update(status)
+        return file.getvalue().splitlines()
+
+    assert said_at(0, STATUS)[-1].startswith("demo: running")
+    assert said_at(4.9, STATUS) == []
+    assert len(said_at(5.0, STATUS)) == 1
+    killed = changed(2, state="restarting", last_fault="kill")
+    assert said_at(6.0, killed)[:2] == [f"{NAMES[2]}: kill", f"{NAMES[2]}: stepping -> restarting"]
+    assert said_at(7.0, killed) == []
+    waiting = copy.deepcopy(killed)
+    waiting["run"]["conditions"][0] |= {"status": "False", "reason": "NoPlace", "message": "pool a waits"}
+    assert said_at(8.0, waiting)[0] == "pool a waits", "at once"
+    assert said_at(8.1, waiting) == [], "and once"
+    assert said_at(8.2, killed)[0] == "every learner has a place"
+    assert said_at(9.0, {}) != []
+    shown.close()
