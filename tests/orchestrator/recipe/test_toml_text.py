@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from orchestrator.recipe import validation
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.problems import InputError, Problem, explain
 from orchestrator.recipe.toml_text import dump, load, stored_hash, template, validate
 
 RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
@@ -56,16 +57,10 @@ def test_overrides_are_toml_or_text_and_reach_into_lists() -> None:
     assert (recipe.sync.quorum, recipe.outer.lr, recipe.name, recipe.seed) == ("all", 1.0, "other", 3)
     assert recipe.model["heads"] == 8
     assert recipe.sync.fragments is None
-
-
-def test_an_empty_override_makes_room_for_the_other_budget() -> None:
-    assert "budget" in problems("budget.syncer_steps=50")
     assert load(LOCAL, ["budget.tokens=", "budget.syncer_steps=50"]).target_syncer_steps == 50
-
-
-@pytest.mark.parametrize("override", ["quorum", "=3", "a..b=3", "pools.1.learners=2", "pools.x=2", "name.first=2"])
-def test_an_override_that_cannot_be_applied_is_a_problem(override: str) -> None:
-    assert problems(override)["--set"].value == override
+    assert "budget" in problems("budget.syncer_steps=50")
+    for override in ("quorum", "=3", "a..b=3", "pools.1.learners=2", "pools.x=2", "name.first=2"):
+        assert problems(override)["--set"].value == override
 
 
 # ------------------------------------------------------------------ files
@@ -77,11 +72,8 @@ def test_a_byte_order_mark_is_no_part_of_a_recipe_and_an_override_is_utf_8(tmp_p
     assert "is not UTF-8" in problems("model.text=\udcff")["--set"].message
 
 
-def test_a_missing_file_names_the_command_that_writes_one(tmp_path: Path) -> None:
+def test_a_missing_file_names_the_command_that_writes_one_and_broken_toml_its_line_and_column(tmp_path: Path) -> None:
     assert "diloco init" in problems(path=tmp_path / "my.toml")["recipe"].fix
-
-
-def test_broken_toml_names_line_and_column(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text('name = "a"\n[sync\n')
     assert "line 2, column 6" in problems(path=broken)["recipe"].message
@@ -97,14 +89,11 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
     [
         (["sync.quorm=3"], "sync.quorm", "not a known key", "did you mean sync.quorum?"),
         (["sync.fragments=3"], "sync.fragments", "not a known key", "did you mean sync.P?"),
-        (["sync.taus=1"], "sync.taus", "not a known key", "did you mean sync.tau?"),
         (["sync.K=1"], "sync.K", "not a known key", "did you mean sync.quorum?"),
         (["quorum=1"], "quorum", "not a known key here", "did you mean sync.quorum?"),
         (["lr=1"], "lr", "not a known key here", "did you mean inner.lr or outer.lr?"),
         (["zzz=1"], "zzz", "not a known key", "known here: name, seed, task"),
         (["sync.H=-5"], "sync.H", "a whole number above 0", "default is sync.H = 24"),
-        (["sync.H=2.5"], "sync.H", "a whole number above 0", "default is sync.H = 24"),
-        (["sync.gamma=1.0"], "sync.gamma", "at least 0 and below 1", "default is sync.gamma = 0.5"),
         (["sync.gamma=nan"], "sync.gamma", "at least 0 and below 1", "default is sync.gamma = 0.5"),
         (["sync.quorum=0"], "sync.quorum", 'a whole number above 0 or "all"', "default is sync.quorum = 1"),
         (["sync.grace=soon"], "sync.grace", 'a number at least 0 or one of "adaptive"', "adaptive"),
@@ -121,15 +110,12 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["sync.P=13"], "sync.P", "H = 12", "change sync.P or sync.H"),
         (["sync.P=500", "sync.H=500"], "sync.P", "the model has 20 tensors", "20"),
         (["sync.tau=12"], "sync.tau", "below H = 12", "change sync.tau or sync.H"),
-        (["sync.adopt=nothing"], "sync.adopt", '"overwrite", "rebase"', "overwrite"),
-        (["sync.weights=heavy"], "sync.weights", '"paper", "tokens", "equal"', "paper"),
         (["outer.optimizer=no.such:rule"], "outer.optimizer", "does not import", "package.module:function"),
         (["inner.optimizer=adamv"], "inner.optimizer", "optax", "adam"),
         (["outer.optimizer=sdg"], "outer.optimizer", "optax", "sgd"),
         (["inner.options.bta1=0.9"], "inner.options.bta1", "no such option", "b1"),
         (["data.path=/no/such/folder"], "data.path", "no such", "give"),
         (["task=no.such:Model"], "task", "does not import", "importable"),
-        (["task=orchestrator.store.run_store:Nothing"], "task", "does not import", "importable"),
         (["model.layerz=2"], "model.layerz", "not a known key", "did you mean model.layers?"),
         (["model.layers=0"], "model.layers", "a whole number above 0", "default is model.layers = 3"),
         (["model.width=97"], "model.width", "multiple", "change model.width or model.heads"),
@@ -140,7 +126,6 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
             "not one of its ranks",
             "name learner-local-1, or use one of kill",
         ),
-        ([FAULT % 'learner="any"'], "chaos.faults.0", "exactly one", "chaos.faults.0.at_step"),
         ([FAULT % 'learner="any",at_step=1,at_s=1.0'], "chaos.faults.0", "exactly one", "chaos.faults.0.at_step"),
         (["model.scale=inf"], "model", "scale = inf is not finite", "change model"),
         (["model.deep={list=[1, nan]}"], "model", "deep.list.1 = nan is not finite", "change model"),
@@ -161,28 +146,24 @@ def test_one_message_names_the_field_and_the_fix(overrides: list[str], field: st
     assert field in str(found[field])
 
 
-def test_whatever_a_users_task_raises_is_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_task.py").write_text("def build(data, seed):\n    raise KeyError('weights')\n")
+def test_what_a_users_task_raises_and_kinds_that_do_not_fit_it_are_a_problem_of_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from learners.training.models.language import ByteLanguageModel\n\n"
+    source += "def build(data, seed):\n    raise KeyError('weights')\n"
+    wrong: list[tuple[dict[str, str], str]] = [
+        ({"blok*": "frozen"}, "'blok*' matches no parameter"),
+        ({"norm": "still"}, "'norm' is 'still'"),
+        ({"*": "frozen"}, "leave no parameter to train"),
+    ]
+    for number, (kinds, _) in enumerate(wrong):
+        source += f"\nclass Wrong{number}(ByteLanguageModel):\n    kinds = {kinds!r}\n"
+    (tmp_path / "broken_task.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     assert "KeyError: 'weights'" in problems("task=broken_task:build", "model={}")["task"].message
-
-
-@pytest.mark.parametrize(
-    ("kinds", "message"),
-    [({"blok*": "frozen"}, "'blok*' matches no parameter"), ({"norm": "still"}, "'norm' is 'still'"),
-     ({"*": "frozen"}, "leave no parameter to train")],
-)  # fmt: skip
-def test_kinds_that_do_not_fit_the_task_are_a_problem_of_the_task(
-    kinds: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = "from learners.training.models.language import ByteLanguageModel\n\nclass Wrong(ByteLanguageModel):\n"
-    (tmp_path / "wrong_kinds.py").write_text(f"{source}    kinds = {kinds!r}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "wrong_kinds", raising=False)
-    found = problems("task=wrong_kinds:Wrong")
-    assert list(found) == ["task"]
-    assert message in found["task"].message
-    assert found["task"].fix
+    for number, (_, message) in enumerate(wrong):
+        found = problems(f"task=broken_task:Wrong{number}")
+        assert list(found) == ["task"] and message in found["task"].message and found["task"].fix
 
 
 # ------------------------------------------------------------------ all of them at once
@@ -210,17 +191,10 @@ def test_schema_and_meaning_are_complained_of_together() -> None:
         ["sync.P=13", "sync.tau=12", "sync.codec=x", "sync.quorum=5"],
     ):
         assert set(problems(*together)) == {override.partition("=")[0] for override in together}
-
-
-def test_shards_need_fragments_to_hold() -> None:
-    assert list(problems("run.shards=13")) == ["run.shards"], "12 fragments"
-    assert list(problems("run.shards=13", "sync.P=")) == ["run.shards"], "P has its default"
-    assert load(LOCAL, ["run.shards=12"]).run.shards == 12
-
-
-def test_a_default_in_place_of_a_refused_value_is_never_complained_of() -> None:
-    assert list(problems("sync.H=-1", "sync.tau=30", "sync.P=40")) == ["sync.H"]
+    assert list(problems("sync.H=-1", "sync.tau=30", "sync.P=40")) == ["sync.H"], "not of a default in its place"
     assert list(problems("pools.0.lerners=4", "pools.0.learners=", "sync.quorum=3")) == ["pools.0.lerners"]
+    assert list(problems("run.shards=13")) == list(problems("run.shards=13", "sync.P=")) == ["run.shards"]
+    assert load(LOCAL, ["run.shards=12"]).run.shards == 12, "of 12 fragments"
 
 
 def test_nothing_is_left_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,29 +225,20 @@ def test_a_dumped_recipe_loads_to_the_same_hash(tmp_path: Path, overrides: list[
 
 def test_every_field_of_the_schema_can_be_put_in_words() -> None:
     """A wrong type anywhere in the recipe yields words, never pydantic's own message."""
-
-    class Odd:
-        pass
-
+    odd = object()
     raw: dict[str, Any] = {
-        name: {key: Odd() for key in section}
+        name: dict.fromkeys(section, odd)
         for name, section in load(LOCAL).canonical().items()
         if isinstance(section, dict)
     }
-    from pydantic import ValidationError
-
-    from orchestrator.recipe.problems import explain
-
     with pytest.raises(ValidationError) as caught:
-        Recipe.model_validate(raw | {"name": Odd(), "pools": [Odd()]})
+        Recipe.model_validate(raw | {"name": odd, "pools": [odd]})
     found = list(explain(caught.value, Recipe))
     assert len(found) > 30
     assert all("Input should" not in problem.message for problem in found)
 
 
 def test_every_check_of_a_recipe_is_asked() -> None:
-    from orchestrator.recipe import validation
-
     written = {
         name
         for name, value in vars(validation).items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from orchestrator.eventlog.events import Event, Unknown
 from orchestrator.eventlog.facts import REGISTRY, FaultSkipped, LearnerLost, RunFinished
 from orchestrator.eventlog.reader import LogReader
 from orchestrator.store.run_store import RunStore
+from orchestrator.store.status_model import model
 from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Buckets, LabelLimits, Sample
 from orchestrator.telemetry.fold import RULES, WRITER, MetricsFold
 from orchestrator.telemetry.run_samples import all_samples, gauges, now
@@ -46,6 +47,7 @@ from outer.protocol.facts import (
     StepReopened,
 )
 from tests.orchestrator.histories import altered, blocks, history, inserted, is_a, restarted
+from tests.orchestrator.store.test_status import NAMES, RECIPE, SYNCER, about, row, view
 from tests.property_settings import examples
 
 Totals = dict[tuple[str, tuple[tuple[str, str], ...]], Any]
@@ -92,6 +94,8 @@ def test_what_a_new_epoch_says_again_counts_once() -> None:
     attached = {"diloco_attached_total", "diloco_facts_total", "diloco_syncer_epoch"}
     names = {name for name, _ in once} - attached
     assert {k: v for k, v in twice.items() if k[0] in names} == {k: v for k, v in once.items() if k[0] in names}
+    told = samples([Event("syncer", 1, 0, 0.0, Unknown("MoonRose", {"phase": "full"}))])
+    assert told == [Sample("diloco_facts_total", 1, {"kind": OTHER})], "of a kind that nobody knows yet"
 
 
 def summed(values: Totals, name: str, by: str) -> dict[str, float]:
@@ -100,10 +104,6 @@ def summed(values: Totals, name: str, by: str) -> dict[str, float]:
         if metric == name:
             found[dict(labels)[by]] += value
     return dict(found)
-
-
-def nonzero(values: dict[str, int]) -> dict[str, int]:
-    return {key: value for key, value in values.items() if value}
 
 
 # ------------------------------------------------------------------ exact
@@ -140,22 +140,22 @@ def test_tokens_equal_the_accounts_whatever_facts_are_missing(
     assert_as_in_the_books(events)
 
 
-@pytest.mark.parametrize("reason", ["stale_base", "non_finite", "doubled"])
-def test_a_refused_contribution_discards_for_the_reason_that_the_books_give(reason: str) -> None:
-    refused = Refused("a", 1, "contribution", reason, 6, 1)
-    events = inserted(history(A_MISSES), is_a(StepOpened, syncer_step=6), refused)
-    assert_as_in_the_books(events)
-    discarded = summed(totals(samples(events)), "diloco_tokens_discarded_total", "reason")
-    assert (discarded.get("stale_base", 0) > 0) == (reason == "stale_base")
-    assert (discarded.get("refused", 0) > 0) == (reason == "non_finite")
-
-
-def test_what_rebasing_keeps_is_not_discarded_before_the_end() -> None:
-    events = [
+def test_a_refused_contribution_discards_for_the_reason_that_the_books_give() -> None:
+    for reason in ("stale_base", "non_finite", "doubled"):
+        refused = Refused("a", 1, "contribution", reason, 6, 1)
+        events = inserted(history(A_MISSES), is_a(StepOpened, syncer_step=6), refused)
+        assert_as_in_the_books(events)
+        told = discarded(samples(events))
+        assert (told.get("stale_base", 0) > 0) == (reason == "stale_base")
+        assert (told.get("refused", 0) > 0) == (reason == "non_finite")
+    rebased = [
         replace(event, fact=replace(event.fact, mode="rebase")) if is_a(Adopted)(event) else event
         for event in history(A_MISSES)
     ]
-    assert_as_in_the_books(events)
+    assert_as_in_the_books(rebased)
+    late = inserted(history(), is_a(RunFinished), LearnerLost("b", 1, "died", "after the end: too late to matter"))
+    assert_as_in_the_books(late)
+    assert settle(late).by_learner["b"].discarded["killed"] == 0
 
 
 def test_what_a_dead_learner_had_sent_may_still_merge_and_only_then_is_the_rest_killed() -> None:
@@ -185,12 +185,6 @@ def discarded(told: Iterable[Sample]) -> dict[str, float]:
     return summed(totals(told), "diloco_tokens_discarded_total", "reason")
 
 
-def test_a_death_after_the_end_of_the_run_kills_no_tokens() -> None:
-    events = inserted(history(), is_a(RunFinished), LearnerLost("b", 1, "died", "too late to matter"))
-    assert_as_in_the_books(events)
-    assert settle(events).by_learner["b"].discarded["killed"] == 0
-
-
 def test_counts_equal_the_summarys() -> None:
     events = inserted(history(), is_a(StepOpened, syncer_step=6), Refused("a", 1, "contribution", "late", 6, 1))
     summary, values = summarise(events, {"sync": {"codec": "fp32"}}, []), totals(samples(events))
@@ -208,17 +202,11 @@ def test_counts_equal_the_summarys() -> None:
     assert values[key("diloco_recoveries_total", learner="c")] == 1
     assert values[key("diloco_outer_downtime_seconds")] == pytest.approx(summary["outer_downtime_s"])
     assert values[key("diloco_restarts_total", learner="c", cause="died")] == 1
-    assert summed(values, "diloco_facts_total", "kind") == {
-        kind: len([event for event in events if type(event.fact).__name__ == kind])
-        for kind in {type(event.fact).__name__ for event in events}
-    }
-
-
-def test_a_death_that_no_fault_explains_counts_from_the_last_sign_of_life() -> None:
+    assert summed(values, "diloco_facts_total", "kind") == Counter(type(event.fact).__name__ for event in events)
     events = [event for event in history() if not is_a(REGISTRY["FaultInjected"], fault_kind="kill")(event)]
     [row] = [fault for fault in summarise(events, {}, [])["faults"] if not fault["injected"]]
-    values = totals(samples(events))
-    assert values[key("diloco_last_recovery_seconds", learner="c")] == pytest.approx(row["recovery_s"])
+    recovery_s = totals(samples(events))[key("diloco_last_recovery_seconds", learner="c")]
+    assert recovery_s == pytest.approx(row["recovery_s"]), "of a death that no fault explains"
 
 
 # ------------------------------------------------------------------ the table
@@ -260,7 +248,7 @@ def test_every_metric_is_moved_by_something(tmp_path: Path) -> None:
     events = altered(events, is_a(StepFinished), waited_s=0.5, waited_for="span")
     events = altered(events, is_a(Committed), grace_s=0.2)
     log = LogReader(tmp_path)
-    moved = {sample.name for sample in [*all_samples(folded(events), log), *now(RunStore(tmp_path), STATUS, False)]}
+    moved = {sample.name for sample in [*all_samples(folded(events), log), *now(RunStore(tmp_path), status(), False)]}
     assert moved | {"diloco_exporter_errors_total"} == set(CATALOG)
 
 
@@ -274,11 +262,6 @@ def test_a_label_value_outside_its_set_is_called_other_and_names_are_limited_in_
     assert OTHER in seen
     with pytest.raises(KeyError, match="pid"):
         bounds.admit(Sample("diloco_steps_total", 1, {"learner": "a", "pid": "7"}))
-
-
-def test_a_kind_that_nobody_knows_yet_is_counted_and_harms_nothing() -> None:
-    told = [*folded([Event("syncer", 1, 0, 0.0, Unknown("MoonRose", {"phase": "full"}))]).samples()]
-    assert told == [Sample("diloco_facts_total", 1, {"kind": OTHER})]
 
 
 def test_a_fact_that_says_less_than_nothing_counts_as_nothing() -> None:
@@ -302,53 +285,25 @@ def test_numbers_that_are_not_finite_are_told_apart_and_never_exported() -> None
 # ------------------------------------------------------------------ status
 
 
-STATUS: dict[str, Any] = {
-    "run": {
-        "name": "demo",
-        "state": "running",
-        "syncer_step": 25,
-        "target_syncer_steps": 100,
-        "progress": 0.25,
-        "eval_loss": 2.5,
-        "goodput": 0.8,
-        "eta_s": 60.0,
-        "started_at": 100.0,
-    },
-    "learners": [
-        {
-            "name": f"learner-east-{index}",
-            "pool": "east",
-            "region": "r1" if index else None,
-            "state": state,
-            "loss": 2.2,
-            "lease_age_s": 0.1,
-            "version_lag": 1,
-        }
-        for index, state in enumerate(("stepping", "silent", "dancing"))
-    ],
-    "syncer": {"epoch": 1, "quorum": 2, "grace_s": 0.1},
-    "written_at": 130.0,
-}
+def status(state: str = "running") -> dict[str, Any]:
+    rows = [row(NAMES[0]), row(NAMES[1], alive=False), row(NAMES[2], phase="dancing")]
+    return model(RECIPE, about(state), view(*rows), SYNCER, {})
 
 
-def test_a_status_becomes_gauges_one_phase_each_and_live_against_wanted() -> None:
-    values = totals(gauges(STATUS))
-    for index, phase in enumerate(("stepping", "silent", OTHER)):
+def test_a_status_becomes_gauges_one_phase_each_and_live_against_wanted_and_what_it_does_not_know_is_missing() -> None:
+    values = totals(gauges(status()))
+    for name, phase in zip(NAMES, ("stepping", "silent", OTHER), strict=True):
         phases = {
             dict(labels)["phase"]: value
-            for (name, labels), value in values.items()
-            if name == "diloco_learner_phase" and ("learner", f"learner-east-{index}") in labels
+            for (metric, labels), value in values.items()
+            if metric == "diloco_learner_phase" and ("learner", name) in labels
         }
-        assert {name for name, value in phases.items() if value} == {phase}
+        assert {each for each, value in phases.items() if value} == {phase}
     assert values[key("diloco_learners", pool="east", region="r1")] == 2
-    assert values[key("diloco_learners_live", pool="east", region="r1")] == 0
-    assert values[key("diloco_learners_live", pool="east", region="none")] == 1
+    assert values[key("diloco_learners_live", pool="east", region="r1")] == 1
+    assert values[key("diloco_learners_live", pool="west", region="none")] == 0
     assert summed(values, "diloco_run_state", "state")["running"] == 1
     assert values[key("diloco_grace_seconds")] == 0.1
-
-
-def test_what_a_status_does_not_know_is_missing_and_not_zero() -> None:
-    unknown = STATUS | {"run": STATUS["run"] | {"eval_loss": None, "goodput": None}, "syncer": {"grace_s": None}}
-    names = {sample.name for sample in gauges(unknown)}
-    assert not names & {"diloco_eval_loss", "diloco_grace_seconds", "diloco_syncer_epoch"}
+    unknown = {sample.name for sample in gauges(model(RECIPE, replace(about(), eval_loss=None), {}, {}, {}))}
+    assert not unknown & {"diloco_eval_loss", "diloco_grace_seconds", "diloco_syncer_epoch"}
     assert {sample.name for sample in gauges({})} == {"diloco_run_state"}

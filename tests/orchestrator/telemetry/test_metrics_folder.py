@@ -16,11 +16,11 @@ from orchestrator.telemetry.run_samples import FILE, RunSamples, all_samples, pu
 from outer.protocol.facts import Refused, StepOpened
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import history, inserted, is_a
-from tests.orchestrator.telemetry.test_metrics import STATUS, folded, key, summed, totals
+from tests.orchestrator.telemetry.test_metrics import folded, key, status, summed, totals
 
 
 def ended(store: RunStore) -> None:
-    store.write_json("status.json", STATUS | {"run": STATUS["run"] | {"state": "finished"}})
+    store.write_json("status.json", status("finished"))
 
 
 def test_what_is_published_is_read_again_as_it_was(tmp_path: Path) -> None:
@@ -39,13 +39,15 @@ def test_what_is_published_is_read_again_as_it_was(tmp_path: Path) -> None:
     assert not any(path.name.startswith(".") for path in tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "null", '{"over": true}', '{"over": true, "series": {"diloco_quorum": [3]}}']
-)
-def test_a_damaged_file_is_a_clear_error(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(ValueError):
-        list(RunSamples(RunStore(tmp_path)).look())
+def test_a_damaged_file_is_a_clear_error_and_a_label_that_is_no_text_is_shown(tmp_path: Path) -> None:
+    store, damaged = RunStore(tmp_path), '{"over": true, "series": {"diloco_quorum": [3]}}'
+    for text in ("", "[]", "null", '{"over": true}', damaged):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(ValueError):
+            list(RunSamples(store).look())
+    refused = Refused("\ud800", 1, "contribution", "late", 6, 1)
+    publish(store, folded(inserted(history(), is_a(StepOpened, syncer_step=6), refused)), LogReader(tmp_path))
+    assert totals(RunSamples(store).look())[key("diloco_refusals_total", learner="?", reason="late")] == 1
 
 
 def test_who_sees_the_runs_end_has_its_final_counts(tmp_path: Path) -> None:
@@ -95,21 +97,9 @@ def test_rays_meters_get_what_is_new_and_never_less(monkeypatch: pytest.MonkeyPa
     observed = made["diloco_step_duration_seconds"].values
     assert sum(observed.values()) == totals(folded(events).samples())[key("diloco_facts_total", kind="StepFinished")]
     assert made["diloco_last_commit_timestamp_seconds"].sets == 5, "Ray drops a gauge that nobody sets"
-
-
-def test_of_very_many_observations_rays_histogram_gets_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: dict[str, Meter] = {}
-    monkeypatch.setattr(metrics_actor, "_meter", lambda metric: made.setdefault(metric.name, Meter()))
     monkeypatch.setattr(metrics_actor, "OBSERVED_MOST", 10)
-    name, meters = "diloco_recovery_duration_seconds", metrics_actor.RayMeters("demo")
+    name, meters = "diloco_recovery_duration_seconds", metrics_actor.RayMeters("many")
     counts = [0] * (len(CATALOG[name].buckets) + 1)
-    for count, told in ((1000, 10), (1000, 10), (1003, 13)):
+    for count, told in ((1000, 10), (1000, 10), (1003, 13)):  # of very many observations it gets some
         meters.apply([Sample(name, Buckets([count, *counts[1:]], 5.0))])
-        assert made[name].values["demo",] == told
-
-
-def test_a_label_that_is_no_text_is_shown(tmp_path: Path) -> None:
-    refused = Refused("\ud800", 1, "contribution", "late", 6, 1)
-    store, events = RunStore(tmp_path), inserted(history(), is_a(StepOpened, syncer_step=6), refused)
-    publish(store, folded(events), LogReader(tmp_path))
-    assert totals(RunSamples(store).look())[key("diloco_refusals_total", learner="?", reason="late")] == 1
+        assert made[name].values["many",] == told

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event as Record
-from typer.testing import CliRunner
 
 from benchmarks.harness.seed_run import SeedRun
-from orchestrator.cli.app import build
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated
@@ -20,6 +18,7 @@ from orchestrator.eventlog.reader import read_run
 from orchestrator.telemetry import sinks
 from orchestrator.telemetry.tracking import SERIES, Curves, Point
 from outer.protocol.facts import Committed
+from tests.orchestrator.calling import invoke
 from tests.replay.shaken import recipe
 
 
@@ -46,12 +45,8 @@ def test_points_are_the_same_however_the_log_is_cut(run: Path) -> None:
     events = read_run(run)
     whole = points(events, len(events))
     for size in (1, 7, 100):
-        cut = points(events, size)
-        assert [(each.step, each.at, each.values.keys()) for each in cut] == [
-            (each.step, each.at, each.values.keys()) for each in whole
-        ]
-        for one, other in zip(cut, whole, strict=True):
-            assert one.values == pytest.approx(other.values)
+        for one, other in zip(points(events, size), whole, strict=True):
+            assert (one.step, one.at) == (other.step, other.at) and one.values == pytest.approx(other.values)
 
 
 def test_points_say_what_the_log_says(run: Path) -> None:
@@ -90,7 +85,7 @@ def test_tensorboard_gets_every_point_once_also_the_second_time(run: Path, tmp_p
     folder.mkdir()
     (folder / "events.other").write_bytes(b"")
     for _ in range(2):
-        done = CliRunner().invoke(build(), words)
+        done = invoke(*words)
         assert done.exit_code == 0, done.stderr
         got = scalars(folder)
         wanted = points(read_run(run), 10_000)
@@ -107,7 +102,7 @@ def test_a_damaged_log_is_told(run: Path, tmp_path: Path) -> None:
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)
-    done = CliRunner().invoke(build(), ["track", str(copy), "--to", f"tensorboard:{tmp_path}"])
+    done = invoke("track", str(copy), "--to", f"tensorboard:{tmp_path}")
     assert done.exit_code == 5 and "damaged: " in done.stderr
 
 
@@ -137,25 +132,22 @@ class Dead(Half):
 
 def test_what_a_tracker_has_is_not_sent_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sinks.SINKS, "half", Half)
-    assert CliRunner().invoke(build(), ["track", str(run), "--to", "half:x", "--every", "6"]).exit_code == 0
+    assert invoke("track", str(run), "--to", "half:x", "--every", "6").exit_code == 0
     committed, held_out = (made[-1].steps[series] for series in SERIES)
     assert min(committed) > 11 and held_out[0] == 0, "an evaluation may be of an older step than what came before it"
 
 
-@pytest.mark.parametrize(
-    ("to", "said"),
-    [
-        ("tensorbord:x", "did you mean tensorboard"),
-        ("tensorboard", "no KIND:TARGET"),
-        ("mlflow:x", "decoupled-diloco[mlflow]"),
-        ("dead:x", "ConnectionError: away"),
-    ],
-)
-def test_a_tracker_that_cannot_be_used_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, to: str, said: str) -> None:
+def test_a_tracker_that_cannot_be_used_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setitem(sinks.SINKS, "dead", Dead)
     monkeypatch.setattr(sinks.importlib, "import_module", without)  # type: ignore[attr-defined]
-    done = CliRunner().invoke(build(), ["track", str(run), "--to", to])
-    assert done.exit_code == 2 and said in done.stderr
+    for to, said in (
+        ("tensorbord:x", "did you mean tensorboard"),
+        ("tensorboard", "no KIND:TARGET"),
+        ("mlflow:x", "decoupled-diloco[mlflow]"),
+        ("dead:x", "ConnectionError: away"),
+    ):
+        done = invoke("track", str(run), "--to", to)
+        assert done.exit_code == 2 and said in done.stderr
