@@ -98,6 +98,14 @@ def test_a_slurm_job_starts_a_head_and_nodes_and_runs_on_them(slurm: Any) -> Non
     assert not job.called("requeue")
 
 
+def test_a_job_on_one_host_has_a_head_alone_and_a_run_that_fails_fails_the_job(slurm: Any) -> None:
+    job = slurm(nodes=1, code=3)
+    job.wait_for("orchestrator run")
+    assert not job.called("--exclude")
+    Path(f"{job.calls}.stop").touch()
+    assert job.process.wait(DEADLINE_S) == 3
+
+
 def test_before_its_time_is_over_the_run_stops_and_the_job_is_queued_again(slurm: Any) -> None:
     job = slurm()
     job.wait_for("orchestrator run")
@@ -105,19 +113,6 @@ def test_before_its_time_is_over_the_run_stops_and_the_job_is_queued_again(slurm
     assert job.process.wait(DEADLINE_S) == 0
     accepted(job.called("orchestrator stop")[0])
     assert job.called("requeue") == ["scontrol requeue 12345"]
-
-
-def test_a_run_that_fails_fails_the_job(slurm: Any) -> None:
-    job = slurm(code=3)
-    job.wait_for("orchestrator run")
-    Path(f"{job.calls}.stop").touch()
-    assert job.process.wait(DEADLINE_S) == 3
-
-
-def test_a_job_on_one_host_has_a_head_alone(slurm: Any) -> None:
-    job = slurm(nodes=1)
-    job.wait_for("orchestrator run")
-    assert not job.called("--exclude")
 
 
 @pytest.mark.parametrize("path", SKY, ids=lambda path: path.name)

@@ -1,10 +1,17 @@
-"""The generated parts of the docs are up to date, and their generators refuse what is inconsistent."""
+"""The generated parts of the docs are up to date, their generators refuse what is inconsistent, and help is whole."""
 
 from __future__ import annotations
 
-import pytest
+import re
+from typing import Any
 
-from docs import claims, diagrams, renew
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from docs import claims, commands, diagrams, renew
+from orchestrator.__main__ import CHAOS
+from orchestrator.cli.app import COMMANDS, build
 from orchestrator.lifecycle import controller
 
 
@@ -22,30 +29,21 @@ def test_a_diagram_has_every_move_of_its_table_and_ends_in_states_without_one() 
     ]
 
 
-TABLES = (diagrams.open_step.TRANSITIONS, diagrams.learner.TRANSITIONS, controller.TRANSITIONS)
-
-
 def test_a_table_has_every_state_that_it_leads_to_and_each_move_has_a_label() -> None:
-    for table in TABLES:
+    for table in (diagrams.open_step.TRANSITIONS, diagrams.learner.TRANSITIONS, controller.TRANSITIONS):
         assert {other for moves in table.values() for other in moves} <= set(table)
         for when in (when for moves in table.values() for when in moves.values()):
             assert when and not set(when) & set(":;\n"), "mermaid would end the label there"
 
 
-@pytest.mark.parametrize("page", ["", "<!-- a: written by python -m docs.renew -->\n<!-- end of a -->\n" * 2])
-def test_a_page_without_one_place_for_a_block_is_refused(page: str) -> None:
-    with pytest.raises(ValueError, match="end of a"):
-        renew.renewed(page, {"a": "text"})
-
-
-def test_a_place_without_a_generator_is_refused() -> None:
+def test_a_block_has_one_place_in_a_page_which_then_stays_as_it_is() -> None:
+    place = "<!-- a: written by python -m docs.renew -->\n<!-- end of a -->\n"
+    for page in ("", place * 2):
+        with pytest.raises(ValueError, match="end of a"):
+            renew.renewed(page, {"a": "text"})
     with pytest.raises(ValueError, match="no generator writes a"):
-        renew.renewed("<!-- a: written by python -m docs.renew -->\n<!-- end of a -->\n", {})
-
-
-def test_a_renewed_page_stays_as_it_is() -> None:
-    page = "before\n<!-- a: written by python -m docs.renew -->\n<!-- end of a -->\nafter\n"
-    once = renew.renewed(page, {"a": "text"})
+        renew.renewed(place, {})
+    once = renew.renewed(f"before\n{place}after\n", {"a": "text"})
     assert once == renew.renewed(once, {"a": "text"}) and "\n\ntext\n\n" in once
     assert once.startswith("before\n") and once.endswith("\nafter\n")
 
@@ -64,3 +62,20 @@ def test_a_claim_without_a_place_in_the_paper_or_with_an_unknown_record_is_refus
     assert isinstance(node, claims.ast.FunctionDef)
     with pytest.raises(ValueError):
         claims._claim(node, "tests/paper/test_section2_learner.py")
+
+
+def test_brackets_in_the_help_of_options_are_shown() -> None:
+    app, missing = build(extensions=[CHAOS]), []
+    for words, command in commands.tree().items():
+        given = [getattr(parameter, "help", None) or "" for parameter in command.params]
+        parts = [part for text in given for part in re.findall(r"\[[^\]]+\]", text.replace("\\[", "["))]
+        if parts:
+            shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "300"}).output
+            missing += [(words, part) for part in parts if part not in shown]
+    assert missing == []
+
+
+def test_the_summaries_of_help_which_imports_no_command_are_the_commands_own() -> None:
+    shown = {each.name: each.summary for each in (*COMMANDS, CHAOS)}
+    root: Any = typer.main.get_command(build(extensions=[CHAOS]))
+    assert shown == {name: commands.summary(command) for name, command in root.commands.items()}

@@ -92,9 +92,6 @@ def wrong_counts(text: str) -> list[tuple[int, str]]:
 def test_counts_of_checks_and_planted_bugs_are_those_of_the_code() -> None:
     found = {path: wrong_counts((ROOT / path).read_text()) for path in (*PAGES, "CHANGELOG.md")}
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
-
-
-def test_a_wrong_count_is_found() -> None:
     assert wrong_counts("It has 41 checks and 7 planted bugs.") == [(41, "checks"), (7, "bugs")]
 
 
@@ -120,20 +117,18 @@ def names_of(kind: str) -> set[str]:
     return set(re.findall(rf'"({kind}\.[a-z]+)"', sources))
 
 
-def test_the_table_of_checks_names_every_check_and_no_other() -> None:
-    found = {name for name in first_cells(section("docs/run-folder.md", "Checks")) if "." in name}
-    assert found == set(check_names()[0])
-
-
-def test_the_table_of_facts_names_every_kind_and_no_other() -> None:
+def test_the_tables_of_checks_facts_faults_exit_codes_and_messages_name_every_one_and_no_other() -> None:
+    checks = {name for name in first_cells(section("docs/run-folder.md", "Checks")) if "." in name}
+    assert checks == set(check_names()[0])
     rows = [line for line in section("docs/run-folder.md", "Events").splitlines() if line.startswith("|`")]
-    found = set(re.findall(r"`([A-Z]\w+)`", "\n".join(rows)))
-    assert found == set(REGISTRY)
-
-
-def test_the_table_of_faults_names_every_kind_and_no_other() -> None:
-    kinds = set(get_args(FaultKind))
-    assert first_cells(section("docs/run-folder.md", "Faults").partition("|field|")[0]) == kinds
+    assert set(re.findall(r"`([A-Z]\w+)`", "\n".join(rows))) == set(REGISTRY)
+    faults = first_cells(section("docs/run-folder.md", "Faults").partition("|field|")[0])
+    assert faults == set(get_args(FaultKind))
+    listed = {int(code) for code in re.findall(r"^\|(\d+)\|", section("docs/run-folder.md", "Exit codes"), re.M)}
+    assert listed == {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+    declared = {name for name, value in vars(messages).items() if isinstance(value, type) and name[0] != "_"}
+    own = {name for name in declared if getattr(messages, name).__module__ == messages.__name__}
+    assert own <= set(re.findall(r"`([A-Z]\w+)`", section("docs/protocol.md", "Messages")))
 
 
 def test_the_simulator_page_names_every_fault_every_profile_and_every_check() -> None:
@@ -143,12 +138,6 @@ def test_the_simulator_page_names_every_fault_every_profile_and_every_check() ->
     page = (ROOT / "docs/simulation.md").read_text()
     for kind in ("oracle", "invariants", "machine", "bounds"):
         assert set(re.findall(rf"`({kind}\.[a-z]+)`", page)) == names_of(kind)
-
-
-def test_the_table_of_exit_codes_has_the_codes_of_the_command_line() -> None:
-    listed = {int(code) for code in re.findall(r"^\|(\d+)\|", section("docs/run-folder.md", "Exit codes"), re.M)}
-    codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
-    assert listed == codes
 
 
 SHOWN_BY = {
@@ -173,12 +162,6 @@ def unwritten(heading: str) -> set[str]:
     return {part for part in named if part} - written - {"run"}
 
 
-def test_the_table_of_messages_names_every_message() -> None:
-    found = set(re.findall(r"`([A-Z]\w+)`", section("docs/protocol.md", "Messages")))
-    declared = {name for name, value in vars(messages).items() if isinstance(value, type) and name[0] != "_"}
-    assert {name for name in declared if getattr(messages, name).__module__ == messages.__name__} <= found
-
-
 def test_the_readmes_recipe_is_a_whole_recipe() -> None:
     blocks = references.FENCE.finditer((ROOT / "README.md").read_text())
     [block] = [match["body"] for match in blocks if match["language"] == "toml"]
@@ -188,12 +171,8 @@ def test_the_readmes_recipe_is_a_whole_recipe() -> None:
 # ------------------------------------------------------------------ length
 
 
-def test_the_readme_and_the_docs_stay_short() -> None:
+def test_the_readme_and_the_docs_stay_short_and_every_page_is_in_the_table_of_contents() -> None:
     assert words([ROOT / "README.md"]) <= README_WORDS_MAX
     assert words(sorted((ROOT / "docs").rglob("*.md"))) <= DOCS_WORDS_MAX
-
-
-def test_every_page_is_in_the_table_of_contents() -> None:
     listed = set(re.findall(r"\]\(([^)#]+)", (ROOT / "docs/README.md").read_text()))
-    own = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert own <= listed
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed

@@ -59,7 +59,7 @@ def test_it_learns_digits_that_it_has_not_seen() -> None:
     assert float(aux["accuracy"]) > 0.8 and float(loss) < 0.7, "guessing: 0.1 and 2.3"
 
 
-@pytest.mark.parametrize(("model", "words"), [({"width": 30}, "width = 30"), ({"patch": 3}, "patch = 3")])
-def test_sizes_that_do_not_fit_are_refused(model: dict[str, int], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        digits(**model)
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    for name, value in (("width", 30), ("patch", 3)):
+        with pytest.raises(ValueError, match=f"{name} = {value}"):
+            digits(**{name: value})

@@ -22,6 +22,7 @@ from orchestrator.compare.runs import ComparedRun, Real
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.run_store import RunStore, alone
+from tests.orchestrator.calling import invoke
 from tests.replay.shaken import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,32 +60,17 @@ def test_losses_are_compared_where_every_run_still_was(result: Comparison) -> No
     assert struck.against_calm is not None and struck.against_calm.each == (0.5,)
 
 
-def test_a_run_that_failed_moves_no_other_row_and_has_no_difference() -> None:
-    failed = replace(ended(1, [6.0, 5.0], 10, 0.1), state="failed", ok=False)
+def test_a_run_that_failed_or_diverged_moves_no_other_row_and_has_no_difference() -> None:
+    failed = replace(ended(1, [6.0, 5.0], 10, 0.1), state="failed", ok=False, tokens_per_s=1e9, recoveries=(500.0,))
     found = {BASE: [ended(0, [6.0, 2.0]), ended(1, [6.0, 2.0])], CALM: [ended(0, [6.0, 3.0]), failed]}
     result = compared(found, MODES["data_parallel"])
     base, calm = result.rows
     assert (result.tokens, base.at_tokens, calm.at_tokens, calm.eval_loss[0]) == (1000, 2.0, 3.0, 3.0)
     assert calm.against is not None and calm.against.seeds == (0,) and len(calm.outcomes) == 2
-
-
-def test_times_are_of_runs_that_finished() -> None:
-    failed = replace(ended(1, [6.0, 5.0], 10, 0.1), state="failed", ok=False, tokens_per_s=1e9, recoveries=(500.0,))
-    row = compared({CALM: [ended(0, [6.0, 2.0]), failed]}, CALM.mode).rows[0]
-    assert row.mean(lambda each: each.tokens_per_s) == 100.0 and row.recovery_s == 2.0
-
-
-def test_a_run_that_diverged_does_not_set_where_losses_are_compared() -> None:
+    assert calm.mean(lambda each: each.tokens_per_s) == 100.0 and calm.recovery_s == 2.0, "of runs that finished"
     diverged = replace(ended(0, [6.0, 5.0], 10, 0.1), eval_loss=None)
     result = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [diverged]}, MODES["data_parallel"])
     assert (result.tokens, result.rows[0].at_tokens, result.rows[1].against) == (1000, 2.0, None)
-
-
-def test_losses_that_are_not_finite_are_left_out_of_what_is_written(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    save(store, ended(0, [6.0, float("nan"), float("inf")]))
-    told = loaded(json.loads((tmp_path / "outcome.json").read_text()))
-    assert told.curve == ((0, 0.0, 6.0),) and told.eval_loss is None
 
 
 def test_differences_are_paired_over_seeds_with_an_interval(result: Comparison) -> None:
@@ -97,14 +83,14 @@ def test_differences_are_paired_over_seeds_with_an_interval(result: Comparison) 
     assert struck.against is not None and (struck.against.seeds, struck.against.half_width) == ((1,), None)
 
 
-def test_a_ring_sends_twice_the_gradient_less_one_share() -> None:
-    assert all_reduced(100, 1) == 0 and all_reduced(100, 4) == 600
-
-
-def test_an_outcome_is_the_same_when_it_is_read_back() -> None:
+def test_an_outcome_is_the_same_when_it_is_read_back_without_losses_that_are_not_finite(tmp_path: Path) -> None:
     one = ended(3, [6.0, 2.0])
-    assert loaded(json.loads(json.dumps(as_json(compared({BASE: [one]}, MODES["data_parallel"]), ""))
-        )["rows"][0]["seeds"][0]) == one  # fmt: skip
+    told = json.loads(json.dumps(as_json(compared({BASE: [one]}, MODES["data_parallel"]), "")))
+    assert loaded(told["rows"][0]["seeds"][0]) == one
+    save(RunStore(tmp_path), ended(0, [6.0, float("nan"), float("inf")]))
+    again = loaded(json.loads((tmp_path / "outcome.json").read_text()))
+    assert again.curve == ((0, 0.0, 6.0),) and again.eval_loss is None
+    assert all_reduced(100, 1) == 0 and all_reduced(100, 4) == 600, "a ring sends it twice less one share"
 
 
 def test_the_tables_and_the_sentence_say_what_came_out(result: Comparison) -> None:
@@ -155,11 +141,11 @@ def test_the_command_trains_each_run_once_and_sets_them_side_by_side(
     file: Path, tmp_path: Path, trained: list[str]
 ) -> None:
     words = ["compare", str(file), "--out", str(tmp_path / "out"), "--set", "eval.every=6", "--seeds", "1"]
-    first = CliRunner().invoke(build(), words)
+    first = invoke(*words)
     assert first.exit_code == 0, first.output
     assert "decoupled" in first.stdout and "data_parallel" in first.stdout
     assert trained == ["decoupled", "data_parallel"]
-    again = CliRunner().invoke(build(), [*words, "--json"])
+    again = invoke(*words, "--json")
     assert again.exit_code == 0, again.stderr
     assert len(trained) == 2, "they are finished"
     told = json.loads(again.stdout)
@@ -201,23 +187,18 @@ def test_what_cannot_be_compared_is_refused(file: Path, tmp_path: Path, words: l
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_another_command_compares_in_is_refused(file: Path, tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    words = ["compare", str(file), "--out", str(place), "--set", "eval.every=6"]
-    place.mkdir()
-    with alone(place / "compare.lock"):
-        done = CliRunner().invoke(build(), words)
+def test_a_folder_of_something_else_or_of_another_command_is_refused(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "busy").mkdir()
+    with alone(tmp_path / "busy" / "compare.lock"):
+        done = invoke("compare", str(file), "--out", str(tmp_path / "busy"), "--set", "eval.every=6")
     assert done.exit_code == 2 and "another command" in done.stderr
-    assert [each.name for each in place.iterdir()] == ["compare.lock"]
-
-
-def test_a_folder_of_something_else_is_refused(file: Path, tmp_path: Path) -> None:
+    assert [each.name for each in (tmp_path / "busy").iterdir()] == ["compare.lock"]
     place = tmp_path / "out/decoupled/seed-0"
     place.mkdir(parents=True)
     (place / "notes").write_text("mine")
     words = ["compare", str(file), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(build(), words)
+    done = invoke(*words)
     assert done.exit_code == 2 and "holds no run" in done.stderr
     (place / "config.toml").write_text(dump(recipe(36)))
-    done = CliRunner().invoke(build(), words)
+    done = invoke(*words)
     assert done.exit_code == 2 and "another recipe" in done.stderr

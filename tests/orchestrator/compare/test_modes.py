@@ -82,6 +82,8 @@ def test_a_mode_that_a_recipe_cannot_have_is_named_with_the_reason() -> None:
 def test_modes_that_wait_do_not_have_a_plan_that_strikes_the_syncer() -> None:
     plan = ChaosConfig.model_validate({"faults": [{"kind": "kill", "learner": "syncer", "at_s": 3.0}]})
     assert transformed(ALIKE, MODES["decoupled"], plan).chaos == plan
+    own = Recipe.model_validate(ALIKE.canonical() | {"chaos": {"mtbf_s": 9.0}})
+    assert not transformed(own, MODES["decoupled"]).chaos.active, "the recipe's own faults are in no mode"
     for mode in ("diloco", "streaming", "data_parallel"):
         with pytest.raises(InputError, match="syncer"):
             transformed(ALIKE, MODES[mode], plan)
@@ -98,12 +100,6 @@ def test_ranks_of_ray_train_have_no_gpus_and_no_faults_but_kills_and_freezes() -
         transformed(ALIKE, MODES["data_parallel"], plan)
     able = ChaosConfig.model_validate({"faults": faults[:1], "kinds": ["corrupt"]})
     assert transformed(ALIKE, MODES["data_parallel"], able).chaos == able, "no random faults, no kinds"
-
-
-def test_the_recipes_own_faults_are_in_no_mode() -> None:
-    plan = {"faults": [{"kind": "kill", "learner": "learner-a-0", "at_s": 3.0}]}
-    own = Recipe.model_validate(ALIKE.canonical() | {"chaos": plan})
-    assert not transformed(own, MODES["decoupled"]).chaos.active
 
 
 def test_modes_are_chosen_by_name_and_a_wrong_one_is_told_the_nearest() -> None:
