@@ -149,6 +149,19 @@ def participant(**change: object) -> Plant:
     return plant
 
 
+def changed(which: Callable[[Event], bool], **change: object) -> Plant:
+    return lambda events: altered(events, which, **change)
+
+
+def dropped(which: Callable[[Event], bool]) -> Plant:
+    return lambda events: without(events, which)
+
+
+def epoch_two(which: Callable[[Event], bool], **change: object) -> Plant:
+    """The syncer died, and its next epoch says the first such fact otherwise."""
+    return lambda events: altered(restarted(events), lambda e: e.incarnation == 2 and which(e), **change)
+
+
 def said(*facts: object) -> Plant:
     """The syncer says these after the commit at step 8."""
     return lambda events: inserted(events, EIGHT, *facts)
@@ -161,50 +174,27 @@ REOPENED = StepReopened(8, 0, 1, "too few")
 LATE = Refused("a", 1, "contribution", "late", 8, 0)
 AFTER_FENCE = [LearnerFenced("a", 1, "failed"), SpanGranted("a", 1, 90, 900, 916)]
 
+STARTED = is_a(SyncerStarted)
 BROKEN: list[tuple[str, str, Plant]] = [
-    (
-        "durable.restarts",
-        "epoch 2 starts from version 12 of fragment 0, version 16 was announced",
-        lambda e: altered(restarted(e), is_a(SyncerStarted, epoch=2), versions=(12, 18)),
-    ),
-    (
-        "durable.restarts",
-        "epoch 2 starts from version 20 of fragment 0, version 16 was announced",
-        lambda e: altered(restarted(e), is_a(SyncerStarted, epoch=2), versions=(20, 18)),
-    ),
-    (
-        "durable.restarts",
-        "epoch 2 starts from 1 committed tokens",
-        lambda e: altered(restarted(e), is_a(SyncerStarted, epoch=2), tokens_committed=1),
-    ),
+    ("durable.restarts", "epoch 2 starts from version 12 of fragment 0", epoch_two(STARTED, versions=(12, 18))),
+    ("durable.restarts", "from version 20 of fragment 0, version 16 was", epoch_two(STARTED, versions=(20, 18))),
+    ("durable.restarts", "epoch 2 starts from 1 committed tokens", epoch_two(STARTED, tokens_committed=1)),
     ("durable.records", "epoch 2 says the commit of syncer step 18 otherwise", lambda e: restarted(e, norm=2.0)),
-    (
-        "durable.records",
-        "otherwise than epoch 1",
-        lambda e: altered(restarted(e), lambda x: is_a(SpanGranted)(x) and x.incarnation == 2, stop=10**6),
-    ),
+    ("durable.records", "otherwise than epoch 1", epoch_two(is_a(SpanGranted), stop=10**6)),
     ("versions.clocks", "b 1 finished step 6 after step 4", lambda e: without(e, lambda x: step_of(x, "b", 5))),
     ("versions.clocks", "opened syncer step 9 after 7", lambda e: without(e, is_a(StepOpened, syncer_step=8))),
     ("versions.clocks", "tokens falls", lambda e: altered(e, EIGHT, tokens_committed=10**6)),
     ("versions.clocks", "adopted after step 0", lambda e: altered(e, is_a(Adopted, version=8), after_step=0)),
     ("versions.clocks", "was read at step 8 after step 90", lambda e: altered_step(e, 4, 90)),
     ("versions.clocks", "the run finished at syncer step 3", lambda e: altered(e, is_a(Finished), syncer_step=3)),
-    (
-        "fencing.epochs",
-        "committed as epoch 1 by epoch 2",
-        lambda e: altered(restarted(e), is_a(Committed, epoch=2), epoch=1),
-    ),
+    ("fencing.epochs", "committed as epoch 1 by epoch 2", epoch_two(is_a(Committed, epoch=2), epoch=1)),
     ("fencing.fences", "granted after it was fenced", lambda e: using(said(*AFTER_FENCE)(e), 90)),
     ("live.rate", "fragment 0 had no commit for", lambda e: steady(6)),
     ("live.rate", "fragment 0 had no commit for 80.0 s after the start", lambda e: steady(0)),
     ("live.recovery", "fragment 0 had no commit for", lambda e: steady(6, 80, UNREAD)),
     ("isolation.steps", "when c 1 was lost, the median step", lambda e: slowed(e, a=4.0, b=4.0)),
     ("replayable.steps", "step 5 of b 1 is in a commit", lambda e: without(e, lambda x: step_of(x, "b", 5))),
-    (
-        "replayable.states",
-        "a 1 stepped before it had fragment 0",
-        lambda e: without(e, lambda x: x.writer == "a" and is_a(Adopted, fragment=0, version=0)(x)),
-    ),
+    ("replayable.states", "a 1 stepped before it had fragment 0", dropped(is_a(Adopted, fragment=0, version=0))),
     ("replayable.states", "c 2 started from digest cafe of a 1, which gave dead", lambda e: from_peer("dead")),
     ("replayable.states", "started from step 15 of a 1, which gave 14", lambda e: from_peer(step=14)),
     (
@@ -223,11 +213,7 @@ BROKEN: list[tuple[str, str, Plant]] = [
     ("closed.refusals", "for 'whim', which is no reason", said(Refused("a", 1, "contribution", "whim", 8, 0))),
     ("closed.refusals", "and no field was named", said(replace(REFUSED, detail=""))),
     ("closed.strangers", "d 1 was refused, and lent span 90", said(REFUSED, SpanGranted("d", 1, 90, 900, 916))),
-    (
-        "closed.strangers",
-        "d 1 was refused, and merged",
-        lambda e: said(REFUSED)(participant(learner="d")(e)),
-    ),
+    ("closed.strangers", "d 1 was refused, and merged", lambda e: said(REFUSED)(participant(learner="d")(e))),
     (
         "closed.strangers",
         "d 1 was refused, and merged",

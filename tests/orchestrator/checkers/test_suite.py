@@ -28,11 +28,10 @@ from outer.protocol.facts import (
     StepOpened,
     SyncerStarted,
 )
-from tests.orchestrator.checkers.test_invariants import BROKEN
+from tests.orchestrator.checkers.test_invariants import BROKEN, EIGHT, changed, dropped, participant
 from tests.orchestrator.histories import altered, blocks, history, inserted, is_a, losing, script, without
 
 Log = list[Event]
-EIGHT = is_a(Committed, syncer_step=8)  # fragment 0, from all three learners
 
 
 def statuses(events: Log) -> dict[str, str]:
@@ -46,11 +45,6 @@ def commit(events: Log, syncer_step: int) -> Committed:
 def participants(events: Log, change: Callable[[tuple[Participant, ...]], tuple[Participant, ...]]) -> Log:
     """The log with the participants of the commit at step 8 changed."""
     return altered(events, EIGHT, participants=change(commit(events, 8).participants))
-
-
-def first(**change: object) -> Callable[[Log], Log]:
-    """A bug in the first participant of that commit."""
-    return lambda events: participants(events, lambda all_: (replace(all_[0], **change), *all_[1:]))
 
 
 def moved(events: Log, which: Callable[[Event], bool], before: Callable[[Event], bool]) -> Log:
@@ -79,99 +73,92 @@ def older_incarnation(events: Log) -> Log:
 ADAPTED = LinkAdapted("a", 1, "fp32", 1, "int8", 1, 0.1, 1e6, "3 answers in a row took about 4 s, 1 s fit")
 BACK = replace(ADAPTED, codec_before="int8", codec="fp32")
 GRANT = SpanGranted("a", 1, 90, 900, 916)
+
+
+def followed(which: Callable[[Event], bool], *facts: object) -> Callable[[Log], Log]:
+    return lambda events: inserted(events, which, *facts)
+
+
+def again(kind: type) -> Callable[[Log], Log]:
+    """The first fact of this kind is said twice."""
+    return lambda events: inserted(events, is_a(kind), next(e.fact for e in events if is_a(kind)(e)))
+
+
 PLANTED: list[tuple[str, str, Callable[[Log], Log]]] = [
     ("log.sequence", "a lost fact", lambda e: [x for x in e if x.key != ("b", 1, 7)]),
     ("log.sequence", "a lost beginning", lambda e: [x for x in e if x.key != ("b", 1, 0)]),
     ("log.sequence", "a number used twice", lambda e: [*e, replace(e[0], fact=RunFinished("failed", ""))]),
-    ("log.ending", "a run without its end", lambda e: without(e, is_a(RunFinished))),
-    ("log.ending", "a run that ends twice", lambda e: inserted(e, is_a(RunFinished), RunFinished("stopped", ""))),
-    ("log.ending", "finished short of the budget", lambda e: without(e, is_a(Finished))),
-    ("books.balance", "a step said twice", lambda e: inserted(e, is_a(StepFinished), step_like(e))),
-    ("books.committed", "a miscounted commit", lambda e: altered(e, EIGHT, tokens_committed=1)),
-    ("books.committed", "a miscounted end", lambda e: altered(e, is_a(Finished), tokens_committed=1)),
-    ("books.committed", "a step that was never said", lambda e: without(e, is_a(StepFinished, step=5))),
-    ("books.loans", "a span lent twice", lambda e: inserted(e, EIGHT, GRANT, replace(GRANT, learner="b", span=91))),
-    ("books.loans", "spans that overlap", lambda e: inserted(e, EIGHT, GRANT, replace(GRANT, span=91, start=915))),
-    (
-        "books.loans",
-        "a span returned twice",
-        lambda e: inserted(e, is_a(SpanReturned), next(x.fact for x in e if is_a(SpanReturned)(x))),
-    ),
-    ("books.loans", "a return beyond the grant", lambda e: altered(e, is_a(SpanReturned), stop=10**6)),
-    ("books.loans", "a return by another", lambda e: altered(e, is_a(SpanReturned), learner="b")),
-    ("books.positions", "a sample outside the span", lambda e: altered(e, is_a(StepFinished), position=10**6)),
-    ("books.positions", "someone else's span", lambda e: altered(e, is_a(SpanGranted, learner="b"), learner="a")),
-    ("books.positions", "a batch read twice", lambda e: altered(e, is_a(StepFinished, step=5), position=3)),
-    ("versions.chain", "a commit onto an old version", lambda e: altered(e, EIGHT, base_version=0)),
-    ("versions.chain", "a round left out", lambda e: without(e, EIGHT)),
-    ("versions.chain", "a round cut short", lambda e: altered(e, EIGHT, syncer_step=7)),
+    ("log.ending", "a run without its end", dropped(is_a(RunFinished))),
+    ("log.ending", "a run that ends twice", followed(is_a(RunFinished), RunFinished("stopped", ""))),
+    ("log.ending", "finished short of the budget", dropped(is_a(Finished))),
+    ("books.balance", "a step said twice", again(StepFinished)),
+    ("books.committed", "a miscounted commit", changed(EIGHT, tokens_committed=1)),
+    ("books.committed", "a miscounted end", changed(is_a(Finished), tokens_committed=1)),
+    ("books.committed", "a step that was never said", dropped(is_a(StepFinished, step=5))),
+    ("books.loans", "a span lent twice", followed(EIGHT, GRANT, replace(GRANT, learner="b", span=91))),
+    ("books.loans", "spans that overlap", followed(EIGHT, GRANT, replace(GRANT, span=91, start=915))),
+    ("books.loans", "a span returned twice", again(SpanReturned)),
+    ("books.loans", "a return beyond the grant", changed(is_a(SpanReturned), stop=10**6)),
+    ("books.loans", "a return by another", changed(is_a(SpanReturned), learner="b")),
+    ("books.positions", "a sample outside the span", changed(is_a(StepFinished), position=10**6)),
+    ("books.positions", "someone else's span", changed(is_a(SpanGranted, learner="b"), learner="a")),
+    ("books.positions", "a batch read twice", changed(is_a(StepFinished, step=5), position=3)),
+    ("versions.chain", "a commit onto an old version", changed(EIGHT, base_version=0)),
+    ("versions.chain", "a round left out", dropped(EIGHT)),
+    ("versions.chain", "a round cut short", changed(EIGHT, syncer_step=7)),
     ("versions.order", "commits out of order", lambda e: moved(e, is_a(Committed, syncer_step=10), EIGHT)),
-    ("versions.order", "the wrong fragment", lambda e: altered(e, EIGHT, fragment=1)),
-    ("versions.adopted", "a version nobody made", lambda e: altered(e, is_a(Adopted, version=8), version=9)),
-    ("versions.adopted", "another fragment's version", lambda e: altered(e, is_a(Adopted, version=8), version=10)),
-    ("versions.adopted", "a version back", lambda e: altered(e, is_a(Adopted, version=8), version=0)),
+    ("versions.order", "the wrong fragment", changed(EIGHT, fragment=1)),
+    ("versions.adopted", "a version nobody made", changed(is_a(Adopted, version=8), version=9)),
+    ("versions.adopted", "another fragment's version", changed(is_a(Adopted, version=8), version=10)),
+    ("versions.adopted", "a version back", changed(is_a(Adopted, version=8), version=0)),
     ("merges.once", "a doubled contribution", lambda e: participants(e, lambda all_: (*all_, all_[0]))),
-    ("merges.ranges", "steps merged twice", first(base_step=2, steps=6, tokens=48)),
-    ("merges.weights", "weights above one", first(weight=0.9)),
+    ("merges.ranges", "steps merged twice", participant(base_step=2, steps=6, tokens=48)),
+    ("merges.weights", "weights above one", participant(weight=0.9)),
     (
         "merges.weights",
         "equal weights",
         lambda e: participants(e, lambda all_: tuple(replace(x, weight=1 / len(all_)) for x in all_)),
     ),
-    ("merges.weights", "a weight that is no number", first(weight=math.nan)),
-    ("merges.weights", "a contribution of nothing", first(steps=0)),
+    ("merges.weights", "a weight that is no number", participant(weight=math.nan)),
+    ("merges.weights", "a contribution of nothing", participant(steps=0)),
     ("merges.quorum", "a commit below K", lambda e: participants(e, lambda all_: (replace(all_[0], weight=1.0),))),
     ("merges.quorum", "K copies of one", lambda e: participants(e, lambda all_: (all_[0], all_[0]))),
-    ("merges.live", "fewer than took part", lambda e: altered(e, EIGHT, live=2)),
-    ("merges.live", "more than ever came", lambda e: altered(e, EIGHT, live=4)),
-    ("merges.live", "fewer than none", lambda e: altered(e, EIGHT, live=-4)),
-    ("merges.counters", "a step too many", first(steps=4)),
-    ("merges.counters", "tokens too many", first(tokens=25)),
-    ("merges.counters", "a step not yet finished", first(step=60, steps=55)),
-    ("merges.current", "a stale base", lambda e: without(e, is_a(Adopted, version=4))),
-    ("merges.current", "a joiner without a base", lambda e: without(e, is_a(Adopted, version=0))),
-    ("merges.current", "counted from before the adoption", first(base_step=3, steps=5)),
+    ("merges.live", "fewer than took part", changed(EIGHT, live=2)),
+    ("merges.live", "more than ever came", changed(EIGHT, live=4)),
+    ("merges.live", "fewer than none", changed(EIGHT, live=-4)),
+    ("merges.counters", "a step too many", participant(steps=4)),
+    ("merges.counters", "tokens too many", participant(tokens=25)),
+    ("merges.counters", "a step not yet finished", participant(step=60, steps=55)),
+    ("merges.current", "a stale base", dropped(is_a(Adopted, version=4))),
+    ("merges.current", "a joiner without a base", dropped(is_a(Adopted, version=0))),
+    ("merges.current", "counted from before the adoption", participant(base_step=3, steps=5)),
     ("merges.closed", "a commit after the end", lambda e: moved(e, is_a(Finished), EIGHT)),
-    ("merges.closed", "a step never opened", lambda e: without(e, is_a(StepOpened, syncer_step=8))),
+    ("merges.closed", "a step never opened", dropped(is_a(StepOpened, syncer_step=8))),
     ("fencing.epochs", "an old epoch that goes on", lambda e: epoch_two(e, 16, 20)),
-    ("fencing.epochs", "a foreign epoch", lambda e: altered(e, EIGHT, epoch=3)),
-    (
-        "fencing.epochs",
-        "an epoch granted twice",
-        lambda e: inserted(e, is_a(SyncerStarted), next(x.fact for x in e if is_a(SyncerStarted)(x))),
-    ),
+    ("fencing.epochs", "a foreign epoch", changed(EIGHT, epoch=3)),
+    ("fencing.epochs", "an epoch granted twice", again(SyncerStarted)),
     ("fencing.incarnations", "an old incarnation merges", older_incarnation),
-    ("fencing.incarnations", "an old incarnation attaches", lambda e: altered(e, is_a(LearnerAttached), incarnation=3)),
-    ("fencing.incarnations", "one that never attached", lambda e: without(e, is_a(LearnerAttached, learner="b"))),
-    ("fencing.fences", "merging after the fence", lambda e: inserted(e, EIGHT, LearnerFenced("b", 1, "failed"))),
+    ("fencing.incarnations", "an old incarnation attaches", changed(is_a(LearnerAttached), incarnation=3)),
+    ("fencing.incarnations", "one that never attached", dropped(is_a(LearnerAttached, learner="b"))),
+    ("fencing.fences", "merging after the fence", followed(EIGHT, LearnerFenced("b", 1, "failed"))),
     (
         "fencing.fences",
         "attaching after the fence",
-        lambda e: inserted(e, is_a(LearnerFenced, learner="c"), LearnerAttached("c", 1, 10)),
+        followed(is_a(LearnerFenced, learner="c"), LearnerAttached("c", 1, 10)),
     ),
-    ("links.formats", "a format that no link was at", first(codec="int8")),
-    ("links.formats", "another format", lambda e: inserted(first(codec="fp4")(e), is_a(StepOpened), ADAPTED)),
+    ("links.formats", "a format that no link was at", participant(codec="int8")),
+    ("links.formats", "another format", lambda e: inserted(participant(codec="fp4")(e), is_a(StepOpened), ADAPTED)),
     (
         "links.formats",
         "the format before in a step that opened after the change",
-        lambda e: inserted(first(codec="int8")(e), is_a(StepOpened, syncer_step=6), ADAPTED, BACK),
+        lambda e: inserted(participant(codec="int8")(e), is_a(StepOpened, syncer_step=6), ADAPTED, BACK),
     ),
-    ("links.changes", "a change told twice", lambda e: inserted(e, is_a(StepOpened), ADAPTED, ADAPTED)),
-    (
-        "links.changes",
-        "a change without a reason",
-        lambda e: inserted(e, is_a(StepOpened), replace(ADAPTED, reason="")),
-    ),
-    ("finite.commits", "a norm that is no number", lambda e: altered(e, EIGHT, norm=math.nan)),
-    ("finite.commits", "an infinite norm", lambda e: altered(e, EIGHT, norm=math.inf)),
-    ("finite.commits", "a diverged evaluation", lambda e: altered(e, is_a(Evaluated, syncer_step=32), loss=math.inf)),
+    ("links.changes", "a change told twice", followed(is_a(StepOpened), ADAPTED, ADAPTED)),
+    ("links.changes", "a change without a reason", followed(is_a(StepOpened), replace(ADAPTED, reason=""))),
+    ("finite.commits", "a norm that is no number", changed(EIGHT, norm=math.nan)),
+    ("finite.commits", "an infinite norm", changed(EIGHT, norm=math.inf)),
+    ("finite.commits", "a diverged evaluation", changed(is_a(Evaluated, syncer_step=32), loss=math.inf)),
 ]
-
-
-def step_like(events: Log) -> StepFinished:
-    fact = next(event.fact for event in events if is_a(StepFinished)(event))
-    assert isinstance(fact, StepFinished)
-    return fact
 
 
 def test_a_true_history_passes_every_checker() -> None:
@@ -250,7 +237,7 @@ def test_a_contribution_received_before_a_fence_may_merge_after_it() -> None:
 
 def test_a_contribution_may_have_the_format_of_its_link_or_that_before() -> None:
     for codec in ("", "int8"):
-        events = inserted(first(codec=codec)(history()), is_a(StepOpened, syncer_step=8), ADAPTED, BACK)
+        events = inserted(participant(codec=codec)(history()), is_a(StepOpened, syncer_step=8), ADAPTED, BACK)
         assert {name: statuses(events)[name] for name in ("links.formats", "links.changes")} == {
             "links.formats": "pass",
             "links.changes": "pass",
@@ -262,7 +249,7 @@ def test_rebased_counters_may_begin_before_the_adoption() -> None:
         replace(e, fact=replace(e.fact, mode="rebase")) if is_a(Adopted)(e) and e.fact.version else e for e in history()
     ]
     assert statuses(rebased)["merges.current"] == "pass"
-    earlier = first(base_step=3, steps=5)
+    earlier = participant(base_step=3, steps=5)
     assert statuses(earlier(rebased))["merges.current"] == "pass"
     assert statuses(earlier(history()))["merges.current"] == "violated"
 
