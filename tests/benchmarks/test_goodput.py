@@ -20,7 +20,6 @@ from benchmarks.studies.islands import (
     ChipFailures,
     Draws,
     Effort,
-    IdleTimes,
     Island,
     Leap,
     Waiting,
@@ -137,18 +136,6 @@ def test_a_measured_stretch_holds_many_of_the_longest_stalls(stall: str) -> None
     for mode in ALONE:
         found = once(mode, 1, 10_000, failures, Effort(failing=10), (0, 0), Waiting())
         assert 0.0 < found.goodput <= 1.0 and 0.0 < found.uptime <= 1.0
-
-
-# ------------------------------------------------------------------ accounts
-
-
-def test_nobody_steps_where_the_stalls_of_all_learners_meet() -> None:
-    one, other = IdleTimes(), IdleTimes()
-    one.idle(10, 20), one.idle(30, 40), one.idle(95, 120)
-    other.idle(0, 12), other.idle(18, 33), other.idle(90, 200)
-    assert all_idle_s([one, other], 0, 100) == pytest.approx(2 + 2 + 3 + 5)
-    assert all_idle_s([one], 15, 35) == pytest.approx(5 + 5)
-    assert all_idle_s([one, IdleTimes()], 0, 100) == 0.0
 
 
 def test_uptime_of_a_fleet_is_that_of_independent_learners() -> None:

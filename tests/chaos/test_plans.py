@@ -79,10 +79,6 @@ def test_old_recipes_get_the_faults_they_always_got_in_every_process() -> None:
     ]
 
 
-def test_any_is_one_of_the_learners_and_every_one_of_them_for_some_seed() -> None:
-    assert {plan(PLANNED, LEARNERS, seed)[0].learner for seed in range(64)} == set(LEARNERS)
-
-
 def test_any_process_of_an_island_is_struck_by_what_strikes_one_and_its_learner_by_the_rest() -> None:
     processes = ["learner-i-0", "learner-i-0/1", "learner-a-0"]
     both = [FaultConfig(kind=kind, learner="any", at_step=5) for kind in ("freeze", "link")]

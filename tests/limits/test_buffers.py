@@ -59,14 +59,6 @@ def test_facts_and_what_is_known_of_them_stay_bounded_while_the_syncer_comes_and
     assert taken > 50_000
 
 
-def test_a_buffer_that_nobody_empties_keeps_the_newest_facts_and_says_from_which_on() -> None:
-    buffer = FactBuffer(lambda: 0.0, limit=LIMIT)
-    for number in range(100 * LIMIT):
-        buffer.add(number)
-    assert (buffer.oldest, buffer.dropped) == (99 * LIMIT, 99 * LIMIT)
-    assert len(buffer.pending(10**9)) == LIMIT
-
-
 @pytest.mark.parametrize("answers", [True, False])
 @in_a_loop
 async def test_what_is_on_its_way_to_incarnations_that_are_gone_is_not_counted_for_ever(answers: bool) -> None:

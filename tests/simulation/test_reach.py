@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from benchmarks import reach
 
@@ -28,14 +25,3 @@ def test_a_row_names_the_functions_with_lines_or_branches_missing_and_the_reason
         "|outer/protocol/sample_spans.py|20|4|87.5|"
         f"`StagedReads.stage`: {reach.REASONS['StagedReads.stage']}; `Spans.take`: not at these seeds|"
     )
-
-
-def test_the_page_has_one_place_for_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    monkeypatch.setattr(reach, "PAGE", page)
-    page.write_text(f"before\n{reach.BEGIN}\nold\n{reach.END}\nafter\n")
-    reach.write(f"{reach.BEGIN}\nnew\n{reach.END}")
-    assert page.read_text() == f"before\n{reach.BEGIN}\nnew\n{reach.END}\nafter\n"
-    page.write_text("none")
-    with pytest.raises(SystemExit, match="must have the lines"):
-        reach.write("")

@@ -54,13 +54,13 @@ def order(said: list[Event]) -> list[Event]:
 EVENTS = told()
 
 
-def joined(read: Iterator[Block]) -> list[Event]:
-    """The events of blocks that follow each other."""
+def joined(read: Iterator[Block], start: int = 0) -> list[Event]:
+    """The events of blocks that follow each other, from this place in the log on."""
     found: list[Event] = []
     for block in read:
-        assert block.start == len(found)
+        assert block.start == start + len(found)
         found += block.events()
-        assert block.stop == len(found)
+        assert block.stop == start + len(found)
     return found
 
 
@@ -95,17 +95,9 @@ def test_a_log_that_is_followed_is_read_once_and_whole(tmp_path: Path, seed: int
     for some in chunks(of_syncer(EVENTS), 15):
         write(chain, some)
         if chance.random() < 0.3:
-            found += joined_from(follower.poll(), len(found))
-    found += joined_from(follower.rest(), len(found))
+            found += joined(follower.poll(), len(found))
+    found += joined(follower.rest(), len(found))
     assert found == EVENTS and follower.findings.damage == []
-
-
-def joined_from(read: Iterator[Block], start: int) -> list[Event]:
-    found: list[Event] = []
-    for block in read:
-        assert block.start == start + len(found)
-        found += block.events()
-    return found
 
 
 def test_following_where_listings_are_dear_lists_little_and_reads_the_same(
@@ -120,9 +112,9 @@ def test_following_where_listings_are_dear_lists_little_and_reads_the_same(
     follower = LogReader(tmp_path, follower_store, hold_s=1.0, clock=lambda: float("inf"))
     for some in chunks(of_syncer(EVENTS), 5):
         write(chain, some)
-        found += joined_from(follower.poll(), len(found))
+        found += joined(follower.poll(), len(found))
     assert len([prefix for prefix in listed if prefix == "journal"]) <= 4
-    found += joined_from(follower.rest(), len(found))
+    found += joined(follower.rest(), len(found))
     assert found == of_syncer(EVENTS) and follower.findings.damage == []
 
 
@@ -133,8 +125,8 @@ def test_what_is_newer_than_the_patience_waits(tmp_path: Path) -> None:
     found = joined(follower.poll())
     now[0] = float("inf")
     assert 0 < len(found) < len(EVENTS) and found == EVENTS[: len(found)]
-    found += joined_from(follower.poll(), len(found))
-    assert found + joined_from(follower.rest(), len(found)) == EVENTS
+    found += joined(follower.poll(), len(found))
+    assert found + joined(follower.rest(), len(found)) == EVENTS
 
 
 def test_facts_dated_ahead_are_held_back_for_no_longer_than_others(tmp_path: Path) -> None:
@@ -146,7 +138,7 @@ def test_facts_dated_ahead_are_held_back_for_no_longer_than_others(tmp_path: Pat
     follower = LogReader(tmp_path, hold_s=5.0, clock=lambda: now[0])
     found = joined(follower.poll())
     now[0] += 5.0
-    found += joined_from(follower.poll(), len(found))
+    found += joined(follower.poll(), len(found))
     assert sorted(found, key=repr) == sorted(ahead, key=repr)
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.planner.sizing.capacity import UNIT, Placement, Service, claim, place, services
-from orchestrator.planner.sizing.nodes import Node, from_ray, from_text, this_machine
+from orchestrator.planner.sizing.nodes import from_ray, from_text, this_machine
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
-from orchestrator.recipe.resources import ACCELERATOR, REGION, bears
+from orchestrator.recipe.resources import ACCELERATOR, bears
 from orchestrator.recipe.toml_text import load
 
 RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
@@ -40,56 +40,31 @@ def packed(pools: list[PoolConfig], texts: list[str], anywhere: bool = False) ->
 # ------------------------------------------------------------------ properties
 
 AMOUNTS = st.sampled_from([0.1, 0.5, 1.0, 1.7, 2.0, 4.0])
-REGIONS = st.sampled_from([None, "eu", "us"])
 NODES = st.lists(
     st.builds(
-        lambda cpu, gpu, region, kind: {"CPU": cpu, "GPU": gpu, "region": region, "accelerator": kind},
+        "CPU={},GPU={}{}{}".format,
         st.sampled_from([0.0, 0.3, 1.0, 4.0, 9.9]),
         st.sampled_from([0.0, 1.0, 4.0]),
-        REGIONS,
-        st.sampled_from([None, "H100", "A100"]),
+        st.sampled_from(["", ",region=eu", ",region=us"]),
+        st.sampled_from(["", ",accelerator=H100", ",accelerator=A100"]),
     ),
     min_size=1,
     max_size=5,
 )
-POOLS = st.lists(
-    st.builds(
-        lambda count, resources, region, kind: {
-            "learners": count,
-            "resources": resources,
-            "region": region,
-            "accelerator": kind,
-        },
-        st.integers(1, 4),
-        st.dictionaries(st.sampled_from(["CPU", "GPU"]), AMOUNTS, min_size=1),
-        REGIONS,
-        st.sampled_from([None, None, "H100"]),
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-def built(tables: list[dict[str, Any]]) -> list[Node]:
-    return [
-        Node(
-            {
-                label: table[key]
-                for key, label in (("region", REGION), ("accelerator", ACCELERATOR))
-                if table[key] is not None
-            },
-            {"CPU": table["CPU"], "GPU": table["GPU"]},
-            f"n{index}",
-        )
-        for index, table in enumerate(tables)
-    ]
+POOL = {
+    "learners": st.integers(1, 4),
+    "resources": st.dictionaries(st.sampled_from(["CPU", "GPU"]), AMOUNTS, min_size=1),
+    "region": st.sampled_from([None, "eu", "us"]),
+    "accelerator": st.sampled_from([None, None, "H100"]),
+}
+POOLS = st.lists(st.fixed_dictionaries(POOL), min_size=1, max_size=4)
 
 
 @given(NODES, POOLS, st.booleans())
 def test_no_node_is_ever_over_committed_and_labels_bind(
-    node_tables: list[dict[str, Any]], pool_tables: list[dict[str, Any]], anywhere: bool
+    texts: list[str], pool_tables: list[dict[str, Any]], anywhere: bool
 ) -> None:
-    nodes = built(node_tables)
+    nodes = from_text(texts)
     pools = learners(*(pool(f"p{i}", table.pop("learners"), **table) for i, table in enumerate(map(dict, pool_tables))))
     also = wanted(chaos=True, metrics=True)
     found = place(pools, also, nodes, anywhere)

@@ -24,7 +24,7 @@ from orchestrator.planner.fleet.description import (
     Timing,
     constant,
 )
-from orchestrator.planner.fleet.world import LinkNetwork, covered_s, simulate
+from orchestrator.planner.fleet.world import LinkNetwork, simulate
 from orchestrator.planner.forecast import Forecast, forecast
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe
@@ -119,10 +119,6 @@ def test_a_link_carries_one_transfer_after_the_other_and_links_of_one_pipe_share
     assert [network.carry(0.0, 10, "c", "b"), network.carry(0.0, 10, "d", "b")] == [10.0, 20.0]
     assert network.carry(3.0, 10, "b", "a") == 3.0, "what is not described takes no time"
     assert network.moved["a", "b"] == 20
-
-
-def test_covered_time_is_a_union():
-    assert covered_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (5.5, 5.7)]) == 4.0
 
 
 # ------------------------------------------------------------------ the forecast of a plan

@@ -48,9 +48,9 @@ def shapes() -> Shapes:
     return Shapes(fragments, 1400, 2800, (400, 400, 400, 200), {"a": 1000, "b": 500, "c": 500})
 
 
-def planned(wanted: Recipe, **context: Any) -> Plan:
-    there = {"store": "/shared/run", "shared_store": True, "forecast": False} | context
-    return make(wanted, shapes(), PlanContext(from_text(NODES), "declared", **there))
+def planned(wanted: Recipe, of: Shapes | None = None, nodes: list[str] = NODES, **context: Any) -> Plan:
+    there = {"source": "declared", "store": "/shared/run", "shared_store": True, "forecast": False} | context
+    return make(wanted, of or shapes(), PlanContext(from_text(nodes), **there))
 
 
 # ------------------------------------------------------------------ the section
@@ -138,15 +138,10 @@ def test_doubtful_links_are_warned_of() -> None:
     ) == ["fleet.links east - west"]
     south = [*TWO_REGIONS["pools"], {"name": "c", "region": "west"}, {"name": "d", "learners": 2, "region": "south"}]
     wide = {"links": [LINK | {"gbit_s": 1e-5}]}
-    plan = make_with_south(recipe(pools=south, fleet=wide))
+    of = replace(shapes(), step_tokens=dict.fromkeys("abcd", 1000))
+    plan = planned(recipe(pools=south, fleet=wide), of, [*NODES, "CPU=100,region=south"])
     assert "fleet.links south - west" in [warning.field for warning in plan.warnings]
     assert warned(fleet={"links": []}) == []  # nothing declared, nothing missed
-
-
-def make_with_south(wanted: Recipe) -> Plan:
-    nodes = from_text([*NODES, "CPU=100,region=south"])
-    tokens = Shapes(shapes().fragments, 1400, 2800, (400, 400, 400, 200), dict.fromkeys("abcd", 1000))
-    return make(wanted, tokens, PlanContext(nodes, "declared", "/shared/run", shared_store=True, forecast=False))
 
 
 # ------------------------------------------------------------------ cost
@@ -238,8 +233,7 @@ def test_what_the_syncer_takes_with_it_follows_from_durability_and_store() -> No
 
 
 def test_a_local_node_has_no_region_to_place_the_syncer_in() -> None:
-    here = PlanContext(from_text(["CPU=9"]), "this machine", "/shared/run", shared_store=True, forecast=False)
-    plan = make(recipe(fleet={"syncer_region": "east"}), shapes(), here)
+    plan = planned(recipe(fleet={"syncer_region": "east"}), nodes=["CPU=9"], source="this machine")
     assert not plan.placement.shortfalls
     assert [load.ends for load in plan.loads] == ["west - east"]
 
@@ -253,7 +247,7 @@ def large(gbit_s: float, **sync: Any) -> Any:
     """Of fragments of 256 MiB, over a link of so many Gbit/s; by default two learners are there."""
     of = replace(shapes(), fragments=LARGE, outer_state_bytes=(4 * 64 * 2**20,) * len(LARGE))
     wanted = recipe(fleet=FLEET | {"links": [LINK | {"gbit_s": gbit_s}]}, sync=sync)
-    return make(wanted, of, PlanContext(from_text(NODES), "declared", store="/s", shared_store=True, forecast=False))
+    return planned(wanted, of)
 
 
 def deadlines(plan: Any) -> list[tuple[str, str]]:

@@ -147,13 +147,6 @@ def test_shards_divide_what_the_syncer_holds_and_have_a_place_each() -> None:
     assert spread["shard-0"] != spread["shard-1"]
 
 
-def test_where_links_may_change_their_format_a_merge_needs_float32_copies() -> None:
-    what = "payloads of several formats, float32"
-    for sync, copies in (({}, 0), ({"adaptive": True}, 5)):
-        found = {part.what: part.bytes for part in planned(recipe(sync=sync)).memory["syncer"].parts}
-        assert found[what] == copies * 100 * 4
-
-
 def test_parameters_and_optimizer_state_of_a_learner_with_gpus_are_on_the_device() -> None:
     on_gpu = memory.learner(SyncConfig(), shapes(), accelerated=True)
     state, staged, open_steps = 1400 + 2800, 2 * memory.staged_bytes(SyncConfig(), shapes()), 2
@@ -165,18 +158,20 @@ def test_parameters_and_optimizer_state_of_a_learner_with_gpus_are_on_the_device
     assert on_gpu.host_bytes == on_cpu.host_bytes - on_gpu.device_bytes - kept + open_steps * 400 + state
 
 
-def test_a_standby_holds_a_process_and_on_a_cpu_parameters_and_optimizer_state() -> None:
+def test_standbys_rebasing_and_links_that_change_their_format_take_memory_of_their_own() -> None:
+    def part(wanted: Recipe, who: str, what: str) -> int:
+        return next(part.bytes for part in planned(wanted).memory[who].parts if part.what == what)
+
     pools = [{"name": "a", "learners": 1, "standby": 2}, {"name": "b", "resources": {"GPU": 1}, "standby": 1}]
-    found = planned(recipe(pools=pools)).memory
-    told = [next(p.bytes for p in found[f"learner-{name}"].parts if p.what == "standbys") for name in ("a", "b")]
     process = memory.PROCESS_BYTES["learner"]
+    told = [part(recipe(pools=pools), f"learner-{name}", "standbys") for name in ("a", "b")]
     assert told == [2 * (process + 1400 + 2800), process]
-
-
-def test_rebasing_keeps_what_was_read_as_well() -> None:
+    what = "payloads of several formats, float32"
+    copies = [part(recipe(sync=sync), "syncer", what) for sync in ({}, {"adaptive": True})]
+    assert copies == [0, 5 * 100 * 4]
     rebase = SyncConfig.model_validate({"adopt": "rebase"})
     extra = memory.learner(rebase, shapes(), True).host_bytes - memory.learner(SyncConfig(), shapes(), True).host_bytes
-    assert extra == 1400
+    assert extra == 1400, "what was read is kept as well"
 
 
 def test_pace_of_a_token_budget_counts_every_learner_once_a_step() -> None:

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +29,6 @@ from orchestrator.report import headline
 from orchestrator.report import write as writing
 from orchestrator.report.render import contents_of, report
 from orchestrator.store.run_store import RunStore
-from outer.protocol.facts import Committed
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import altered, blocks, event_of, history, inserted, is_a, script
 from tests.waiting import DEADLINE_S
@@ -187,27 +185,6 @@ def test_the_verdict_is_one_sentence_for_every_end_of_a_run() -> None:
         "bad",
         f"The run failed: ValueError: no room. {passed}",
     )
-
-
-@pytest.mark.full
-def test_a_long_run_is_not_a_long_report() -> None:
-    """Twenty times the steps and commits, shifted in time: no figure may grow with them."""
-    events, last = history(), max(event.at for event in history())
-    first = min(event.at for event in events)
-    long = [event for event in events if not isinstance(event.fact, (RunFinished,))]
-    for turn in range(1, 20):
-        for event in events:
-            if isinstance(event.fact, StepFinished):
-                fact: Any = replace(event.fact, step=event.fact.step + 40 * turn)
-            elif isinstance(event.fact, Committed):
-                fact = replace(event.fact, syncer_step=event.fact.syncer_step + 32 * turn)
-            else:
-                continue
-            long.append(
-                replace(event, sequence=10**6 * turn + event.sequence, at=event.at + turn * (last - first), fact=fact)
-            )
-    html = rendered(long, RECIPE)
-    assert len(html) < 500_000, "full bins, whatever is in them"
 
 
 # ------------------------------------------------------------------ files and the command
