@@ -1,12 +1,24 @@
-"""The syncer machine against scripted learners: reports, reads, leases, attaching and the end."""
+"""The syncer machine against scripted learners: reports, reads, leases, attaching, quorums, snapshots and the end."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from outer.protocol.events_effects import Durable, Emit, Fence, ReadMissed, StopRequested, Tick
+from outer.protocol.events_effects import (
+    Append,
+    Cut,
+    Durable,
+    Emit,
+    Fence,
+    Merge,
+    ReadMissed,
+    StopRequested,
+    TakeSnapshot,
+    Tick,
+)
 from outer.protocol.facts import (
     Committed,
     Finished,
@@ -14,8 +26,10 @@ from outer.protocol.facts import (
     LearnerFenced,
     ReadFailed,
     Refused,
+    SnapshotTaken,
 )
-from outer.protocol.messages import DRAINING, STEPPING, STOPPED, Attach, Stop, Welcome
+from outer.protocol.messages import DRAINING, STEPPING, STOPPED, Attach, Grant, Notice, ReadRequest, Stop, Welcome
+from outer.protocol.quorum import Average, Decision, decide
 from outer.protocol.syncer import Budget
 from tests.golden.bench import ALL, MANIFEST, bench, reading
 
@@ -161,3 +175,92 @@ def test_a_stop_waits_for_the_commit_under_way_so_that_the_count_is_of_what_was_
     made.do(Durable(1))
     assert made.facts(Finished) == [Finished(1, 20, "enough")]
     assert len(made.sent(Stop, "a")) == 1
+
+
+# ------------------------------------------------------------------ snapshots
+
+
+def test_from_the_cut_on_every_message_tells_of_it_and_nobody_waits_for_the_next_commit_to_hear() -> None:
+    made = bench("a", "b")
+    made.commit("a", "b")
+    assert {notice.snapshot for notice in made.sent(Notice, "a")} == {0}
+    effects = made.do(TakeSnapshot(4))
+    assert [effect.identifier for effect in effects if isinstance(effect, Cut)] == [4]
+    assert made.syncer.marker == 4
+    assert made.sent(Notice, "a")[-1].snapshot == made.sent(Notice, "b")[-1].snapshot == 4
+    made.step("a", wants_span=True)
+    made.commit("a", "b")
+    assert made.sent(ReadRequest, "a")[-1].snapshot == made.sent(Grant, "a")[-1].snapshot == 4
+    (taken,) = made.facts(SnapshotTaken)
+    assert (taken.versions, taken.final) == ((1,), False)
+
+
+def test_after_the_last_one_nothing_merges_and_everybody_is_told_to_save_and_leave() -> None:
+    made = reading("a", "b")
+    made.do(TakeSnapshot(1, "for the night"))
+    for name in ("a", "b"):
+        (stop,) = made.sent(Stop, name)
+        assert (stop.reason, stop.suspend, stop.snapshot) == ("for the night", True, 1)
+        assert [n for n in made.sent(Notice, name) if n.snapshot] == [], (
+            "who hears of it by this would save and step on"
+        )
+    made.answer("a", "b")
+    made.now += 5.0
+    made.step("a", "b")
+    assert made.facts(Committed) == made.facts(Finished) == [] and not [e for e in made.log if isinstance(e, Merge)]
+    assert len(made.sent(Stop, "a")) == 2, "who goes on stepping has not heard"
+    assert (made.syncer.suspended, made.syncer.finished) == ("for the night", "")
+    assert made.syncer.marker == 0, "nobody hears of it by what it fetches"
+
+
+def test_a_commit_that_is_being_written_comes_before_the_last_cut() -> None:
+    made = reading("a", "b", journals_itself=False)
+    made.answer("a", "b")
+    (append,) = (e for e in made.log if isinstance(e, Append) and isinstance(e.record, Committed))
+    made.do(TakeSnapshot(1, "for the night"))
+    assert made.facts(SnapshotTaken) == []
+    made.do(Durable(append.sequence))
+    assert [type(fact).__name__ for fact in made.facts(Committed) + made.facts(SnapshotTaken)] == [
+        "Committed",
+        "SnapshotTaken",
+    ]
+    assert made.facts(SnapshotTaken)[0].versions == (1,)
+
+
+def test_a_run_that_reaches_its_budget_with_that_commit_is_finished_and_not_suspended() -> None:
+    made = reading("a", "b", journals_itself=False, budget=Budget(None, 1))
+    made.answer("a", "b")
+    (append,) = (e for e in made.log if isinstance(e, Append) and isinstance(e.record, Committed))
+    made.do(TakeSnapshot(1, "for the night"))
+    made.do(Durable(append.sequence))
+    made.do(Durable(append.sequence + 1))
+    assert len(made.facts(Finished)) == 1 and made.facts(SnapshotTaken) == []
+
+
+# ------------------------------------------------------------------ the verdict on an open step (paper section 3)
+
+
+def test_every_verdict_agrees_with_the_rules_written_out() -> None:
+    """All small cases: K, live, reported, before and after the end of grace."""
+    for quorum, live, reported in itertools.product(range(1, 4), range(4), range(4)):
+        for quorum_at, grace_s, now in itertools.product((None, 5.0), (None, 0.0, 2.0), (5.0, 6.9, 7.0, 9.0)):
+            verdict = decide(now, quorum=quorum, live=live, reported=reported, quorum_at=quorum_at, grace_s=grace_s)
+            assert verdict.reason
+            if min(live, reported) < quorum:
+                expected = Decision.WAIT
+            elif reported >= live or (quorum_at is None and grace_s == 0.0):
+                expected = Decision.MERGE
+            elif quorum_at is None:
+                expected = Decision.OPEN_GRACE
+            else:
+                over = grace_s is not None and now >= quorum_at + grace_s
+                expected = Decision.MERGE if over else Decision.WAIT
+            assert verdict.decision is expected
+
+
+def test_the_first_sample_counts_whole_and_later_ones_by_their_weight() -> None:
+    average = Average(0.25)
+    average.add(8.0)
+    assert average.value == 8.0
+    average.add(0.0)
+    assert average.value == 6.0
