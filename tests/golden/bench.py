@@ -134,16 +134,11 @@ class Bench:
 
     # -------------------------------------------------------------- doing
 
-    def crash(self, durable: int | None = None, attach: bool = True) -> list[Effect]:
-        """Another epoch, from so many entries of the journal (all); everyone alive is announced and attaches.
-
-        Returns the new epoch's first effects.
-        """
-        self.journal = self.journal[:durable]
+    def crash(self, attach: bool = True) -> None:
+        """Another epoch, from the journal; everyone alive is announced and attaches."""
         self.syncer = self.epoch(self.syncer.epoch + 1)
-        first = self.syncer.start()
         self.began = len(self.log)
-        self.log += first
+        self.log += self.syncer.start()
         peers = self.peers.values()
         self.do(Living(tuple(Expect(p.name, p.incarnation, 60.0, self.learners.get(p.name, 2)) for p in peers)))
         for peer in peers:
@@ -151,7 +146,6 @@ class Bench:
                 self.do(Attach(peer.name, peer.incarnation, MANIFEST))
                 peer.epoch = self.syncer.epoch
                 self.do(peer.report())
-        return first
 
     def do(self, event: Event) -> list[Effect]:
         """Hand over one event; returns the effects, those of merges and appends that answer at once included."""

@@ -93,24 +93,18 @@ class World:
         )
         self._sync, self._speed, self._span_steps = sync, dict(learners), span_steps
         self._incarnations: Counter[str] = Counter()
-        self._dead: dict[str, int] = {}  # the incarnation of each that was killed last
-        self._seekers: dict[tuple[str, int], tuple[Unit, float]] = {}
-        self._asked: dict[tuple[str, int], tuple[Unit, StateRequest]] = {}
+        self._deadlines: dict[tuple[str, int], float] = {}  # by who seeks a donor: seconds for its state to come
         self._perform_outer(self.syncer.start())
 
     # -------------------------------------------------------------- what a test may cause
 
-    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let everything happen up to that time, or until `stop` holds."""
+    def run(self, until: float) -> None:
+        """Let everything happen up to that time."""
         queue = self.time.queue
-        while queue and queue[0][0] <= until and not stop():
-            self.time.now, _, receiver, happen, args = heapq.heappop(queue)
-            if receiver is None:
-                happen(*args)
-            else:
-                receiver.deliver(happen, *args)
-        if not stop():
-            self.time.now = max(self.time.now, until)
+        while queue and queue[0][0] <= until:
+            self.time.now, _, _, happen, args = heapq.heappop(queue)
+            happen(*args)
+        self.time.now = max(self.time.now, until)
 
     @property
     def now(self) -> float:
@@ -139,24 +133,20 @@ class World:
 
     def kill(self, name: str) -> None:
         """The process is gone; the orchestrator learns of it by `bury`."""
-        if each := self.units.pop(name, None):
-            self._dead[name] = each.machine.incarnation
-            self._line(f"{name} dies")
+        del self.units[name]
+        self._line(f"{name} dies")
 
     def bury(self, name: str) -> None:
-        self._drive_outer(outer.Fence(name, self._dead.get(name, self._incarnations[name]), "killed"))
+        self._drive_outer(outer.Fence(name, self._incarnations[name], "killed"))
 
-    def restart(self, *names: str) -> None:
-        """All of them die, which is noticed, and start anew."""
-        for name in names:
-            self.kill(name)
-            self.bury(name)
-        for name in names:
-            self.start(name)
+    def restart(self, name: str) -> None:
+        """It dies, which is noticed, and starts anew."""
+        self.kill(name)
+        self.bury(name)
+        self.start(name)
 
     def freeze(self, name: str, seconds: float) -> None:
-        if each := self.units.get(name):
-            each.frozen_until = self.now + seconds
+        self.units[name].frozen_until = self.now + seconds
 
     # -------------------------------------------------------------- what a test may see
 
@@ -165,19 +155,15 @@ class World:
         said = (each for each in self.said if isinstance(each.fact, kind) and writer in ("", each.writer))
         return [each.fact for each in said if incarnation in (0, each.incarnation)]
 
-    # -------------------------------------------------------------- the network
-
-    def _carry(self, deliver: Callable[[], None]) -> None:
-        """Whatever is sent arrives, at once and in order."""
-        self.at(self.now, deliver)
+    # -------------------------------------------------------------- the network: all arrives, at once and in order
 
     def _to_syncer(self, event: Any) -> None:
-        self._carry(lambda: self._drive_outer(event))
+        self.at(self.now, lambda: self._drive_outer(event))
 
     def _to_learner(self, name: str, incarnation: int, event: Any) -> None:
         each = self.units.get(name)
         if each is not None and each.key == (name, incarnation):
-            self._carry(lambda: self._drive(each, event))
+            self.at(self.now, lambda: self._drive(each, event))
 
     # -------------------------------------------------------------- the syncer's shell
 
@@ -199,20 +185,17 @@ class World:
                 case outer.Emit(fact):
                     self._say("syncer", 1, fact)
                 case outer.Send(learner, incarnation, Donor() as donor):
-                    if (seeker := self._seekers.pop((learner, incarnation), None)) is not None:
-                        self._carry(lambda donor=donor, seeker=seeker: self._ask(*seeker, donor))
+                    self.at(self.now, lambda who=(learner, incarnation), donor=donor: self._ask(*who, donor))  # type: ignore[misc]
                 case outer.Send(learner, incarnation, message):
                     self._to_learner(learner, incarnation, message)
                 case outer.Merge(syncer_step, fragment, payloads, _):
                     base = value = self.values[fragment]
                     for payload in payloads:
                         value = plus(value, plus(payload, base, -1))
-                    merged = outer.Merged(syncer_step, value, "digest", 1.0, True)
-                    self.at(self.now, lambda event=merged: self._drive_outer(event))  # type: ignore[misc]
+                    self._to_syncer(outer.Merged(syncer_step, value, "digest", 1.0, True))
                 case outer.Append(sequence, record):
                     self._say("syncer", 1, record)
-                    durable = outer.Durable(sequence)
-                    self.at(self.now, lambda event=durable: self._drive_outer(event))  # type: ignore[misc]
+                    self._to_syncer(outer.Durable(sequence))
                 case outer.Publish(fragment, _, proposal):
                     self.values[fragment] = proposal
 
@@ -246,15 +229,16 @@ class World:
                 case unit.Answer(contribution):
                     each.read[contribution.fragment, contribution.step] = contribution.payload
                     self._to_syncer(replace(contribution, digest="digest"))
-                case unit.Fetch(fragment, version, _):
-                    self._fetch(each, fragment, version)
+                case unit.Fetch(fragment, _, _):
+                    self.at(self.now, lambda fragment=fragment: self._fetch(each, fragment))  # type: ignore[misc]
                 case unit.Recover(seek, deadline_s):
-                    self._seekers[each.key] = (each, deadline_s)
+                    self._deadlines[each.key] = deadline_s
                     self._to_syncer(seek)
                 case unit.Donate(request, step, syncer_step):
                     self._give(each, request, step, syncer_step)
                 case unit.Decline(request, reason):
-                    self._refuse(request, reason)
+                    missed = unit.StateMissed(request.donor, request.donor_incarnation, reason)
+                    self._to_learner(request.joiner, request.joiner_incarnation, missed)
                 case unit.Inherit(state):
                     each.values = list(state.payload)
                 case unit.Stage(fragments):
@@ -280,52 +264,25 @@ class World:
             self._drive(each, unit.StepDone(2.0, 10))
             self._drive(each, unit.Boundary(10))
 
-    def _fetch(self, each: Unit, fragment: int, version: int) -> None:
-        """A fetch is always answered: with the newest value, or with its failure."""
-
-        def answer() -> None:
-            newest = self.syncer.versions[fragment]
-            event: unit.Event = unit.Fetched(fragment, newest, self.values[fragment])
-            self._drive(each, unit.FetchFailed(fragment, version, "fetch_failed") if newest < version else event)
-
-        self._carry(answer)
+    def _fetch(self, each: Unit, fragment: int) -> None:
+        """The newest value is always there."""
+        self._drive(each, unit.Fetched(fragment, self.syncer.versions[fragment], self.values[fragment]))
 
     # -------------------------------------------------------------- from learner to learner
 
-    def _ask(self, joiner: Unit, deadline_s: float, named: Donor) -> None:
-        """Every Recover is answered once: by a state, a refusal, or the deadline."""
-        if not named.donor:
-            self._drive(joiner, unit.StateMissed("", 0, "none"))
-            return
-        request = StateRequest(
-            named.epoch, *joiner.key, named.donor, named.donor_incarnation, named.syncer_step, deadline_s
-        )
-        self._asked[joiner.key] = (joiner, request)
-        self.at(self.now + deadline_s, lambda: self._refuse(request, "timeout"))
-        donor = self.units.get(named.donor)
-        if donor is not None and donor.key == (named.donor, named.donor_incarnation):
-            self._carry(lambda: self._drive(donor, request))
+    def _ask(self, joiner: str, incarnation: int, named: Donor) -> None:
+        deadline_s = self._deadlines[joiner, incarnation]
+        donor, number = named.donor, named.donor_incarnation
+        if donor:
+            request = StateRequest(named.epoch, joiner, incarnation, donor, number, named.syncer_step, deadline_s)
+            self._to_learner(donor, number, request)
+        else:
+            self._drive(self.units[joiner], unit.StateMissed("", 0, "none"))
 
     def _give(self, donor: Unit, request: StateRequest, step: int, syncer_step: int) -> None:
         state = State(*donor.key, step, syncer_step, tuple(donor.values), "digest", 1)
         self._drive(donor, unit.StateSent(request, step, "digest", 1))
-
-        def arrive() -> None:
-            if (asked := self._answered(request)) is not None:
-                self._drive(asked, unit.StateArrived(state))
-
-        self._carry(arrive)
-
-    def _refuse(self, request: StateRequest, reason: str) -> None:
-        if (asked := self._answered(request)) is not None:
-            self._drive(asked, unit.StateMissed(request.donor, request.donor_incarnation, reason))
-
-    def _answered(self, request: StateRequest) -> Unit | None:
-        """Who waits for this, if nothing has answered it yet."""
-        key = (request.joiner, request.joiner_incarnation)
-        if self._asked.get(key, (None, None))[1] is not request:
-            return None
-        return self._asked.pop(key)[0]
+        self._to_learner(request.joiner, request.joiner_incarnation, unit.StateArrived(state))
 
     def _apply(self, each: Unit, effect: unit.Apply) -> None:
         fragment, mine = effect.fragment, each.values[effect.fragment]

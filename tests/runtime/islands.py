@@ -123,16 +123,6 @@ def groups() -> dict[str, str]:
     return {name: state for name, state in states.items() if state != "REMOVED"}
 
 
-def alone(pool: PoolConfig) -> str:
-    """Reserve for a pool that has no place here, and say why."""
-    group = placement.reserve("alone", pool, anywhere=False)
-    try:
-        group.wait(0.5)
-        return placement.pending_reasons({"alone": (group, pool)}, anywhere=False).get("alone", "placed")
-    finally:
-        remove_placement_group(group)
-
-
 def refusal(labels: dict[str, str]) -> str:
     try:
         placement.admit(labels)
@@ -223,12 +213,10 @@ def _node_of(actor: str) -> str:
 def main(folder: Path) -> None:
     with cluster(folder) as address:
         ray.init(address, namespace="islands", log_to_driver=False, runtime_env={"env_vars": {"JOB": "here"}})
-        too_large = alone(PoolConfig(name="big", resources={"GPU": 4.0}, region="west"))
         found = run(recipe(folder), folder, address)
         by_name = {pool["name"]: PoolConfig.model_validate(pool) for pool in POOLS}
         found |= {
             "settings": settings_of_a_learner(by_name["h100"]),
-            "too_large": too_large,
             "control": refusal({"role": "controll"}),
         }
     print(json.dumps(found))

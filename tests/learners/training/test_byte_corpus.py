@@ -62,16 +62,6 @@ def test_no_training_sample_is_held_out(tmp_path: Path) -> None:
     assert all(sample.tobytes() not in train for sample in corpus.held_out_batch(0, 50))
 
 
-def test_held_out_samples_are_distinct_and_spread_over_the_text(tmp_path: Path) -> None:
-    corpus = ByteCorpus(folder(tmp_path, files=60), seed=0)
-    text, windows = corpus.held_out.tobytes(), (len(corpus.held_out) - 1) // LENGTH
-    offsets = [text.index(sample.tobytes()) for sample in corpus.held_out_batch(0, windows)]
-    assert sorted(offsets) == [index * LENGTH for index in range(windows)]
-    few = sorted(offsets[:20])
-    assert max(np.diff([*few, few[0] + windows * LENGTH])) <= 3 * windows * LENGTH / 20
-    assert (corpus.held_out_batch(windows, 3) == corpus.held_out_batch(0, 3)).all()
-
-
 def test_adding_a_file_moves_no_other_between_training_and_held_out(tmp_path: Path) -> None:
     data = folder(tmp_path, files=90)
     before = ByteCorpus(data, seed=0).held_out.tobytes()

@@ -51,15 +51,6 @@ def test_samples_are_those_of_the_folder_and_only_what_they_need_is_copied(remot
     np.testing.assert_array_equal(there.batch(0, 64), here.batch(0, 64))
 
 
-def test_what_is_copied_is_not_copied_again(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, data = remote
-    TokenCorpus(data, 0).batch(0, 500)
-    asked: list[str] = []
-    monkeypatch.setattr(Remote, "fetch", lambda self, name, *_: asked.append(name))
-    TokenCorpus(data, 0).batch(0, 500)
-    assert asked == []
-
-
 def test_of_many_readers_of_a_host_one_copies_each_file(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, data = remote
     asked: list[str] = []

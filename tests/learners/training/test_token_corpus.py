@@ -69,16 +69,6 @@ def test_samples_depend_on_manifest_seed_and_index_alone(tmp_path: Path) -> None
     assert other.digest == hashlib.sha256((tmp_path / "a" / manifest.FILE).read_bytes()).hexdigest()
 
 
-def test_samples_do_not_depend_on_how_many_places_are_computed_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = folder(tmp_path)
-    whole = TokenCorpus(data, seed=3).batch(0, 1000)
-    monkeypatch.setattr(token_corpus, "BLOCK_SAMPLES", 30)
-    other = TokenCorpus(data, seed=3)
-    assert all((other.batch(start, 7) == whole[start : start + 7]).all() for start in range(0, 990, 11))
-
-
 def test_an_epoch_takes_each_window_once_across_the_ends_of_shards(tmp_path: Path) -> None:
     found = TokenCorpus(folder(tmp_path, shard_tokens=7), seed=0)  # a sample lies in three shards
     phases = set()

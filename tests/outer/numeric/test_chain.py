@@ -161,16 +161,6 @@ def test_where_a_saved_value_or_the_recipe_has_no_chain_the_exact_parameters_are
         coded.restore(0, 3, [*coded.arrays(0), coded.thetas[0]])
 
 
-def test_a_step_that_is_not_finite_is_no_proposal() -> None:
-    held = parameters("int8")
-    endless = np.full(SIZE, np.float32(3e38))
-    far = GlobalParameters(
-        [FRAGMENT], [-endless], OuterConfig(), "fp32", RULES, chain=VersionChain.of("int8", [FRAGMENT], 0)
-    )
-    assert not far.propose(0, [endless], [1.0], 1).finite
-    assert held.propose(0, [held.thetas[0]], [1.0], 1).finite
-
-
 @pytest.mark.parametrize(
     "wrong", [None, np.zeros(5, np.uint8), np.zeros(SIZE, np.float32)], ids=["none", "few", "float"]
 )
