@@ -36,13 +36,6 @@ def task(corpus):
     return ByteLanguageModel(data=corpus, seed=SEED, layers=1, width=16, heads=2)
 
 
-def tree_of(task, fragments, thetas):
-    """The parameter tree of flat fragments, by tensor name."""
-    place = {t.name: thetas[f.index][cut].reshape(t.shape) for f in fragments for t, cut in f.slices()}
-    structure = jax.tree.structure(jax.eval_shape(task.init, jax.random.key(0)))
-    return jax.tree.unflatten(structure, [jax.numpy.asarray(place[t.name].copy()) for t in tensors_of(task)])
-
-
 def flat_of(task, fragment, params):
     leaves = dict(zip([t.name for t in tensors_of(task)], jax.tree.leaves(params), strict=True))
     return np.concatenate([np.asarray(leaves[t.name], np.float32).ravel() for t in fragment.tensors])
@@ -68,7 +61,7 @@ def test_strict_overlap_with_everyone_is_synchronous_streaming_diloco_to_the_bit
 
     fragments = deal(task, sync)
     thetas = initial_parameters(task, fragments, SEED)
-    params = [tree_of(task, fragments, thetas) for _ in names]
+    params = [jax.jit(task.init)(jax.random.key(SEED)) for _ in names]
     moments = [transformation(task, inner).init(params[0]) for _ in names]
     velocity = [np.zeros_like(theta) for theta in thetas]
     train_step = make_step(task, inner)

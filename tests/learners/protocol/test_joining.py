@@ -12,15 +12,12 @@ from learners.protocol.events_effects import (
     Donate,
     Exit,
     Fetch,
-    Fetched,
-    Inherit,
     Recover,
     Resume,
-    StateArrived,
     StateMissed,
     StateSent,
 )
-from learners.protocol.facts import Donated, DonorFailed, StateReceived
+from learners.protocol.facts import Donated, DonorFailed
 from learners.protocol.learner import HOLD_S
 from outer.protocol.messages import State, StateRequest, Stop, Welcome
 from tests.golden.loop import Loop, joined, notice, only
@@ -37,17 +34,6 @@ def joining(recover: str = "peer") -> Loop:
     loop.compile()
     loop.do(Welcome(1, 4, 0.0, (4, 2)))
     return loop
-
-
-def test_a_state_that_took_more_than_a_round_and_join_s_is_thrown_away_for_the_snapshot() -> None:
-    loop = joining()
-    loop.now = JOIN_S + 1.0
-    loop.do(notice(OF_MORE, 0), StateArrived(PEERS))
-    assert loop.facts(DonorFailed) == [DonorFailed("b", 1, "too_old")]
-    assert only(Fetch, loop.log) == [Fetch(0, OF_MORE, "digest"), Fetch(1, 2, "")], "what a notice brought stays"
-    loop.do(Fetched(0, OF_MORE, "v10"), Fetched(1, 2, "v2"), Resume())
-    assert only(Inherit, loop.log) == []
-    assert loop.facts(StateReceived) == [StateReceived("syncer", "", 0, 0, "", 0, JOIN_S + 1.0)]
 
 
 def test_in_lock_step_no_peer_is_asked_for_its_state() -> None:

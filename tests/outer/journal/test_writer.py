@@ -237,18 +237,6 @@ async def test_a_cut_has_what_was_told_durable_and_nothing_that_comes_after_it(t
     assert set(cut.values) == {0}, "what was cut stays as it is"
 
 
-@in_a_loop
-async def test_damage_that_was_found_is_shown(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    for fragment in (0, 1):
-        sequence = world.append(fragment)
-        await until(lambda sequence=sequence: world.durable[-1:] == [sequence])
-    newest = max((tmp_path / FOLDER).glob("0*"))
-    newest.write_bytes(newest.read_bytes()[:-1])
-    [said] = World(tmp_path, 2).writer.view()["damage"]
-    assert "group 2: its checksum" in said
-
-
 # ------------------------------------------------------------------ facts
 
 
