@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from chaos.simulation.checks.history import judged
 from chaos.simulation.cluster import Cluster, Outcome, play, simulate
 from chaos.simulation.faults.schedule import striking
+from chaos.simulation.ports.storage import Store, Writer
 from chaos.simulation.profile import KINDS, PROFILES, Fault, Options, draw, shares
 from chaos.simulation.runner import Tally, run
 from learners.protocol.facts import StepFinished
 from orchestrator.eventlog.facts import LearnerLost
+from orchestrator.simulation.context import SimGroup
 from outer.protocol.facts import Committed
 from tests.waiting import DEADLINE_S
 
@@ -244,3 +250,20 @@ def test_a_learner_that_is_cut_off_for_ten_minutes_steps_on_and_is_the_same_inca
         assert largest > 0.9 * CUT_S / 0.25, "its work of ten minutes merges"
     else:
         assert largest < 100, "the newer versions replace its work"
+
+
+def test_a_full_store_opens_no_epoch_and_after_a_write_that_broke_an_epoch_writes_nothing_more() -> None:
+    store = Store(random.Random(0), Counter(), 0.0, lambda write: None)
+    store.full = True
+    assert not store.open(1, [])
+    store.heal()
+    assert store.open(1, [])
+    store.failing, ended, due = 1.0, list[str](), list[Any]()
+    store.random = iter([0.5, 0.5, 0.5, 0.9, 0.95]).__next__  # it fails, is not taken, and not because it is away
+    later = SimpleNamespace(after=lambda seconds, happen, *given: due.append((happen, given)))
+    owner = SimpleNamespace(epoch=1, time=later, after=later.after, deliver=lambda happen, *given: happen(*given))
+    owner.crash = lambda: ended.append("the epoch")
+    Writer(store, owner, lambda group: None, lambda: None).put(SimGroup())
+    [(happen, given)] = due
+    happen(*given)
+    assert ended == ["the epoch"] and len(due) == 1 and store.entries == []

@@ -46,7 +46,10 @@ class Store:
         return self._append_s * (0.5 + self.random()) + self.slow_s * self.random()
 
     def put(self, write: Write) -> str:
-        """Take it, if it is the next one of the newest epoch, or there already. Returns ok | error | stale_epoch."""
+        """Take it, if it is the next one of the newest epoch, or there already.
+
+        Returns ok | error | broken, which is no error of a store that is away | stale_epoch.
+        """
         if write.epoch != self.epoch:
             return "stale_epoch"
         last = self.entries[-1] if self.entries else None
@@ -64,7 +67,9 @@ class Store:
         if not failed or self.random() < 0.5:  # an error does not say that nothing happened
             self.entries.append(write)
             self._taken(write)
-        return "error" if failed else "ok"
+        if not failed:
+            return "ok"
+        return "error" if self.random() < 0.9 else "broken"
 
     def crashed(self, write: Write) -> None:
         """Its writer died while this was under way."""
@@ -109,6 +114,9 @@ class Store:
     def open(self, epoch: int, seen: list[Write]) -> bool:
         """Begin an epoch, if what its opener has read is all there is."""
         if epoch <= self.epoch or len(seen) != len(self.entries):
+            return False
+        if self.full:  # an opening is written, too
+            self._fault_counts["storage_full"] += 1
             return False
         self.epoch = epoch
         return True
@@ -166,7 +174,9 @@ class Writer:
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_S_MAX)
             return
         self._write = None
-        if result == "ok":
+        if result == "broken":
+            self._owner.crash()  # nothing may be written behind the gap
+        elif result == "ok":
             self._backoff_s = BACKOFF_S
             self._durable(write.group)
         else:
