@@ -43,6 +43,7 @@ from outer.journal.chain import Segmented, identity
 from outer.journal.journal_writer import FOLDER as JOURNAL
 from outer.journal.object_store import DRAFT_S, Folder, objects, sweep
 from outer.numeric import codec as codecs
+from outer.protocol.facts import StoreWaited
 from outer.protocol.manifest import code_digest
 
 POLL_S = 0.2
@@ -63,8 +64,12 @@ class RunFailed(Exception):
 class OrchestratorActor:
     """Created detached and named; `run_dir` is the run's store."""
 
-    def __init__(self, recipe: Recipe, run_dir: str, placement: RunPlacement, lock: RunLock) -> None:
+    def __init__(
+        self, recipe: Recipe, run_dir: str, placement: RunPlacement, lock: RunLock, waited: StoreWaited | None = None
+    ) -> None:
+        """`waited`: for so long no orchestrator could start, because the store was away."""
         heap.keep_small()
+        self._waited = waited
         self._lock = lock
         self._recipe, self._placement = recipe, placement
         self._store = RunStore(run_dir)
@@ -191,6 +196,8 @@ class OrchestratorActor:
         recipe = self._recipe
         left = (status_if_any(self._store) or {}).get("learners") or []  # before the first status replaces it
         self._emit(RunStarted(recipe.name, recipe.config_hash, recipe.seed, versions(self._code)))
+        if self._waited is not None:
+            self._emit(self._waited)
         self._write_status()
         with contextlib.suppress(OSError):  # the next orchestrator tries it again
             for store in (self._objects, Folder(self._store.root)):

@@ -40,6 +40,7 @@ from outer import heap
 from outer.bulk import SHARD_CPUS
 from outer.epoch import StoreAway
 from outer.journal.object_store import Folder
+from outer.protocol.facts import StoreWaited
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 0.5
@@ -159,15 +160,18 @@ def start_and_wait(
         signal.signal(signal.SIGTERM, terminate)
     lock = lock or RunLock(Folder(store.root), str(store.root))
     left, status = ORCHESTRATORS_MAX, Statuses(store, on_status)
+    lost_at, waited = 0.0, None
     while True:
         try:
-            orchestrator = _orchestrator(recipe, store, placement, lock)
+            orchestrator = _orchestrator(recipe, store, placement, lock, waited)
         except (ray.exceptions.RayError, OSError) as error:
             if left == ORCHESTRATORS_MAX or not _is_away(error):
                 raise  # the first one: the user sees what is wrong with the store
-            status.look(gist(error))
+            status.look(why := gist(error))
             time.sleep(AGAIN_S)
+            waited = StoreWaited(time.monotonic() - lost_at, why)
             continue
+        waited = None
         if recipe.run.metrics:
             metrics_actor.start(recipe, store, placement.namespace, placement.local)
         if recipe.chaos.active and starter is not None:
@@ -176,7 +180,7 @@ def start_and_wait(
             summary = _wait(orchestrator, status)
             break
         except RunLost:
-            left -= 1
+            left, lost_at = left - 1, time.monotonic()
             if not left:
                 raise  # else start another one, which takes the run over
         except KeyboardInterrupt as interruption:
@@ -189,13 +193,15 @@ def start_and_wait(
     return summary
 
 
-def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement, lock: RunLock) -> Any:
-    """Start an orchestrator; it takes over what an earlier one has left."""
+def _orchestrator(
+    recipe: Recipe, store: RunStore, placement: RunPlacement, lock: RunLock, waited: StoreWaited | None
+) -> Any:
+    """Start an orchestrator; it takes over what an earlier one has left. `waited`: this long for the store."""
     options = named("orchestrator", placement.namespace, actor.ORCHESTRATOR_CPUS)
     options |= control(recipe.run.control, anywhere=placement.local)
     try:
         made = ray.remote(actor.OrchestratorActor).options(**options)
-        orchestrator = made.remote(recipe, str(store.root), placement, lock)
+        orchestrator = made.remote(recipe, str(store.root), placement, lock, waited)
     except ValueError as error:  # Ray's word for a name that is taken
         fix = "give the run another name (--set name=OTHER), or stop that one: diloco stop"
         raise InputError([Problem("name", recipe.name, "a run of this name is already running there", fix)]) from error

@@ -100,7 +100,7 @@ class RunAccounts:
                 self.trouble = str(error)  # the next look goes on
             except Exception:  # the run goes on without; `finish` reads the log again
                 self.trouble, self._folds = traceback.format_exc(), None
-                return
+                raise
 
     def _begin(self) -> None:
         self._folds = Folds(self._recipe.sync.codec)

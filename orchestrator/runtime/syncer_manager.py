@@ -308,7 +308,7 @@ class SyncerManager:
                 attempt += 1
                 await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
             self._handle = self._create(await self.grant(), sources)
-        if self._refused:
+        if self._refused and self.down_s:
             self._emit(StoreWaited(round(self.down_s, 3), self._refused))
         self._refused = ""
         self._spec = replace(self._spec, begun=self.info["begun"])

@@ -103,7 +103,9 @@ class FaultTable:
         return [one for one in self._open if one.incarnation.key == (learner, incarnation)]
 
     def _lose_syncer(self, event: Event, fact: SyncerLost) -> None:
-        if (outage := self._outage(fact.epoch)) is not None:
+        """One that never came up ended the newest that did: the orchestrator that saw that may have died, too."""
+        came_up = max((epoch for epoch in self._epochs if epoch <= fact.epoch), default=0)
+        if (outage := self._outage(came_up)) is not None and outage.noticed is None:
             outage.noticed = event.at
 
     def _serve(self, event: Event, fact: SyncerStarted) -> None:

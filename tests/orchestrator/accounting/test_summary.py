@@ -23,11 +23,23 @@ from orchestrator.eventlog.facts import (
     LearnerLost,
     LearnerStarted,
     RunFinished,
+    SyncerLost,
 )
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
 from orchestrator.report.render import contents_of
 from outer.protocol.facts import Committed, LearnerAttached, LearnerFenced, LeaseExpired, Quarantined, Refused
-from tests.orchestrator.histories import BASE, altered, blocks, history, inserted, is_a, renumbered, script, without
+from tests.orchestrator.histories import (
+    BASE,
+    altered,
+    blocks,
+    history,
+    inserted,
+    is_a,
+    renumbered,
+    restarted,
+    script,
+    without,
+)
 
 KEYS = [
     "name",
@@ -160,6 +172,24 @@ def said(events: list[Event], at: float, *facts: Any, writer: str = "syncer", in
     """The log with facts said at that second."""
     new = [Event(writer, incarnation, 0, BASE + at, fact) for fact in facts]
     return renumbered(sorted([*events, *new], key=lambda event: event.at))
+
+
+@pytest.mark.parametrize(
+    "noticed",
+    [[(18.7, 1)], [(18.7, 1), (19.5, 1)], [(18.7, 2)], [(18.7, 1), (19.5, 2)]],
+    ids=["once", "by the next orchestrator too", "by the next one alone, of one that never came up", "and of both"],
+)
+def test_an_outage_of_the_syncer_is_told_once_and_whole_whoever_noticed_which_epoch(
+    noticed: list[tuple[float, int]],
+) -> None:
+    events = restarted(history())
+    later = [replace(e, incarnation=3) if (e.writer, e.incarnation) == ("syncer", 2) else e for e in events]
+    for at, epoch in noticed:
+        later = said(later, at, SyncerLost(epoch, "died", "why"), writer="orchestrator")
+    rows = [row for row in summary(later)["faults"] if row["target"] == "syncer"]
+    last = max(e.at for e in events if is_a(Committed)(e) and e.incarnation == 1)
+    assert [(row["kind"], row["detection_s"]) for row in rows] == [("death", pytest.approx(BASE + 18.7 - last))]
+    assert rows[0]["recovery_s"] is not None
 
 
 def refused(learner: str, incarnation: int, reason: str, message: str = "contribution") -> Refused:
