@@ -133,11 +133,13 @@ def test_a_plan_strikes_the_rank_of_its_learner_and_no_process_that_took_its_num
         until(lambda: len(list(lines(store.path(FAULTS_FILE)))) == 3, "three faults are told", pause_s=0.01)
     told = list(lines(store.path(FAULTS_FILE)))
     assert [(line["kind"], line["injected"]) for line in told] == [("kill", False), ("corrupt", False), ("kill", True)]
-    planned.append({"kind": "kill", "learner": "learner-a-0", "at_step": 3})
+    assert process.wait(DEADLINE_S) < 0 and not psutil.pid_exists(process.pid)
+    planned.append({"kind": "kill", "learner": "learner-a-1", "at_step": 3})
     with Striker(store, names, faults(ChaosConfig.model_validate({"faults": planned}), names, 0)):
         until(lambda: len(list(lines(store.path(FAULTS_FILE)))) == 4, "what was done is not done again", pause_s=0.01)
-    assert [line["number"] for line in lines(store.path(FAULTS_FILE))] == [0, 1, 2, 4]
-    assert process.wait(DEADLINE_S) < 0 and not psutil.pid_exists(process.pid)
+    *_, last = told = list(lines(store.path(FAULTS_FILE)))
+    assert [line["number"] for line in told] == [0, 1, 2, 4]
+    assert (last["injected"], last["reason"]) == (False, "it is not running")
 
 
 def test_faults_that_cannot_go_on_fail_the_run(store: RunStore) -> None:
@@ -173,6 +175,7 @@ def test_checkpoints_come_often_enough_for_the_plans_kills() -> None:
     by_step = chosen(faults=kills("at_step", 40, 80))
     assert by_step == Interval(600.0, 10)
     assert by_step.in_steps(0.5) == 10 and by_step.in_steps(100.0) == 6
+    assert (str(Interval(0.0)), str(by_step)) == ("none", "600 s or 10 steps")
 
 
 # ------------------------------------------------------------------ its end

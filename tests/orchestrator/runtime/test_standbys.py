@@ -113,10 +113,11 @@ def test_one_that_is_ready_is_taken_and_the_next_is_made(made: Made) -> None:
         assert made.ready(A) == 1
         assert made.take(A, 2) is made.actors[0]
         assert made.handles == []
-        watching.cancel()
+        made.actors[0].dies.set()
+        await watching
 
     asyncio.run(story())
-    assert made.killed == []
+    assert made.killed == [] and made._failures == {}, "its death is no failure of a standby any more"
 
 
 def test_one_that_is_not_ready_is_ended_and_so_are_those_of_earlier_incarnations(made: Made) -> None:
