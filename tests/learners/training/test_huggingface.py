@@ -34,7 +34,7 @@ def test_the_decoder_computes_the_logits_of_transformers(kind: str) -> None:
 
     @jax.jit
     def logits(params: Any, tokens: Any) -> Any:
-        return cross_entropy.logits(decoder.features(params, tokens, task.config)[0], decoder.head(params))
+        return cross_entropy.logits(decoder.features(params, tokens, task.config), decoder.head(params))
 
     assert float(np.abs(stored["logits"]).max()) > 1.0
     np.testing.assert_allclose(logits(params, stored["tokens"]), stored["logits"], atol=2e-5)
