@@ -71,7 +71,7 @@ class RayLink:
     """The link to the syncer and to other learners, as far as injected faults let it work."""
 
     def __init__(self, name: str, syncer: Any, faults: FaultEffects) -> None:
-        self._name, self._syncer, self._faults = name, syncer, faults
+        self.name, self._syncer, self._faults = name, syncer, faults
         self._lock = threading.Lock()  # of what follows: the loop reports, and so do threads that bring messages
         self._reports: deque[Any] = deque()  # on their way
         self._delayed: deque[Report] = deque(maxlen=REPORTS_MAX // 2)  # held back while the link is down
@@ -208,7 +208,7 @@ class RayLink:
         """From the syncer, or from a learner of the same region that the syncer names, if that one gives it."""
         failed = ""
         for _ in range(RELAYS_MAX):
-            asked = fragment, version, held, self._name, failed
+            asked = fragment, version, held, self.name, failed
             answer = self._call(partial(self._syncer.fetch.remote, *asked), deadline_s)
             if isinstance(answer, AtShard):
                 return self._from_shard(answer, fragment, version, held, deadline_s)
@@ -226,7 +226,7 @@ class RayLink:
         """A version from the shard that has it; None if that dies: then the syncer does, and another follows."""
         try:
             *found, snapshot = self._call(
-                partial(named.handle.fetch.remote, fragment, version, held, self._name), deadline_s
+                partial(named.handle.fetch.remote, fragment, version, held, self.name), deadline_s
             )
         except ray.exceptions.RayError:
             return None
@@ -273,8 +273,8 @@ class LearnerActor:
     # -------------------------------------------------------------- called by the orchestrator
 
     def identify(self) -> dict[str, Any]:
-        """See `identity`; `incarnation`: 0 for a standby that was not promoted."""
-        return identity() | {"incarnation": self._shell.incarnation}
+        """See `identity`, and the shell's `key`."""
+        return identity() | {"key": self._shell.key}
 
     def lead(self, ranks: Sequence[Any]) -> str:
         """Lead an island, as its rank 0, by the handles of the others. Returns where they meet, as host:port."""
@@ -292,11 +292,15 @@ class LearnerActor:
         """Wait to be promoted, but no longer than this; returns whether it was."""
         return self._promoted.wait(seconds)
 
-    def promote(self, number: int, incarnation: int, syncer: Any) -> dict[str, Any]:
-        """Make a standby this incarnation; `run` follows. `number`: the orchestrator's. Raises Superseded."""
+    def promote(self, number: int, name: str, incarnation: int, core: int | None, syncer: Any) -> dict[str, Any]:
+        """Make a standby this incarnation of this learner; `run` follows. `number`: the orchestrator's.
+
+        Raises Superseded.
+        """
         self._owner.require(number)
+        self._name = self._link.name = name
         self._link.use(syncer)
-        self._shell.promote(incarnation)
+        self._shell.promote(name, incarnation, core)
         self._promoted.set()
         return self.identify()
 

@@ -142,25 +142,22 @@ class LearnerShell:
     # -------------------------------------------------------------- called by the actor
 
     @property
-    def incarnation(self) -> int:
-        """0: a standby that was not promoted."""
-        return self._spec.incarnation
+    def key(self) -> tuple[str, int]:
+        """Learner and incarnation; 0: a standby that was not promoted."""
+        return self._spec.name, self._spec.incarnation
 
     def prepare(self) -> None:
         """Import and compile ahead, in a standby."""
-        cores.lower()
-        try:
-            self._prepared.ahead()
-        finally:
-            cores.restore()
+        self._prepared.ahead()
 
     def lead(self, address: str, others: Others) -> None:
         """Before `run`: this is rank 0 of an island, and reaches the others so."""
         self._prepared.meet(address, others)
 
-    def promote(self, incarnation: int) -> None:
-        """A standby is this incarnation from now on, and `run` follows."""
-        self._spec = replace(self._spec, incarnation=incarnation)
+    def promote(self, name: str, incarnation: int, core: int | None) -> None:
+        """A standby is this incarnation from now on, and `run` follows. `core`: the one of this learner."""
+        cores.move(core)
+        self._spec = replace(self._spec, name=name, incarnation=incarnation, core=core)
 
     def run(self) -> str:
         """Train until the run ends; returns why it did. An exception is a fault of this incarnation.

@@ -38,11 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all tests on Ray to one worker, which starts one Ray for them; the tests of any other file stay together."""
+    """Give the tests on Ray to two workers, each with one Ray of its own; the tests of any other file stay together."""
     from xdist.scheduler import LoadFileScheduling
 
     class OneRay(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return RAY if nodeid.startswith(RAY) else super()._split_scope(nodeid)
+            if not nodeid.startswith(RAY):
+                return super()._split_scope(nodeid)
+            return RAY + "islands" if "/test_islands.py" in nodeid else RAY
 
     return OneRay(config, log)

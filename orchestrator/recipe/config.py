@@ -58,8 +58,8 @@ class PoolConfig(Section):
     standby: NonNegativeInt = Field(
         0,
         le=STANDBY_MOST,
-        description="processes in each learner's place that have imported JAX and, on CPUs, compiled: one takes over "
-        "at once when the learner dies",
+        description="processes for each learner that have imported JAX and, on CPUs, compiled: one takes over at once "
+        "when the learner dies, on CPUs when any of its pool on its node does",
     )
     batch_size: PositiveInt = Field(8, description="samples per step and learner")
     slowdown: float = Field(1.0, ge=1.0, description="makes every step this many times as long, for studies")

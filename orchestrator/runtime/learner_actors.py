@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import secrets
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import get_placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from learners import island
 from learners.actor import GROUPS, LearnerActor
@@ -181,16 +183,13 @@ def _without_process(controller: Controller) -> list[str]:
 # ------------------------------------------------------------------ standbys
 
 
-def standby_label(learner: str, incarnation: int) -> str:
-    """The name of the actor that waits to be this incarnation."""
-    return f"{label(learner, incarnation)}.standby"
+STANDBY = ".standby."  # in the names of their actors
 
 
-@dataclass
+@dataclass(eq=False)
 class Standby:
-    learner: str
-    incarnation: int  # which it will be
-    node: str | None  # where its learner is
+    learner: str  # in whose place it waits
+    node: str | None  # where that is
     actor: Any = None
     ready: bool = False
 
@@ -200,33 +199,38 @@ class Standby:
 
 
 class Standbys:
-    """One per run. `create` starts the actor of a standby, in its learner's place; `wanted` how many a learner has."""
+    """One per run. `create` starts the actor of a standby in its learner's place; `wanted`: how many a learner has;
+    `alike`: whether one that waits for the first learner may be the second one, too, on the same node.
+    """
 
     def __init__(
         self,
         create: Callable[[Standby], Any],
         wanted: Callable[[str], int],
+        alike: Callable[[str, str], bool],
         start_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._create, self._wanted, self._prepare_s, self._clock = create, wanted, PREPARE_TIMES * start_s, clock
-        self._made: dict[tuple[str, int], Standby] = {}
+        self._create, self._wanted, self._alike, self._clock = create, wanted, alike, clock
+        self._prepare_s = PREPARE_TIMES * start_s
+        self._made: list[Standby] = []
+        self._nodes: dict[str, str | None] = {}  # where each learner stepped last
         self._failures: dict[str, tuple[int, float]] = {}  # by learner: in a row, and when to try again
 
     def due(self, rows: Sequence[Mapping[str, Any]], units: Mapping[str, Unit]) -> list[Standby]:
         """Standbys to `make` now: of learners that step, one at a time on each node. `rows`: the syncer's."""
         found: list[Standby] = []
-        busy = {each.node for each in self._made.values() if not each.ready}
+        busy = {each.node for each in self._made if not each.ready}
         for row in rows:
-            learner, newest, unit = row["name"], row["incarnation"], units.get(row["name"])
+            learner, unit = row["name"], units.get(row["name"])
             if row["phase"] != STEPPING or unit is None or unit.state is not State.RUNNING:
                 continue
-            node, numbers = unit.incarnation.ranks[0].node, range(newest + 1, newest + 1 + self._wanted(learner))
-            missing = [number for number in numbers if (learner, number) not in self._made]
+            node = self._nodes[learner] = unit.incarnation.ranks[0].node
+            missing = self._wanted(learner) > sum(each.learner == learner for each in self._made)
             if missing and node not in busy and self._clock() >= self._failures.get(learner, NO_FAILURE)[1]:
-                found.append(Standby(learner, missing[0], node))
-                self._made[learner, missing[0]] = found[-1]
+                found.append(Standby(learner, node))
                 busy.add(node)
+        self._made += found
         return found
 
     async def make(self, standby: Standby) -> None:
@@ -238,8 +242,8 @@ class Standbys:
             self._failures.pop(standby.learner, None)
             while not await within(WAIT_S + CALL_S, standby.actor.stand_by.remote(WAIT_S)):
                 pass
-        except (ray.exceptions.RayError, TimeoutError, ValueError) as error:  # ValueError: its name is still taken
-            if self._made.get((standby.learner, standby.incarnation)) is not standby:
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            if standby not in self._made:
                 return  # it was taken or dropped
             self._drop(standby)
             failures = self._failures.get(standby.learner, NO_FAILURE)[0] + 1
@@ -247,39 +251,31 @@ class Standbys:
             self._failures[standby.learner] = failures, self._clock() + wait_s
             print(f"{standby.learner}: a standby failed, another follows in {wait_s:g} s: {gist(error)}", flush=True)
 
-    def take(self, learner: str, incarnation: int) -> Any | None:
-        """The actor that waits to be this incarnation, if it is ready. Those for earlier ones are ended, too."""
-        taken = self._made.pop((learner, incarnation), None)
-        for standby in [each for each in self._made.values() if each.learner == learner]:
-            if standby.incarnation <= incarnation:
-                self._drop(standby)
-        if taken is not None and not taken.ready:
-            taken.kill()
-            return None
-        return taken and taken.actor
+    def take(self, learner: str) -> Any | None:
+        """The actor of a standby that is ready to be this learner: its own, or one of another that is alike."""
+        node = self._nodes.get(learner)
+        for standby in sorted(self._made, key=lambda each: each.learner != learner):
+            own = standby.learner == learner
+            if standby.ready and (own or (standby.node == node and self._alike(standby.learner, learner))):
+                self._made.remove(standby)
+                return standby.actor
+        return None
 
     def release(self, learner: str) -> None:
         """End a learner's standbys: its place is given back."""
-        for standby in [each for each in self._made.values() if each.learner == learner]:
+        for standby in [each for each in self._made if each.learner == learner]:
             self._drop(standby)
 
     def ready(self, learner: str) -> int:
-        return sum(each.ready for each in self._made.values() if each.learner == learner)
+        return sum(each.ready for each in self._made if each.learner == learner)
 
     @property
     def handles(self) -> list[Any]:
-        return [each.actor for each in self._made.values() if each.actor is not None]
+        return [each.actor for each in self._made if each.actor is not None]
 
     def _drop(self, standby: Standby) -> None:
-        del self._made[standby.learner, standby.incarnation]
+        self._made.remove(standby)
         standby.kill()
-
-
-def end_left(learner: str, newest: int, wanted: int, namespace: str) -> None:
-    """End the standbys that an earlier orchestrator has left behind the newest incarnation."""
-    for number in range(newest + 1, newest + 1 + wanted):
-        with contextlib.suppress(ValueError):
-            ray.kill(ray.get_actor(standby_label(learner, number), namespace))
 
 
 # ------------------------------------------------------------------ learners
@@ -329,7 +325,8 @@ class LearnerActors:
     ) -> None:
         self._recipe, self._placement, self._code, self._objects = recipe, placement, code, objects
         self._index = index
-        self.standbys = Standbys(self._stand_by, lambda name: recipe.pool_of(name).standby, recipe.run.start_s)
+        self.standbys = Standbys(self._stand_by, self._standbys_of, self._alike, recipe.run.start_s)
+        self._promoted: dict[tuple[str, int], Any] = {}  # standbys that an earlier orchestrator promoted
         self.places = Places(recipe, placement)
         self._shown: dict[str, Mapping[str, str]] = {}  # what shows a learner of accelerators its devices
         self._misconfigured: dict[str, float] = {}  # learner -> until when its next incarnation gets another recipe
@@ -338,18 +335,13 @@ class LearnerActors:
         self, name: str, incarnation: int, status: Mapping[str, Any]
     ) -> tuple[LearnerHandle, tuple[RankState, ...]] | None:
         """A learner that an earlier orchestrator left, with all its ranks; `status`: the last that was shown of it."""
-        end_left(name, incarnation, self._recipe.pool_of(name).standby, self._placement.namespace)
-        for called in (label(name, incarnation), standby_label(name, incarnation)):
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            handle = self._promoted.get((name, incarnation))
+            handle = handle or ray.get_actor(label(name, incarnation), self._placement.namespace)
             try:
-                handle = ray.get_actor(called, self._placement.namespace)
                 info = await within(CALL_S, handle.identify.remote())
             except (TimeoutError, ray.exceptions.ActorUnavailableError):
                 info = status  # it may be frozen, or cut off: its lease will tell
-            except (ValueError, ray.exceptions.RayError):
-                continue
-            if called != label(name, incarnation) and info.get("incarnation") != incarnation:
-                ray.kill(handle)  # the orchestrator died before it promoted this standby
-                continue
             self._identified(name, info)
             process = LearnerHandle(name, incarnation, actor=handle)
             ranks = [RankState(True, info.get("pid"), info.get("node"))]
@@ -367,6 +359,23 @@ class LearnerActors:
             with contextlib.suppress(ValueError):  # what is left of a gang
                 ray.kill(ray.get_actor(rank_label(name, incarnation, rank), self._placement.namespace))
         return None
+
+    async def find_standbys(self) -> None:
+        """Look for the standbys that an earlier orchestrator has left, and end those that nobody was promoted to."""
+        namespace = self._placement.namespace
+
+        async def look(called: str) -> None:
+            with contextlib.suppress(ValueError, ray.exceptions.RayError, TimeoutError):
+                handle = ray.get_actor(called, namespace)
+                name, incarnation = (await within(CALL_S, handle.identify.remote()))["key"]
+                if incarnation:
+                    self._promoted[name, incarnation] = handle
+                else:
+                    ray.kill(handle)
+
+        there = await asyncio.to_thread(ray.util.list_named_actors, True)
+        ours = [each["name"] for each in there if each["namespace"] == namespace and STANDBY in each["name"]]
+        await asyncio.gather(*map(look, ours))
 
     def _identified(self, name: str, info: Mapping[str, Any]) -> None:
         if self._recipe.pool_of(name).accelerated:
@@ -392,10 +401,11 @@ class LearnerActors:
         """
         recipe, name = self._recipe, process.learner
         process.syncer = syncer
-        process.actor = self.standbys.take(name, process.incarnation)
+        process.actor = self.standbys.take(name)
         if process.actor is not None and name not in self._misconfigured:
             with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-                info = await within(CALL_S, process.actor.promote.remote(number, process.incarnation, syncer))
+                promoted = number, name, process.incarnation, self._core(name), syncer
+                info = await within(CALL_S, process.actor.promote.remote(*promoted))
                 return [(info["pid"], info["node"])]
         process.kill()  # the standby that cannot be it
         spec = replace(self._spec(name, process.incarnation), saved=process.saved)
@@ -422,16 +432,31 @@ class LearnerActors:
         return options | inside(self.places.group(name), self._recipe.pool_of(name), rank=rank)
 
     def _spec(self, name: str, incarnation: int, rank: int = 0) -> LearnerSpec:
-        cores, pool = self._placement.cores, self._recipe.pool_of(name)
-        core = (self._index(name) * pool.processes + rank) % cores if cores else None
-        spec = learner_spec(self._recipe, self._code, name, incarnation, pool, core, rank)
+        pool = self._recipe.pool_of(name)
+        spec = learner_spec(self._recipe, self._code, name, incarnation, pool, self._core(name, rank), rank)
         return replace(spec, store=self._objects)
 
+    def _core(self, name: str, rank: int = 0) -> int | None:
+        cores = self._placement.cores
+        return (self._index(name) * self._recipe.pool_of(name).processes + rank) % cores if cores else None
+
+    def _standbys_of(self, name: str) -> int:
+        return self._recipe.pool_of(name).standby
+
+    def _alike(self, one: str, other: str) -> bool:
+        """Whether a standby in the place of one learner can be another: on CPUs, which are nobody's."""
+        pool = self._recipe.pool_of(one)
+        return pool is self._recipe.pool_of(other) and not pool.accelerated
+
     def _stand_by(self, standby: Standby) -> Any:
-        """The actor of a standby: in its learner's place, of which it takes nothing before it is promoted."""
-        name = standby.learner
-        options = named(standby_label(name, standby.incarnation), self._placement.namespace, 0)
-        options |= inside(self.places.group(name), self._recipe.pool_of(name))
+        """The actor of a standby, which takes nothing before it is promoted: with accelerators in its learner's place,
+        else on its node.
+        """
+        name, pool = standby.learner, self._recipe.pool_of(standby.learner)
+        options = named(f"{name}{STANDBY}{secrets.token_hex(4)}", self._placement.namespace, 0)
+        options |= inside(self.places.group(name), pool)
+        if standby.node is not None and not pool.accelerated:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(standby.node, soft=False)
         options |= {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}
         spec = replace(self._spec(name, 0), environment=self._shown.get(name, {}))
         return ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, None)

@@ -103,6 +103,7 @@ class LearnerManager:
         It may have died before any status showed those that it had added last.
         """
         self._scale()
+        await self.actors.find_standbys()
 
         async def find(name: str) -> tuple[LearnerHandle, tuple[RankState, ...]] | None:
             incarnation = self._store.granted("incarnation", name)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -15,7 +15,6 @@ import jax
 import pytest
 
 from learners.training.devices import cores, device, device_checks
-from learners.training.devices.cores import LOWERED
 from learners.training.devices.device import FRACTIONS, DeviceFinding, WrongDevice, cache_folder, host_kind
 from tests.learners.training.children import python
 from tests.waiting import DEADLINE_S
@@ -270,72 +269,22 @@ def test_on_an_accelerator_a_standby_imports_everything_and_takes_no_device() ->
     assert (done.returncode, done.stdout.strip()) == (0, "[] {}"), done.stderr
 
 
-def niceness() -> int:
-    return os.getpriority(os.PRIO_PROCESS, 0)
-
-
-def in_a_thread(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60.0)
-
-
-def test_a_thread_is_lowered_with_those_it_starts_and_all_of_them_are_restored() -> None:
-    usual, lowered, restored, found = niceness(), threading.Event(), threading.Event(), list[int]()
-    if usual > 19 - LOWERED:
-        pytest.skip(f"a process of niceness {usual} is hardly made nicer")
-
-    def child() -> None:
-        found.append(niceness())
-        lowered.set()
-        restored.wait(60.0)
-        found.append(niceness())
-
-    def work() -> None:
-        if cores.lower():
-            thread = threading.Thread(target=child)
-            thread.start()
-            lowered.wait(60.0)
-            found.append(niceness())
-            cores.restore()
-            restored.set()
-            thread.join(60.0)
-            found.append(niceness())
-
-    in_a_thread(work)
-    if not restored.is_set():
-        pytest.skip("this process may not raise a priority again")
-    assert found == [usual + LOWERED, usual + LOWERED, usual, usual]
-    assert niceness() == usual
-
-
-def test_a_process_that_may_not_raise_a_priority_again_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, set_priority, lowered = niceness(), os.setpriority, list[bool]()
-
-    def refuse(which: int, who: int, priority: int) -> None:
-        if priority == usual:
-            raise PermissionError(13, "Permission denied")
-        set_priority(which, who, priority)
-
-    monkeypatch.setattr(os, "setpriority", refuse)
-    in_a_thread(lambda: lowered.append(cores.lower()))
-    assert lowered == [False]
-    assert niceness() == usual
-
-
 # ------------------------------------------------------------------ cores
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_the_step_has_its_core_and_other_threads_have_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "_others", set())
+    monkeypatch.setattr(cores, "_step", set())
     everything = os.sched_getaffinity(0)
-    core, seen = min(everything), {}
-    release = threading.Event()
+    core, other, seen = min(everything), max(everything), {}
+    release, moved = threading.Event(), threading.Event()
 
     def stay() -> None:
         assert release.wait(DEADLINE_S)
         seen["before"] = os.sched_getaffinity(0)
+        cores.move(other)
+        seen["moved"] = os.sched_getaffinity(0)
 
     def pinned() -> None:
         cores.pin(core)
@@ -345,17 +294,23 @@ def test_the_step_has_its_core_and_other_threads_have_the_others(monkeypatch: py
         for thread in (inheriting, leaving):
             thread.start()
             thread.join()
+        release.set()
+        assert moved.wait(DEADLINE_S)
+        seen["step moved"] = os.sched_getaffinity(0)
 
     threads: list[Any] = [threading.Thread(target=stay), threading.Thread(target=pinned)]
     try:
         threads[0].start()
         threads[1].start()
-        threads[1].join()
-        release.set()
         threads[0].join()
+        moved.set()
+        threads[1].join()
     finally:
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # another test's thread, ended since it was listed
                 os.sched_setaffinity(int(thread), everything)
     others = everything - {core}
-    assert seen == {"before": others, "step": {core}, "after": {core}, "left": others}
+    assert seen == {
+        "before": others, "step": {core}, "after": {core}, "left": others,
+        "moved": everything - {other}, "step moved": {other},
+    }  # fmt: skip

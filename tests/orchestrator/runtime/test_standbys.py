@@ -16,7 +16,6 @@ import ray
 from learners.spec import LearnerSpec
 from orchestrator.lifecycle.controller import Controller
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import learner_actors as module
 from orchestrator.runtime.learner_actors import RETRY_S, LearnerActors, LearnerHandle, Standby, Standbys
 from orchestrator.runtime.placement import RunPlacement
 from outer.journal.object_store import Folder
@@ -44,7 +43,9 @@ class Fake:
 class Made(Standbys):
     def __init__(self, wanted: int = 1) -> None:
         self.now, self.actors, self.killed = 0.0, [], []
-        super().__init__(self.create, lambda name: wanted, 60.0, lambda: self.now)
+        super().__init__(
+            self.create, lambda name: wanted, lambda one, other: C not in (one, other), 60.0, lambda: self.now
+        )
         self.controller = Controller([A, B, C], backoff_s=1.0, hang_s=60.0)
 
     def create(self, standby: Standby) -> Any:
@@ -73,30 +74,28 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def named(found: list[Standby]) -> list[tuple[str, int]]:
-    return [(each.learner, each.incarnation) for each in found]
+def named(found: list[Standby]) -> list[str]:
+    return [each.learner for each in found]
 
 
-def test_learners_that_step_get_standbys_for_their_next_incarnations_one_at_a_time_on_a_node(made: Made) -> None:
+def test_learners_that_step_get_standbys_one_at_a_time_on_a_node(made: Made) -> None:
     for learner, node in ((A, "n"), (B, "n"), (C, "m")):
         made.started(learner, 1, node)
     assert made.wanted((A, 1), phase=COMPILING) == []
     first = made.wanted((A, 1), (B, 1), (C, 1))
-    assert named(first) == [(A, 2), (C, 2)]
+    assert named(first) == [A, C]
     assert made.wanted((A, 1), (B, 1), (C, 1)) == []
     first[0].ready = True
-    assert named(made.wanted((A, 1), (B, 1), (C, 1))) == [(B, 2)]
+    assert named(made.wanted((A, 1), (B, 1), (C, 1))) == [B]
 
 
 def test_a_learner_may_have_several_and_none_before_it_runs() -> None:
     made = Made(2)
     assert made.wanted((A, 1)) == []
     made.started(A, 1, "n")
-    (one,) = made.wanted((A, 1))
-    one.ready = True
-    (two,) = made.wanted((A, 1))
-    two.ready = True
-    assert named([one, two]) == [(A, 2), (A, 3)]
+    for _ in range(2):
+        (one,) = made.wanted((A, 1))
+        one.ready = True
     assert made.wanted((A, 1)) == []
     assert made.ready(A) == 2
 
@@ -107,12 +106,12 @@ def test_one_that_is_ready_is_taken_and_the_next_is_made(made: Made) -> None:
         (standby,) = made.wanted((A, 1))
         watching = asyncio.ensure_future(made.make(standby))
         await settle()
-        assert made.ready(A) == 0
+        assert made.ready(A) == 0 and made.take(A) is None, "it goes on being made"
         made.actors[0].prepared.set()
         await settle()
         assert made.ready(A) == 1
-        assert made.take(A, 2) is made.actors[0]
-        assert made.handles == []
+        assert made.take(A) is made.actors[0]
+        assert made.handles == [] and named(made.wanted((A, 2))) == [A]
         made.actors[0].dies.set()
         await watching
 
@@ -120,15 +119,16 @@ def test_one_that_is_ready_is_taken_and_the_next_is_made(made: Made) -> None:
     assert made.killed == [] and made._failures == {}, "its death is no failure of a standby any more"
 
 
-def test_one_that_is_not_ready_is_ended_and_so_are_those_of_earlier_incarnations(made: Made) -> None:
-    made.started(A, 1, "n")
-    (early,) = made.wanted((A, 1))
-    early.actor = "early"
-    assert made.take(A, 2) is None
-    (passed,) = made.wanted((A, 1))
-    passed.actor, passed.ready = "passed", True
-    assert made.take(A, 5) is None
-    assert made.killed == ["early", "passed"]
+def test_a_learner_takes_its_own_or_one_of_another_that_is_alike_on_its_node(made: Made) -> None:
+    for learner, node in ((A, "n"), (B, "n"), (C, "n")):
+        made.started(learner, 1, node)
+    for _ in range(3):
+        (one,) = made.wanted((A, 1), (B, 1), (C, 1))
+        one.ready, one.actor = True, f"in the place of {one.learner}"
+    assert [made.take(name) for name in (B, B, B)] == [f"in the place of {B}", f"in the place of {A}", None]
+    (again,) = made.wanted((A, 1), (B, 1), (C, 1))
+    again.ready, again.actor, again.node = True, "elsewhere", "m"
+    assert made.take(B) is None and made.take(A) == "elsewhere"
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -156,20 +156,6 @@ def test_one_that_dies_is_followed_by_another_after_a_wait_that_doubles(made: Ma
     assert waits == ([RETRY_S] * 3 if prepared else [RETRY_S, 2 * RETRY_S, 4 * RETRY_S])
 
 
-def test_what_an_earlier_orchestrator_left_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[str] = []
-
-    def get_actor(name: str, namespace: str) -> str:
-        if name == f"{A}.4.standby":
-            raise ValueError(name)
-        return name
-
-    monkeypatch.setattr(ray, "get_actor", get_actor)
-    monkeypatch.setattr(ray, "kill", killed.append)
-    module.end_left(A, 2, 3, "space")
-    assert killed == [f"{A}.3.standby", f"{A}.5.standby"]
-
-
 # ------------------------------------------------------------------ a learner from a standby
 
 
@@ -181,7 +167,7 @@ class Answers:
         self.promote = SimpleNamespace(remote=self._promote)
         self.identify = SimpleNamespace(remote=lambda: self._identify())
 
-    async def _promote(self, number: int, incarnation: int, syncer: Any) -> dict[str, Any]:
+    async def _promote(self, *promoted: Any) -> dict[str, Any]:
         if self._error is not None:
             raise self._error
         return await self._identify()
@@ -207,7 +193,7 @@ class Actors(LearnerActors):
         return SimpleNamespace(remote=lambda spec, syncer: (self.made.append((spec, options)), Answers(99))[1])
 
     def ready(self, actor: Answers) -> None:
-        self.standbys._made[A, 2] = Standby(A, 2, "n", actor, ready=True)
+        self.standbys._made.append(Standby(A, "n", actor, ready=True))
 
 
 def test_a_standby_that_is_ready_becomes_the_next_incarnation_and_one_that_cannot_is_ended_and_a_process_started(
@@ -232,27 +218,33 @@ def test_a_standby_that_is_ready_becomes_the_next_incarnation_and_one_that_canno
             assert [spec.incarnation for spec, _ in actors.made] == [2]
 
 
-@pytest.mark.parametrize("incarnation", [0, 2])
-def test_a_standby_that_its_orchestrator_did_not_live_to_promote_is_no_incarnation_and_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, incarnation: int
+def test_of_the_standbys_that_an_earlier_orchestrator_left_those_it_promoted_are_learners_and_the_others_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its number was granted: it would have trained as incarnation 0."""
+    """One that it did not live to promote would train as incarnation 0."""
 
-    async def identify() -> dict[str, Any]:
-        return {"pid": 7, "node": "n", "incarnation": incarnation}
+    def left(incarnation: int) -> Any:
+        async def identify() -> dict[str, Any]:
+            return {"pid": 7, "node": "n", "key": (A, incarnation)}
 
-    left = SimpleNamespace(identify=SimpleNamespace(remote=identify))
+        return SimpleNamespace(identify=SimpleNamespace(remote=identify))
+
+    there = {f"{A}.standby.1": left(0), f"{B}.standby.2": left(2)}
 
     def get_actor(name: str, namespace: str) -> Any:
-        if name != f"{A}.2.standby":
+        if name not in there:
             raise ValueError(name)
-        return left
+        return there[name]
 
     actors = Actors(tmp_path, monkeypatch)
     monkeypatch.setattr(ray, "get_actor", get_actor)
+    listed = [{"name": name, "namespace": space} for name in (*there, A) for space in ("", "another run's")]
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda everywhere: listed)
+    asyncio.run(actors.find_standbys())
+    assert actors.killed == [there[f"{A}.standby.1"]]
     found = asyncio.run(actors.find(A, 2, {}))
-    assert (found is not None and found[0].actor is left) is (incarnation == 2)
-    assert actors.killed == ([] if incarnation else [left])
+    assert found is not None and found[0].actor is there[f"{B}.standby.2"]
+    assert asyncio.run(actors.find(A, 1, {})) is None
 
 
 def test_a_standby_takes_none_of_its_place_and_sees_the_devices_of_its_learner(
@@ -260,9 +252,9 @@ def test_a_standby_takes_none_of_its_place_and_sees_the_devices_of_its_learner(
 ) -> None:
     actors = Actors(tmp_path, monkeypatch)
     asyncio.run(actors.create(LearnerHandle(A, 1), "syncer", 1))
-    actors._stand_by(Standby(A, 2, "n"))
+    actors._stand_by(Standby(A, "n"))
     (_, first), (spec, options) = actors.made
     assert (spec.incarnation, spec.environment) == (0, {"CUDA_VISIBLE_DEVICES": "3"})
     assert (first["num_gpus"], options["num_gpus"], options["num_cpus"]) == (1, 0, 0)
-    assert (first["name"], options["name"]) == (A, f"{A}.2.standby")
+    assert first["name"] == A and options["name"].startswith(f"{A}.standby.")
     assert options["scheduling_strategy"].placement_group == "its place"
