@@ -48,13 +48,6 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.json [runs/NAME-compare].")
     ] = None,
-    checkpoint_s: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="Seconds between checkpoints of data_parallel; 0: none [by PLAN's kills, else durability.every_s].",
-        ),
-    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -75,7 +68,7 @@ def compare(
             if not resolved.eval.every:
                 fix = "give the syncer steps between two held-out losses, some twenty for a run"
                 raise InputError([Problem("eval.every", 0, "leaves nothing to compare but first and last losses", fix)])
-        real = runs.Real(context.obj.starter, context.obj.faults, checkpoint_s)
+        real = runs.Real(context.obj.starter, context.obj.faults)
         store = RunStore(folder)
         with ExitStack() as held:
             try:

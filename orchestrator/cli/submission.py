@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shlex
 import tempfile
@@ -35,16 +34,6 @@ class Submission:
     folder: Path  # the working directory, here
     metadata: Mapping[str, str]
     control: Mapping[str, str]  # labels of the nodes that share the run's folder: the driver goes there too
-
-    def command(self, address: str) -> str:
-        """The same submission by Ray's own command line."""
-        words = ["ray", "job", "submit", "--address", address, "--submission-id", self.submission_id]
-        words += ["--working-dir", str(self.folder)]
-        words += ["--runtime-env-json", json.dumps({"excludes": list(EXCLUDES)})]
-        words += ["--entrypoint-num-cpus", str(CPUS), "--metadata-json", json.dumps(self.metadata)]
-        if self.control:
-            words += ["--entrypoint-label-selector", json.dumps(dict(self.control))]
-        return shlex.join([*words, "--"]) + " " + self.entrypoint
 
 
 def submission(

@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
 from orchestrator.cli.options import Overrides
 from orchestrator.cli.recipes import prepare
-from orchestrator.cli.submission import carries_sources, problems, submission
+from orchestrator.cli.submission import problems, submission
 from orchestrator.recipe.problems import Problem
 
 Address = Annotated[
@@ -46,16 +46,12 @@ def submit(
             "submission_id": job.submission_id,
             "address": address,
             **job.metadata,
-            "command": job.command(address),
         }
         from orchestrator.cli import jobs  # Ray begins here
 
         client = jobs.connect(address)
         jobs.send(client, job, lambda words: typer.echo(words, err=True))
         typer.echo(f"submitted {job.submission_id}, config hash {resolved.config_hash}", err=as_json)
-        typer.echo(f"the same by Ray's own command: {record['command']}", err=as_json)
-        if not carries_sources(folder):
-            typer.echo("  (once that folder holds this project's packages, which were sent along)", err=as_json)
         if no_wait:
             typer.echo(json.dumps(record | {"status": "PENDING"}) if as_json else hint(address, job.submission_id))
             raise typer.Exit(OK)

@@ -113,7 +113,6 @@ class Real:
 
     starter: Starter | None
     faults: Faults | None
-    checkpoint_s: float | None  # of data-parallel training; None: by the plan's kills, else the recipe's
 
     def train(self, run: ComparedRun, on_news: OnNews) -> None:
         """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
@@ -141,14 +140,12 @@ class Real:
 
     def _by_ray_train(self, run: ComparedRun, on_news: OnNews) -> None:
         from orchestrator.runtime.data_parallel import trainer
-        from orchestrator.runtime.data_parallel.checkpoint_interval import Interval, interval
+        from orchestrator.runtime.data_parallel.checkpoint_interval import interval
 
         recipe, chaos = run.recipe, run.recipe.chaos
         planned = self.faults(chaos, list(recipe.learners), recipe.seed) if self.faults else ((), iter(()))
-        every = Interval(self.checkpoint_s or 0.0)
-        if self.checkpoint_s is None:
-            every = interval(chaos, planned[0], recipe.durability.every_s)
-            print(f"{run.store.root}: a checkpoint every {every}", file=sys.stderr)
+        every = interval(chaos, planned[0], recipe.durability.every_s)
+        print(f"{run.store.root}: a checkpoint every {every}", file=sys.stderr)
         found = trainer.run(recipe, run.store, every, planned, lambda news: on_news(run, news))
         task = build_task(recipe)
         with host_only():

@@ -53,9 +53,8 @@ class RunSamples:
         """
         status = status_if_any(self._store)  # before the metrics: one that says ended is older than the last of them
         if (text := self._store.read_text(FILE)) is not None:
-            published = Published(text)
-            self.over = published.over
-            yield from published.samples
+            self.over, samples = _published(text)
+            yield from samples
         yield from now(self._store, status, self.over)
 
 
@@ -89,16 +88,13 @@ def publish(store: RunStore, fold: MetricsFold, log: LogReader) -> None:
     store.write_text(FILE, json.dumps({"over": fold.over, "series": series}, separators=(",", ":"), allow_nan=False))
 
 
-class Published:
-    """Return the samples that were published last. Raises ValueError for a file that is something else."""
-
-    def __init__(self, text: str) -> None:
-        try:
-            content = json.loads(text)
-            self.over = bool(content["over"])
-            self.samples = list(_samples(content["series"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{FILE}: {error!r}") from error
+def _published(text: str) -> tuple[bool, list[Sample]]:
+    """Whether the run has ended, and its samples. Raises ValueError for a file that is something else."""
+    try:
+        content = json.loads(text)
+        return bool(content["over"]), list(_samples(content["series"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{FILE}: {error!r}") from error
 
 
 def _samples(series: dict[str, list[list[object]]]) -> Iterator[Sample]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 from ray._private.runtime_env.packaging import create_package
-from ray.dashboard.modules.job.cli import submit
 
 from orchestrator.cli import jobs
 from orchestrator.cli.submission import EXCLUDES, carries_sources, packed, runtime_env, submission
@@ -154,16 +153,10 @@ def test_the_entrypoint_is_diloco_run_with_the_same_settings(tmp_path: Path) -> 
     assert shlex.split(job.entrypoint) == expected
     assert re.fullmatch(r"diloco-two-\d{8}-\d{6}-[0-9a-f]{4}", job.submission_id)
     assert job.metadata == {"run": "two", "config_hash": "h", "run_dir": SHARED}
-    command = shlex.split(job.command("http://h:8265"))
-    assert command[:6] == ["ray", "job", "submit", "--address", "http://h:8265", "--submission-id"]
-    assert command[command.index("--") + 1 :] == expected
-    assert json.loads(command[command.index("--metadata-json") + 1]) == job.metadata
-    assert "/runs" in json.loads(command[command.index("--runtime-env-json") + 1])["excludes"]
-    assert float(command[command.index("--entrypoint-num-cpus") + 1]) > 0
 
 
 def test_the_driver_goes_where_the_runs_folder_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recipe's run.control reaches Ray's request, and the command that is printed."""
+    """The recipe's run.control reaches Ray's request."""
     asked: dict[str, Any] = {}
 
     class Taking:
@@ -175,12 +168,9 @@ def test_the_driver_goes_where_the_runs_folder_is(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(jobs, "connect", lambda _: Taking())
     sent = [*arguments("http://h:8265"), "--json", "--no-wait"]
-    record = json.loads(invoke(*sent, "--set", 'run.control={role="control"}').stdout)
-    command = shlex.split(record["command"])
-    told = command[command.index("--entrypoint-label-selector") + 1]
-    assert asked["entrypoint_label_selector"] == json.loads(told) == {"role": "control"}
-    assert submit.make_context("submit", command[3:]).params["entrypoint_label_selector"] == told  # Ray's own parser
-    assert "--entrypoint-label-selector" not in json.loads(invoke(*sent).stdout)["command"]
+    invoke(*sent, "--set", 'run.control={role="control"}')
+    assert asked["entrypoint_label_selector"] == {"role": "control"}
+    invoke(*sent)
     assert asked["entrypoint_label_selector"] is None
 
 
