@@ -13,19 +13,34 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4100,
-    "outer/numeric": 2400,
-    "outer/journal": 2400,
-    "outer": 2200,
+    "outer/protocol": 4000,
+    "outer/numeric": 2200,
+    "outer/journal": 2000,
+    "outer": 2100,
     "learners/protocol": 1900,
-    "learners/training": 5300,
+    "learners/training": 4750,
     "learners/conformance": 700,
-    "learners": 2700,
-    "orchestrator": 37_800,
+    "learners": 2250,
+    "orchestrator/recipe": 1600,
+    "orchestrator/store": 1700,
+    "orchestrator/planner": 2550,
+    "orchestrator/report": 2150,
+    "orchestrator/replay": 1800,
+    "orchestrator/runtime": 4000,
+    "orchestrator/compare": 800,
+    "orchestrator/prepare": 850,
+    "orchestrator/lifecycle": 700,
+    "orchestrator/cli": 3400,
+    "orchestrator/eventlog": 1900,
+    "orchestrator/accounting": 3050,
+    "orchestrator/checkers": 3100,
+    "orchestrator/telemetry": 950,
+    "orchestrator/simulation": 1850,
+    "orchestrator": 50,
     "chaos/simulation": 3500,
     "chaos": 500,
 }
-TOTALS = {PACKAGES: 63_000, ("tests",): 47_400, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 53_400, ("tests",): 47_400, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
