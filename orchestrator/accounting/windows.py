@@ -63,10 +63,6 @@ class Window:
         first, last = np.searchsorted(self.rows.step, (after, upto), "right").tolist()
         return slice(first, max(first, last))
 
-    def tokens_between(self, after: int, upto: int) -> int:
-        """The tokens of the steps (after, upto]; of steps that were trimmed none are counted."""
-        return int(self.rows.tokens[self.inside(after, upto)].sum())
-
 
 @dataclass
 class Grouped:

@@ -35,7 +35,6 @@ class FactLog:
     ) -> None:
         """Opens the log, which fences earlier incarnations. Raises as StoredJournal.open."""
         self._writer = LogWriter(store, log, incarnation)
-        self.first = not self._writer.writers  # whether nobody has written this log before
         self._source, self._emitted, self._clock = (log, incarnation), 0, clock
         self._waiting: list[Event] = []
         self._wake = threading.Condition()

@@ -31,7 +31,7 @@ class LogWriter:
     def __init__(self, store: Objects, log: str, incarnation: int) -> None:
         """Opening it fences the writers of earlier incarnations. Raises as StoredJournal.open."""
         self._chain = StoredJournal(store, groups_folder(log), incarnation, 0, False, Compactor(store, log))
-        self.writers = self._chain.open().writers
+        self._chain.open()
         self._waiting: list[Event] = []
         self._group: list[FactRun] = []  # being written; after an error its outcome is unknown
 

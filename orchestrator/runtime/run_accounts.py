@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from typing import Any
 
 from orchestrator.accounting.accounts import Accounts
@@ -50,7 +49,6 @@ class RunAccounts:
     def __init__(self, recipe: Recipe, store: RunStore, objects: Objects) -> None:
         self._recipe, self._store, self._objects = recipe, store, objects
         self.tokens: tuple[int, int] | None = None  # (processed, committed), as of the newest look
-        self.trouble = ""  # why the log is not followed at present
         self._ended = threading.Event()
         self._folds: Folds | None = None  # None: they have to be computed anew
         self._reader: LogReader | None = None
@@ -95,11 +93,10 @@ class RunAccounts:
         while not self._ended.wait(LOOK_S):
             try:
                 self._look()
-                self.trouble = ""
-            except OSError as error:
-                self.trouble = str(error)  # the next look goes on
-            except Exception:  # the run goes on without; `finish` reads the log again
-                self.trouble, self._folds = traceback.format_exc(), None
+            except OSError:
+                continue  # the next look goes on
+            except Exception:
+                self._folds = None  # the run goes on without; `finish` reads the log again
                 raise
 
     def _begin(self) -> None:

@@ -1,5 +1,6 @@
 """What outlives what, on real Ray actors: the syncer, its journal, the orchestrator, the whole run."""
 
+import os
 import shutil
 
 import psutil
@@ -15,7 +16,7 @@ from orchestrator.eventlog.facts import (
 )
 from orchestrator.recipe.config import SYNCER
 from outer.kill_points import APPLIED, JOURNALED, RECEIVED
-from outer.protocol.facts import Committed, FactsLost, StateRebuilt, SyncerStarted
+from outer.protocol.facts import Committed, FactsLost, StateRebuilt, StoreWaited, SyncerStarted
 from tests.runtime.conftest import LEARNERS
 from tests.runtime.results import assert_bit_equal, assert_kept, assert_nobody_is_silent
 from tests.runtime.script import FOREVER, Script, all_step, kill, more, nothing, said
@@ -124,6 +125,36 @@ def test_orchestrator_syncer_and_a_learner_are_killed_at_once_and_the_others_ste
     assert [fact.epoch for fact in result.facts(SyncerStarted)] == [1, 2]
     assert any(map(later_checkpoint, result.events)), "checkpoints go on"
     assert_steps_in_outages(result, "learner-t-1", "learner-t-2", since=OrchestratorFollowed)
+
+
+@pytest.mark.full
+def test_a_syncer_that_dies_while_its_store_is_away_goes_on_once_that_is_back_and_nothing_is_lost(run, tmp_path):
+    """The store is a folder that is not there for a while, as where a file system is not mounted."""
+    folder, store, aside = tmp_path / "away", tmp_path / "store", tmp_path / "aside"
+
+    def away(status):
+        os.rename(store, aside)
+        kill(status["syncer"]["pid"])
+
+    def told(status):
+        conditions = {each["type"]: each for each in status["run"]["conditions"]}
+        return "the folder was there and is not" in conditions["Durable"]["message"]
+
+    script = Script(
+        folder,
+        (all_step(syncer_step=30), away),
+        (told, nothing),
+        (lambda status: status["syncer"]["down_s"] > 20.0, lambda status: os.rename(aside, store)),
+        (all_step(), nothing),
+        (more(20), nothing),
+    )
+    result = run("away", script, folder, budget=FOREVER, durability={"store": str(store)})
+    assert_kept(result, "stopped")
+    assert result.facts(SyncerLost)[0].cause == "died"
+    assert {incarnation for _, incarnation in result.incarnations} == {1}
+    waited = [fact for fact in result.facts(StoreWaited) if fact.seconds > 20.0]
+    assert waited and "the folder was there and is not" in waited[0].reason
+    assert len(result.facts(SyncerStarted)) == 2 and len(result.outages) == 1
 
 
 @pytest.mark.full
