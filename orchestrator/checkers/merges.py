@@ -25,7 +25,6 @@ ADOPTIONS_KEPT = 3  # newest of each incarnation and fragment, beside the base w
 ENDLESS = 1 << 40  # syncer steps
 BY_SLOT = 1 << 12  # more than there are fragments
 STEP_BITS = 36  # of a step number
-AT_ONE_BOUNDARY = 4  # adoptions of one fragment after one step
 
 
 def _ints() -> Ints:
@@ -273,10 +272,9 @@ class Bases:
         found = rows - 1
         inside = np.append(self.place, NONE)
         found[inside[found] != place] = NONE
-        for ahead in range(AT_ONE_BOUNDARY):
+        ends = np.searchsorted((self.place << STEP_BITS) + self.after, (place << STEP_BITS) + step, "right")
+        for ahead in range(int((ends - rows).max(initial=0))):
             row = np.minimum(rows + ahead, len(self.place) - 1)
-            if not len(self.place):
-                break
             rebased = (self.place[row] == place) & (self.after[row] == step) & ~self.zeroed[row]
             rebased &= (self.version[row] == wanted) & (rows + ahead < len(self.place))
             found[rebased] = row[rebased]

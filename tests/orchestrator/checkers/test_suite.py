@@ -6,12 +6,16 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator import checkers
 from orchestrator.accounting.accounts import Accounts
+from orchestrator.checkers.merges import Bases
 from orchestrator.checkers.suite import Suite, check
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
@@ -252,6 +256,14 @@ def test_rebased_counters_may_begin_before_the_adoption() -> None:
     earlier = participant(base_step=3, steps=5)
     assert statuses(earlier(rebased))["merges.current"] == "pass"
     assert statuses(earlier(history()))["merges.current"] == "violated"
+
+
+def test_one_that_leaves_may_rebase_any_number_of_times_after_its_last_step_before_it_is_read() -> None:
+    versions = np.arange(52, 100, 4)
+    bases = Bases(0 * versions, np.where(versions > 56, 41, 39), versions, versions < 0)
+    read: Any = SimpleNamespace(parts=SimpleNamespace(step=np.array([41])), slots=np.array([0]), fragment=np.array([0]))
+    for wanted, found in ((56, 56), (60, 60), (96, 96), (100, 56)):
+        assert versions[bases.of(None, read, np.array([wanted]))] == [found]  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------ facts that are lost
