@@ -17,8 +17,8 @@ folder=${2:?usage: sbatch diloco.sh RECIPE RUN_DIR [--set KEY=VALUE ...]}
 shift 2
 : "${SLURM_JOB_ID:?is not set: start this script with sbatch}" "${SLURM_JOB_NODELIST:?}" "${SLURM_JOB_NUM_NODES:?}"
 
-mkdir -p "$folder"
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$folder/token"
+mkdir -p "$(dirname "$folder")"
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="${folder%/}.token" # beside the run's folder, which is the run's alone
 [ -s "$RAY_AUTH_TOKEN_PATH" ] || (umask 077 && python3 -c 'import secrets; print(secrets.token_hex(32))' >"$RAY_AUTH_TOKEN_PATH")
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") # no `| head`: a closed pipe would end this script
