@@ -74,11 +74,14 @@ def _check(profile: str, seed: int | None, trace: bool, as_json: bool) -> None:
 def _traced(seed: int, profile: str) -> tuple[Tally, float]:
     from chaos.simulation.cluster import simulate
     from chaos.simulation.runner import Tally
-    from chaos.simulation.trace import Trace
 
     tally, began = Tally(), time.perf_counter()
-    tally.add(simulate(seed, profile, trace=Trace(typer.echo)))
+    tally.add(simulate(seed, profile, trace=_line))
     return tally, time.perf_counter() - began
+
+
+def _line(now: float, who: str, what: object) -> None:
+    typer.echo(f"{now:10.4f}  {who:<14}  {what}")
 
 
 def _show(bars: Bars, seeds: int, tally: Tally, seconds: float) -> None:
@@ -112,7 +115,6 @@ def record(tally: Tally, seconds: float, profile: str, seeds: range) -> dict[str
             kind: {"seeds": tally.fault_seeds[kind], "times": times}
             for kind, times in sorted(tally.fault_times.items())
         },
-        "kinds_per_seed": {str(kinds): seeds for kinds, seeds in sorted(tally.fault_kinds.items())},
         "facts": dict(sorted(tally.facts.items())),
     }
 

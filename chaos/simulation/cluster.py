@@ -26,9 +26,8 @@ from chaos.simulation.ports.durations import DrawnDurations
 from chaos.simulation.ports.network import HostileNetwork, uplinks
 from chaos.simulation.ports.storage import Store, Write, Writer
 from chaos.simulation.profile import MANIFEST, TOKENS, Options, between, draw, stream
-from chaos.simulation.trace import Trace
 from learners.protocol import learner as learners
-from orchestrator.simulation.context import SimLearner
+from orchestrator.simulation.context import SimLearner, Trace
 from orchestrator.simulation.process import Host
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
@@ -130,7 +129,7 @@ class Cluster:
         """Safety phase, healing, liveness phase, end."""
         time, options = self.context.time, self.options
         if self.context.trace is not None:
-            self.context.trace.line(0.0, "", "", "options", options.words())
+            self.context.trace(0.0, "options", options)
         self.supervisor.start()
         self.bounds.start()
         time.run(options.storm_s)

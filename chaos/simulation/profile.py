@@ -93,20 +93,6 @@ class Fault:
     strength: float  # 0 to 1: how bad
 
 
-DEADLINES = ("read_timeout_s", "transfer_s", "join_s", "drain_s", "lease_s")  # of the recipe's [sync]
-DURATIONS = (
-    "latency_s",
-    "jitter_s",
-    "append_s",
-    "merge_s",
-    "import_s",
-    "compile_s",
-    "notice_s",
-    "hang_s",
-    "unreachable_s",
-)  # of options
-
-
 @dataclass(frozen=True)
 class Options:
     """Everything about one run that is not protocol. Times are seconds."""
@@ -157,21 +143,6 @@ class Options:
     def fragments(self) -> int:
         assert self.sync.fragments is not None
         return self.sync.fragments
-
-    def words(self) -> str:
-        """On one line, for a trace."""
-        sync = self.sync
-        return (
-            f"seed {self.seed} profile {self.profile} P {self.fragments} H {sync.round_steps} tau {sync.overlap_steps} "
-            f"K {self.quorum} grace {sync.grace} pacing {sync.pacing} participants {sync.participants} "
-            f"adopt {sync.adopt} base_window {sync.base_window} weights {sync.weights} recover {sync.recover} "
-            f"storm_s {self.storm_s:.1f} "
-            f"step_s {' '.join(f'{name}={self.step_s[name]:.3f}' for name in self.learners)} "
-            f"batch {' '.join(f'{name}={self.batch[name]}' for name in self.learners)} span_steps {self.span_steps} "
-            f"in_flight {self.in_flight_max} "
-            f"gamma {sync.gamma} {' '.join(f'{name} {getattr(sync, name):.3f}' for name in DEADLINES)} "
-            f"{' '.join(f'{name} {getattr(self, name):.3f}' for name in DURATIONS)}"
-        )
 
 
 TOKENS = 5  # of a sample

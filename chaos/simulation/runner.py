@@ -28,7 +28,6 @@ class Tally:
     violations: list[tuple[int, str, str]] = field(default_factory=list)  # seed, check, reason
     fault_seeds: Counter[str] = field(default_factory=Counter)  # by kind: in how many seeds it had an effect
     fault_times: Counter[str] = field(default_factory=Counter)
-    fault_kinds: Counter[int] = field(default_factory=Counter)  # how many seeds saw so many kinds
     facts: Counter[str] = field(default_factory=Counter)
     _digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
@@ -45,7 +44,6 @@ class Tally:
         self.violations += [(outcome.seed, *violation) for violation in outcome.violations]
         self.fault_seeds.update(outcome.fault_counts.keys())
         self.fault_times.update(outcome.fault_counts)
-        self.fault_kinds[len(outcome.fault_counts)] += 1
         self.facts.update(outcome.facts)
         self._digest.update(outcome.digest.encode())
 

@@ -24,6 +24,8 @@ Key = tuple[str, int]  # writer, and its incarnation or epoch
 Fact = tuple[float, Any]  # wall-clock seconds of its writer, and the fact
 
 
+Trace = Callable[[float, str, object], None]  # virtual seconds, who, and what happened
+
 SYNCER = "syncer"
 AMONG_SYNCERS = frozenset({"orchestrator", "chaos"})  # writers with logs of their own
 
@@ -233,7 +235,7 @@ class SimContext:
     faults: Faults = field(default_factory=Faults)
     observer: Observer = field(default_factory=Observer)
     fault_counts: Counter[str] = field(default_factory=Counter)  # by kind of fault: how often it had an effect
-    trace: Any = None
+    trace: Trace | None = None
     recording: bool = True  # facts are kept
     fetchers: int = 2  # fetches at a time of one learner
     fetches_newest: bool = False  # of a fragment's versions that wait, as learners/fetcher.py does

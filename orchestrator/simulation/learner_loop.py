@@ -28,8 +28,8 @@ class LearnerLoop(Process):
     """`ended` is called with the reason once the process has ended by itself."""
 
     def __init__(self, context: SimContext, name: str, incarnation: int, ended: Callable[[Any, str], None]) -> None:
-        super().__init__(context.time, context.specs[name].host)
-        self.name, self.incarnation, self.key = name, incarnation, (name, incarnation)
+        super().__init__(context.time, context.specs[name].host, (name, incarnation))
+        self.name, self.incarnation = name, incarnation
         self.machine = context.make_learner(name, incarnation)
         self.values = context.make_values(self.key)
         self.manifest = context.manifest
@@ -121,7 +121,7 @@ class LearnerLoop(Process):
     def drive(self, event: Any) -> None:
         """Hand an event to the machine, and perform its effects."""
         if self._trace is not None:
-            self._trace.event(self, event)
+            self._trace(self.time.now, self.label, event)
         self.handled += 1
         host, perform = self.host, self._perform
         for effect in self.machine.handle(host.offset_s + host.rate * self.time.now, event):
@@ -137,7 +137,7 @@ class LearnerLoop(Process):
         self.facts.append((self.time.now + host.wall_s, effect.fact))
         self.outbox.add(None)
         if self._trace is not None:
-            self._trace.fact(self, effect.fact)
+            self._trace(self.time.now, self.label, effect.fact)
 
     def _save(self, effect: events_effects.Save) -> None:
         """Checkpoints are not simulated."""

@@ -29,8 +29,9 @@ class Host:
 class Process:
     """One process on a host. While frozen it queues what arrives, and handles it when it thaws."""
 
-    def __init__(self, time: Timeline, host: Host) -> None:
-        self.time, self.host = time, host
+    def __init__(self, time: Timeline, host: Host, key: tuple[str, int]) -> None:
+        self.time, self.host, self.key = time, host, key
+        self.label = f"{key[0]} {key[1]}"
         self.alive = True
         self.running = True  # alive, and not frozen
         self.thawed_at = 0.0  # virtual seconds

@@ -152,7 +152,7 @@ class Supervisor:
         if context.recording:
             self._facts.append((self.time.now, fact))
         if context.trace is not None:
-            context.trace.line(self.time.now, "orchestrator", 1, "says", context.trace.words(fact))
+            context.trace(self.time.now, "orchestrator", fact)
 
     # -------------------------------------------------------------- one learner after another
 

@@ -37,8 +37,8 @@ class SyncerProcess(Process):
         values: list[Any],
         died: Callable[[SyncerProcess], None],
     ) -> None:
-        super().__init__(context.time, host)
-        self.epoch, self.key, self.machine = epoch, ("syncer", epoch), machine
+        super().__init__(context.time, host, ("syncer", epoch))
+        self.epoch, self.machine = epoch, machine
         self.peers: dict[str, LearnerProcess] = {}
         self.values = values
         self.deposed = False  # a newer epoch is there: it drives its machine no more
@@ -168,7 +168,7 @@ class SyncerProcess(Process):
         if self.deposed or not self.alive:
             return []
         if self._trace is not None:
-            self._trace.event(self, event)
+            self._trace(self.time.now, self.label, event)
         self.handled += 1
         host = self.host
         effects: list[Any] = self.machine.handle(host.offset_s + host.rate * self.time.now, event)
@@ -214,7 +214,7 @@ class SyncerProcess(Process):
         self._context.observer.emitted(self, fact)
         self._context.faults.emitted(self, fact)
         if self._trace is not None:
-            self._trace.fact(self, fact)
+            self._trace(self.time.now, self.label, fact)
 
     def _merge(self, effect: events_effects.Merge) -> None:
         """One merge after the other, beside the loop."""
@@ -247,7 +247,7 @@ class SyncerProcess(Process):
         """Another epoch is there."""
         self.deposed = True
         if self._trace is not None:
-            self._trace.line(self.time.now, *self.key, "deposed", "another epoch has opened")
+            self._trace(self.time.now, self.label, "is deposed")
 
     def finish(self) -> None:
         """The run is over: nothing of its log is lost."""

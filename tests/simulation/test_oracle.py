@@ -46,13 +46,6 @@ def test_an_answer_that_cannot_be_right_is_merged(monkeypatch: pytest.MonkeyPatc
     assert {"invariants.refuses", "oracle.refused"} <= broken(garbled)
 
 
-def test_a_count_that_falls_on_the_status_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = Syncer.progress.fget
-    assert progress is not None
-    monkeypatch.setattr(Syncer, "progress", property(lambda syncer: 0.5 - progress(syncer) / 2))
-    assert "invariants.shows" in broken()
-
-
 def test_in_lock_step_a_fragment_is_adopted_at_its_step_and_of_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     def lockstep(quorum: int = 4) -> set[str]:
         options = draw(1, "lockstep", syncer_steps=30, P=2, H=4, tau=3)

@@ -103,19 +103,14 @@ class Bounds:
                 self.processes.append(process)
             self._handled[id(process)] = process.handled
             if handled > limit:
-                self._broken(
-                    "bounds.spin", f"{process.host.name} handled {handled} events in a second, not {limit:.0f}"
-                )
+                self._broken("bounds.spin", f"{process.label} handled {handled} events in a second, not {limit:.0f}")
         for learner in supervisor.learners.values():
             self._invariants.reports(learner)
             if learner.alive and learner.waiting > WAITING_MAX:
-                self._broken(
-                    "bounds.waiting", f"{learner.name} {learner.incarnation} has {learner.waiting} questions open"
-                )
+                self._broken("bounds.waiting", f"{learner.label} has {learner.waiting} questions open")
         if syncer is not None:
             if syncer.running and not syncer.deposed:
                 self._invariants.leases(syncer)
-                self._invariants.shows(syncer)
             if len(syncer.log.records) > JOURNAL_MAX:
                 self._broken("bounds.journal", f"{len(syncer.log.records)} records wait for the store")
             opened = syncer.machine.syncer_step - syncer.machine.committed_step
@@ -161,9 +156,7 @@ class Bounds:
                 self._stepped[name] = (done, now)
             since_s = now - self._stepped.setdefault(name, (done, now))[1]
             if since_s > self.step_s + WATCH_S:
-                self._broken(
-                    "bounds.steps", f"{name} {learner.incarnation} has not finished a step for {since_s:.0f} s"
-                )
+                self._broken("bounds.steps", f"{learner.label} has not finished a step for {since_s:.0f} s")
 
     def _look_at_facts(self) -> None:
         """Nobody is silenced: every learner's facts go on becoming durable."""
@@ -204,11 +197,8 @@ class Bounds:
         return learner is not None and learner.running and learner.machine.phase == STEPPING
 
     def _phases(self) -> str:
-        learners = self._supervisor.learners
-        return ", ".join(
-            f"{name} {learner.incarnation} {learner.machine.phase if learner.alive else 'dead'}"
-            for name, learner in learners.items()
-        )
+        learners = self._supervisor.learners.values()
+        return ", ".join(f"{each.label} {each.machine.phase if each.alive else 'dead'}" for each in learners)
 
     def _give_up(self, reason: str) -> None:
         self._broken("bounds.live", reason)

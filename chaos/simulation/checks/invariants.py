@@ -62,9 +62,6 @@ class _Seen:
 
     opened: dict[int, dict[Key, int]] = field(default_factory=dict)  # by syncer step: what each had reported by then
     heard: dict[Key, Heard] = field(default_factory=dict)
-    shown: defaultdict[str, float] = field(
-        default_factory=lambda: defaultdict(float)
-    )  # the last counts on status pages
     strangers: set[Key] = field(default_factory=set)  # whose reports were refused
 
 
@@ -82,12 +79,11 @@ class Invariants(Observer):
     def steps(self, learner: LearnerProcess) -> None:
         """No learner steps while it joins, leaves or has stopped."""
         if learner.machine.phase != STEPPING:
-            name = f"{learner.name} {learner.incarnation}"
-            self._broken("invariants.steps", f"{name} steps while it is {learner.machine.phase}")
+            self._broken("invariants.steps", f"{learner.label} steps while it is {learner.machine.phase}")
 
     def gives(self, learner: LearnerProcess, effect: Donate) -> None:
         """A donor is whole, finite as far as it knows, and has seen the syncer step that the joiner was told."""
-        name, request = f"{learner.name} {learner.incarnation}", effect.request
+        name, request = learner.label, effect.request
         if effect.syncer_step < request.syncer_step:
             told = f"{request.joiner} was told {request.syncer_step}"
             self._broken("invariants.gives", f"{name} gave its state at syncer step {effect.syncer_step}, {told}")
@@ -99,8 +95,7 @@ class Invariants(Observer):
     def leaves(self, learner: LearnerProcess, reason: str) -> None:
         """A drained learner holds nothing that a commit could still take."""
         if reason == "drained" and (left := learner.values.unmerged):
-            name = f"{learner.name} {learner.incarnation}"
-            self._broken("invariants.leaves", f"{name} left as drained with steps on fragments {left}")
+            self._broken("invariants.leaves", f"{learner.label} left as drained with steps on fragments {left}")
 
     def reports(self, learner: LearnerProcess) -> None:
         """A loop reports after every step, and twice a second while it waits; before that, on entering a phase."""
@@ -110,8 +105,7 @@ class Invariants(Observer):
             return
         silent_s = learner.time.now - max(learner.reported_at, learner.stepped_at, learner.thawed_at)
         if silent_s > 2 * HOLD_S + SLACK_S:
-            name = f"{learner.name} {learner.incarnation}"
-            self._broken("invariants.reports", f"{name} has reported nothing for {silent_s:.1f} s")
+            self._broken("invariants.reports", f"{learner.label} has reported nothing for {silent_s:.1f} s")
 
     # -------------------------------------------------------------- the syncer, as it acts
 
@@ -212,21 +206,6 @@ class Invariants(Observer):
             if now > heard.lease_until + SLACK_S:
                 silent = f"{row['name']} {row['incarnation']} is held for alive {now - heard.lease_until:.1f} s"
                 self._broken("invariants.leases", f"{silent} after its lease")
-
-    def shows(self, syncer: SyncerProcess) -> None:
-        """Check that the values of status pages are within their ranges, and that within an epoch no count falls."""
-        machine, name, shown = syncer.machine, f"epoch {syncer.epoch}", self._seen[syncer.epoch].shown
-        counts = {"progress": machine.progress, "tokens_processed": machine.tokens_processed}
-        counts["tokens_committed"] = machine.tokens_committed
-        for row in machine.view(syncer.clock()):
-            learner = f"{row['name']} {row['incarnation']}"
-            counts |= {f"{learner} {count}": row[count] for count in ("step", "tokens")}
-            if not 0 <= (row["version_lag"] or 0) <= len(machine.versions):
-                self._broken("invariants.shows", f"{name} shows {learner} {row['version_lag']} versions behind")
-        fell = [f"{count} {value} after {shown[count]}" for count, value in counts.items() if value < shown[count]]
-        if fell or not machine.progress <= 1.0 or (machine.grace_s or 0.0) < 0.0:
-            self._broken("invariants.shows", f"{name} shows {', '.join(fell)}; progress {machine.progress}")
-        shown.update(counts)
 
 
 def _known(syncer: SyncerProcess, learner: str) -> tuple[int, float]:

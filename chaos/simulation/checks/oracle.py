@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from chaos.simulation.checks.provenance import Content, Key, ValueVersion, counts, uneven
+from chaos.simulation.checks.provenance import Content, Key, ValueVersion, uneven
 from chaos.simulation.profile import Options
 from learners.protocol.events_effects import Apply
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
-from outer.protocol.open_step import weight as weight_of
 
-TOLERANCE = 1e-9  # of a weight
 NONE = -1
 SHOWN_MAX = 8  # violations of one check that are kept
 
@@ -47,7 +45,6 @@ class Oracle:
         self.shared: dict[str, int] = {}  # the newest syncer step that each learner has a share in
         self._given: dict[tuple[Key, int], list[tuple[Content, ...]]] = {}  # what a donor gave as of a step of its own
         self.garbled: dict[int, tuple[Content, str]] = {}  # by identity: what must be refused, and why
-        self._quorum = options.quorum
         self._tokens = options.tokens
         self._learners = options.learners
         self._sync = options.sync
@@ -72,17 +69,11 @@ class Oracle:
             self.broken("oracle.once", f"{name}: {reason}")
         self.tips[record.fragment] = version
         version.durable = True
-        if len({content.unit[0] for content in proposal.payloads}) < self._quorum:
-            self.broken(
-                "oracle.quorum", f"{name} holds {len(proposal.payloads)} payloads, the quorum is {self._quorum}"
-            )
         if len(record.participants) != len(proposal.payloads):
-            self.broken(
-                "oracle.record", f"{name} names {len(record.participants)} of {len(proposal.payloads)} payloads"
-            )
+            named = f"{len(record.participants)} of {len(proposal.payloads)} payloads"
+            self.broken("oracle.record", f"{name} names {named}")
         if self.garbled and any(id(content) in self.garbled for content in proposal.payloads):
             self.broken("oracle.refused", f"{name} holds an answer that was to be refused")
-        self._weights(name, proposal)
         if self._lockstep:
             self._together(name, record.syncer_step, proposal.payloads)
         for content in proposal.payloads:
@@ -95,8 +86,6 @@ class Oracle:
             held = content.unit, content.since, content.step, steps, tokens, weight
             if told != held or content.carried or one.age != self._age(content, version):
                 self.broken("oracle.record", f"{name} says {told}, the payload is {held} with {content.carried}")
-            if one.age > self._sync.base_window:
-                self.broken("oracle.window", f"{name} holds what {one.learner} did on a base {one.age} rounds behind")
 
     def _age(self, content: Content, version: ValueVersion) -> int:
         """How many rounds a payload's base is behind the version merged onto; NONE where it is no ancestor of that."""
@@ -104,19 +93,6 @@ class Oracle:
         while base is not None and base is not content.root:
             base = base.parent
         return NONE if base is None or tip is None else math.ceil((tip.number - base.number) / self._sync.round_steps)
-
-    def _weights(self, name: str, proposal: MergedProposal) -> None:
-        """By the recipe's rule, of what the payloads hold, normalised. Of late ones at most a round counts."""
-        raw = []
-        for content in proposal.payloads:
-            steps = sum(abs(count) for count in counts(content.carried).values()) + content.step - content.since
-            late = max(0, self._age(content, proposal.version)) if self._sync.base_window else 0
-            counted = max(1.0, min(steps, self._sync.round_steps) if late else steps)
-            raw.append(weight_of(self._sync.weights, counted * self._tokens[content.unit[0]], counted, late))
-        total = sum(raw)
-        for content, weight, due in zip(proposal.payloads, proposal.weights, raw, strict=True):
-            if not abs(weight * total - due) <= TOLERANCE * total:
-                self.broken("oracle.weights", f"{name}: {content.unit[0]} weighs {weight}, due is {due / total}")
 
     def _together(self, name: str, syncer_step: int, payloads: tuple[Content, ...]) -> None:
         """In strict overlap a commit is of every learner's step of its own number."""

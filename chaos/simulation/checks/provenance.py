@@ -40,6 +40,9 @@ class ValueVersion:
                 self.odd = True
             self.newest[unit] = max(upto, self.newest.get(unit, 0))
 
+    def __repr__(self) -> str:
+        return f"v{self.number}"
+
     def lineage(self) -> list[Range]:
         """Every range in it, newest first."""
         ranges: list[Range] = []

@@ -47,9 +47,8 @@ class FaultSchedule:
     def strike(self, fault: Fault) -> None:
         if self.calm or self._supervisor.finished_at is not None:
             return
-        if (trace := self._context.trace) is not None:
-            detail = f"{fault.kind} for {fault.duration_s:.2f} s, strength {fault.strength:.2f}"
-            trace.line(self._context.time.now, fault.target, "", "fault", detail)
+        if self._context.trace is not None:
+            self._context.trace(self._context.time.now, "fault", fault)
         striking(fault.kind)(self, fault)
 
     def heal(self) -> None:

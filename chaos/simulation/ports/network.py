@@ -12,13 +12,12 @@ from random import Random
 from typing import Any
 
 from chaos.simulation.profile import Options
-from chaos.simulation.trace import Trace
+from orchestrator.simulation.context import Trace
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.timeline import Timeline
 from outer.config import SyncConfig
 from outer.numeric.formats import named
-from outer.protocol import messages
 from outer.protocol.fragments import Fragment
 from outer.protocol.link_ladder import Uplinks
 
@@ -144,9 +143,7 @@ class HostileNetwork:
         """Count a fault that hit a message."""
         self._fault_counts[kind] += 1
         if self._trace is not None:
-            carried = [getattr(each, "message", each) for each in args]
-            named = [each for each in carried if type(each).__module__ == messages.__name__]
-            self._trace.line(self._time.now, link.name, "", kind, type(named[0] if named else carried[-1]).__name__)
+            self._trace(self._time.now, link.name, (kind, *args))
 
     def mend(self, link: Link) -> None:
         """Send on what was held back, if nothing cuts the link any more."""
