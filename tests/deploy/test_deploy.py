@@ -240,6 +240,20 @@ SERVICES = ("node_manager", "object_manager", "runtime_env_agent", "dashboard_ag
 PORTS = [f"{name}_port" for name in (*SERVICES, "min_worker", "max_worker")]
 
 
+def test_a_link_that_is_cut_for_two_minutes_ends_no_node() -> None:
+    """A node that Ray declares dead ends with its actors, and one that gives up the head ends, too."""
+    files = [LAUNCHER, *(DEPLOY / "clusters").glob("*.example"), *MANIFESTS]
+    setting = re.compile(r"RAY_(health_check_\w+|gcs_rpc_server_reconnect_timeout_s)(?:=|, value: \")(\d+)")
+    found = {path.name: dict(setting.findall(path.read_text())) for path in files}
+    heads = [settings for settings in found.values() if "health_check_period_ms" in settings]
+    assert len(heads) == 4 and all(each["health_check_failure_threshold"] for each in heads)
+    for head in heads:
+        most = int(head["health_check_failure_threshold"]) - 1  # the first comes at any moment of the cut
+        assert most * int(head["health_check_timeout_ms"]) > 120_000
+    for name in {*found} - {path.name for path in MANIFESTS if path.name.startswith(("job", "storage"))}:
+        assert int(found[name]["gcs_rpc_server_reconnect_timeout_s"]) > 600
+
+
 def test_nodes_of_every_kind_use_the_ports_that_the_runbook_opens() -> None:
     settings, commands = env_file(), []
     for path in UNITS:
