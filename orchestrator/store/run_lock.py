@@ -29,6 +29,7 @@ FOLDER = "lock"
 RENEW_S = 2.0
 WATCH_S = 20.0
 LOOK_S = 0.5  # between two looks at another's lock
+LOOKS_MAX = 8  # for a number that is not gone when it is read
 KEPT = 64  # numbers, the newest: the store's listing may be that old
 FREE: dict[str, Any] = {"session": ""}
 UNKNOWN = "unknown"  # when a process started that this user may not see
@@ -98,26 +99,31 @@ class RunLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process has the lock."""
-        return self._newest()[1] == self._me
+        """Whether this process has the lock, as far as can be seen."""
+        try:
+            return self._newest()[1] == self._me
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Let the lock go, if this process has it."""
         self.stop()
-        with contextlib.suppress(OSError):  # another has to watch it then
-            if self.held:
+        if self.held:
+            with contextlib.suppress(OSError):  # another has to watch it then
                 self._create(self._newest()[0] + 1, FREE)
 
     def _newest(self) -> tuple[int, dict[str, Any]]:
-        """The newest number and what it says; 0 and free where there is none."""
-        while numbers := self._numbers():
+        """The newest number and what it says; 0 and free where there is none. Raises OSError."""
+        for _ in range(LOOKS_MAX):
+            if not (numbers := self._numbers()):
+                return 0, FREE
             try:
                 return numbers[-1], {**FREE, **json.loads(self._objects.read(_name(numbers[-1])))}
             except FileNotFoundError:
                 continue  # newer ones came, and this one went
             except (ValueError, TypeError):
                 return numbers[-1], {"session": None}  # nobody's that can be named
-        return 0, FREE
+        raise OSError(f"{self._objects!r}: what is listed in {FOLDER} cannot be read")
 
     def _numbers(self) -> list[int]:
         names = (name.rpartition("/")[2] for name in self._objects.names(FOLDER))
