@@ -12,7 +12,7 @@ from outer.protocol.fragments import default_count
 from outer.protocol.messages import FragmentCounters
 from outer.protocol.schedule import Schedule
 from tests.golden.loop import TOKENS, joined
-from tests.golden.world import running
+from tests.paper.simulated import history
 
 
 def test_by_default_everything_is_set_as_in_the_experiments() -> None:
@@ -40,9 +40,8 @@ def test_with_as_many_fragments_as_steps_one_leaves_at_every_step() -> None:
 def test_no_more_fragments_are_in_flight_than_the_overlap_allows() -> None:
     """Section 1, overlap: tau = 2 means two in flight at once, and commits keep their order."""
     sync = {"P": 8, "H": 8, "tau": 2, "grace": "infinite"}
-    world = running({"a": 1.0, "b": 1.9}, sync, until=60.0, quorum=2, steps=40)
     flying, most = set[int](), 0
-    for said in world.said:
+    for said in history({"a": 1.0, "b": 1.9}, sync, 40, quorum=2):
         if isinstance(said.fact, StepOpened):
             flying.add(said.fact.syncer_step)
         if isinstance(said.fact, Committed):
@@ -64,9 +63,9 @@ def test_counters_hold_the_steps_and_tokens_since_the_fragment_was_last_received
 
 def test_the_version_of_a_fragment_is_the_syncer_step_that_made_it() -> None:
     """Section 1, Theta_p(t): the version of a fragment is its t, and the one before is H steps older."""
-    world = running({"a": 1.0}, {"P": 2, "H": 6, "tau": 1}, until=60.0, steps=30)
+    run = history({"a": 1.0}, {"P": 2, "H": 6, "tau": 1}, 30)
     for fragment in range(2):
-        made = [fact for fact in world.facts(Committed) if fact.fragment == fragment]
+        made = [fact for fact in run.facts(Committed) if fact.fragment == fragment]
         assert len(made) == 5
         assert all(
             after.base_version == before.syncer_step == after.syncer_step - 6 for before, after in pairwise(made)

@@ -10,23 +10,23 @@ import numpy as np
 import optax
 import pytest
 
+from chaos.simulation.profile import Fault
 from learners.config import InnerConfig
 from learners.fragment_io import FragmentIO
 from learners.protocol.events_effects import Apply, Hold, RunStep
 from learners.protocol.facts import Adopted, StepFinished
 from learners.training.trainer import Trainer
 from learners.training.tree import deal, initial_parameters
+from orchestrator.accounting.books import settle
+from orchestrator.eventlog.facts import RunFinished
 from outer.config import SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.messages import FragmentCounters
 from tests.golden.loop import TOKENS, joined, only
-from tests.golden.world import World, running
 from tests.learners.training.test_trainer import Half
+from tests.paper.simulated import history
 
-
-def world(learners: dict[str, float], until: float, steps: int = 60, quorum: int = 1, **sync: Any) -> World:
-    given = {"P": 4, "H": 8, "tau": 2, "lease_s": 100.0} | sync
-    return running(learners, given, until=until, quorum=quorum, steps=steps)
+SYNC = {"P": 4, "H": 8, "tau": 2, "lease_s": 100.0, "grace": "adaptive"}
 
 
 def test_a_learner_starts_from_the_value_of_the_syncer_with_its_counters_at_zero() -> None:
@@ -81,30 +81,30 @@ def test_a_learner_that_hears_nothing_any_more_steps_on_while_it_has_samples() -
 
 def test_the_run_ends_by_the_global_clock_and_learners_end_with_different_step_counts() -> None:
     """Section 2, algorithm 1, while t <= T."""
-    one = world({"a": 1.0, "b": 2.5}, until=300.0)
-    assert {unit.exited for unit in one.units.values()} == {"syncer step 60 is reached"}
-    assert one.units["a"].machine.step > 2 * one.units["b"].machine.step > 0
+    run = history({"a": 1.0, "b": 2.5}, SYNC, 60)
+    assert [(fact.state, fact.reason) for fact in run.facts(RunFinished)] == [("finished", "syncer step 60 is reached")]
+    assert run.facts(StepFinished, "a")[-1].step > 2 * run.facts(StepFinished, "b")[-1].step > 0
 
 
 def test_what_was_done_between_the_read_and_the_arrival_is_lost_so_that_each_round_brings_what_is_left() -> None:
     """Section 2: with alpha = 0, c_steps settles at H - tau."""
-    one = world({"a": 1.0, "b": 1.0}, until=100.0, quorum=2, overlap="strict", pacing="quorum", grace="infinite")
-    later = [fact for fact in one.facts(Committed) if fact.base_version > 0]
+    strict = {"overlap": "strict", "pacing": "quorum", "grace": "infinite"}
+    run = history({"a": 1.0, "b": 1.0}, SYNC | strict, 60, quorum=2)
+    later = [fact for fact in run.facts(Committed) if fact.base_version > 0]
     assert len(later) > 20
     assert {part.steps for fact in later for part in fact.participants} == {8 - 2}
 
 
 def test_a_learner_that_stalled_takes_every_fragment_it_missed_when_it_resumes() -> None:
     """Section 2: in its newest version, at one boundary."""
-    one = world({"a": 1.0, "b": 1.0}, until=30.5, steps=200)
-    one.freeze("b", 20.0)
-    one.run(54.0)
-    adopted = [s for s in one.said if s.writer == "b" and isinstance(s.fact, Adopted)]
-    assert not [s for s in adopted if 31.0 < s.at < 50.0]
-    back = {s.fact.fragment: s.fact for s in adopted if 50.0 <= s.at <= 51.5}  # the last of each
+    run = history({"a": 1.0, "b": 1.0}, SYNC, 100, Fault(30.5, "freeze", "b", 20.0, 0.0), hang_s=100.0)
+    adopted = [said for said in run if said.writer == "b" and isinstance(said.fact, Adopted)]
+    assert not [said for said in adopted if 31.0 < said.at < 50.0]
+    back = {said.fact.fragment: said.fact for said in adopted if 50.0 <= said.at <= 53.0}  # the last of each
     assert sorted(back) == [0, 1, 2, 3]
     assert len({fact.after_step for fact in back.values()}) == 1, "at one boundary"
-    assert min(fact.version for fact in back.values()) > 50 - 8, "no older than a round"
+    newest = max(said.fact.syncer_step for said in run if isinstance(said.fact, Committed) and said.at < 50.0)
+    assert min(fact.version for fact in back.values()) > newest - 8, "no older than a round"
 
 
 class Line(Half):
@@ -147,8 +147,6 @@ def test_adopting_changes_the_fragment_and_leaves_the_moments_of_the_inner_optim
 
 def test_rebasing_keeps_what_was_done_since_the_read() -> None:
     """Section 2: what the paper throws away, adopt = "rebase" keeps; an addition of this project, off by default."""
-    one = world({"a": 1.0, "b": 1.0}, until=100.0, steps=400, adopt="rebase")
-    for name, unit in one.units.items():
-        done = {fact.step for fact in one.facts(StepFinished, name)}
-        for value in unit.values:
-            assert {step for (who, _, step), count in value.items() if who == name and count == 1} == done
+    for adopt, lost in (("overwrite", True), ("rebase", False)):
+        run = history({"a": 1.0, "b": 1.0}, {"P": 1, "H": 4, "tau": 1, "adopt": adopt}, 60, latency_s=0.7)
+        assert ("overlap" in set(settle(run.events).fates.values())) is lost

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 
+from chaos.simulation.profile import Fault
 from learners.protocol import events_effects as unit
 from learners.protocol.adoption import Adoption
-from learners.protocol.facts import Adopted, DonorFailed, StateReceived, StepFinished
+from learners.protocol.facts import Adopted, Donated, DonorFailed, StateReceived, StepFinished
 from learners.protocol.joining import Joining
+from orchestrator.eventlog.facts import LearnerLost
 from outer.config import SyncConfig
 from outer.numeric import codec
 from outer.protocol import events_effects as outer
@@ -20,29 +20,14 @@ from outer.protocol.facts import Committed, DonorNamed, LearnerAttached, StepOpe
 from outer.protocol.messages import Report, State, StateRequest, Welcome
 from tests.golden.bench import bench
 from tests.golden.loop import joined, notice, only
-from tests.golden.world import Unit, World, running
+from tests.paper.simulated import history
 
 H = 4
 SPEED = {"a": 0.1, "b": 0.13, "c": 0.21}
 
 
-class Watched(World):
-    """Keeps every effect of either machine by its kind."""
-
-    def __init__(self, **run: Any) -> None:
-        self.kinds: Counter[str] = Counter()
-        super().__init__(**run)
-
-    def _perform(self, each: Unit, effects: list[unit.Effect]) -> None:
-        self.kinds.update(type(effect).__name__ for effect in effects)
-        super()._perform(each, effects)
-
-
-SYNC = {"P": 2, "H": H, "tau": 1, "read_timeout_s": 0.4, "lease_s": 0.8}
-
-
-def world(learners: dict[str, float] = SPEED, until: float = 4.0, kind: type[Watched] = Watched) -> Watched:
-    return running(learners, SYNC, until=until, span_steps=4, kind=kind)
+SYNC = {"P": 2, "H": H, "tau": 1, "read_timeout_s": 0.4, "lease_s": 0.8, "grace": "adaptive"}
+CRASH = Fault(4.0, "crash", "a", 1.0, 0.0)
 
 
 # ------------------------------------------------------------------ who talks to whom
@@ -50,12 +35,10 @@ def world(learners: dict[str, float] = SPEED, until: float = 4.0, kind: type[Wat
 
 def test_learners_talk_to_the_syncer_alone_until_one_of_them_recovers() -> None:
     """Section 6, parameter server."""
-    one = world()
-    talk = {"Donate", "Decline", "Inherit"}
-    assert not talk & one.kinds.keys() and one.kinds["Answer"] > 10
-    one.restart("a")
-    one.run(8.0)
-    assert {"Donate", "Inherit"} <= one.kinds.keys()
+    for faults, gifts in (((), 0), ((CRASH,), 1)):
+        one = history(SPEED, SYNC, 80, *faults)
+        assert len(one.facts(Committed)) == 40
+        assert len(one.facts(Donated)) == [fact.source for fact in one.facts(StateReceived)].count("peer") == gifts
 
 
 def test_a_fragment_is_read_from_host_memory_while_the_learner_steps_on() -> None:
@@ -72,15 +55,14 @@ def test_a_fragment_is_read_from_host_memory_while_the_learner_steps_on() -> Non
 
 def test_a_learner_that_dies_holds_up_nobody() -> None:
     """Section 6, isolation: the others step at their pace, and commits go on without it."""
-    one = world(until=6.0)
-    one.kill("c")
-    one.run(12.0)
+    one = history(SPEED, SYNC, 120, Fault(6.0, "crash", "c", 1.0, 0.0), compile_s=3.0)
+    [died] = [said.at for said in one if isinstance(said.fact, LearnerLost)]
     for name in ("a", "b"):
-        finished = [s.at for s in one.said if s.writer == name and isinstance(s.fact, StepFinished) and s.at > 1.0]
-        gaps = [after - before for before, after in pairwise(finished)]
-        assert max(gaps) == pytest.approx(SPEED[name])
-    late = [s.fact for s in one.said if isinstance(s.fact, Committed) and s.at > 8.0]
-    assert len(late) > 10 and all({p.learner for p in fact.participants} <= {"a", "b"} for fact in late)
+        finished = [said.at for said in one if said.writer == name and isinstance(said.fact, StepFinished)]
+        gaps = [after - before for before, after in pairwise(finished) if died < after < died + 3.0]
+        assert gaps and max(gaps) < 1.1 * SPEED[name] + 0.01, "a step takes a tenth more or less"
+    late = [said.fact for said in one if isinstance(said.fact, Committed) and died + 0.5 < said.at < died + 3.0]
+    assert len(late) > 5 and all({p.learner for p in fact.participants} <= {"a", "b"} for fact in late)
 
 
 @pytest.mark.parametrize(("name", "bits", "error"), [("bf16", 16, 2.0**-8), ("fp4", 4.25, 0.5)])
@@ -109,10 +91,10 @@ def test_each_message_tells_how_far_its_sender_is_and_what_it_knows_of_the_synce
 
 def test_the_log_tells_who_took_part_with_what_weight_and_when_each_learner_adopted() -> None:
     """Section 6, event tape: all that a replay has to repeat."""
-    one = world()
-    done = {(s.writer, s.incarnation, s.fact.step) for s in one.said if isinstance(s.fact, StepFinished)}
+    one = history(SPEED, SYNC, 40)
+    done = {(s.writer, s.incarnation, s.fact.step) for s in one if isinstance(s.fact, StepFinished)}
     made = {fact.syncer_step: fact for fact in one.facts(Committed)}
-    assert len(made) > 5
+    assert len(made) == 20
     for fact in made.values():
         assert sum(part.weight for part in fact.participants) == pytest.approx(1.0)
         assert all((part.learner, part.incarnation, part.step) in done for part in fact.participants)
@@ -125,9 +107,7 @@ def test_the_log_tells_who_took_part_with_what_weight_and_when_each_learner_adop
 
 def test_a_short_stall_is_healed_by_the_ordinary_cycle() -> None:
     """Section 6, short stall: same incarnation, nothing copied from a peer."""
-    one = world()
-    one.freeze("b", 2.0)
-    one.run(10.0)
+    one = history(SPEED, SYNC, 80, Fault(4.0, "freeze", "b", 2.0, 0.0))
     assert one.facts(DonorNamed) == []
     last = one.facts(Committed)[-2:]
     assert all(("b", 1) in {(p.learner, p.incarnation) for p in fact.participants} for fact in last)
@@ -135,13 +115,10 @@ def test_a_short_stall_is_healed_by_the_ordinary_cycle() -> None:
 
 def test_a_joiner_is_named_a_peer_and_the_clock_that_it_must_have_seen() -> None:
     """Section 6, recovery, steps 1 and 2."""
-    one = world()
-    clock = max(one.syncer.versions)
-    one.restart("a")
-    one.run(8.0)
+    one = history(SPEED, SYNC, 80, CRASH)
     [attached] = [fact for fact in one.facts(LearnerAttached) if fact.incarnation == 2]
     [named], [received] = one.facts(DonorNamed), one.facts(StateReceived, "a", 2)
-    assert attached.syncer_step >= clock == named.syncer_step
+    assert attached.syncer_step >= named.syncer_step >= attached.syncer_step - H // 2 > 0
     assert (received.source, received.donor) == ("peer", named.donor)
 
 
@@ -160,19 +137,11 @@ def test_a_donor_answers_once_it_has_seen_the_clock_and_trains_on_meanwhile() ->
 
 def test_fragments_that_come_during_the_transfer_are_kept_and_adopted_at_its_end() -> None:
     """Section 6, recovery, step 4."""
-
-    class Slow(Watched):
-        def _give(self, donor: Unit, request: Any, step: int, syncer_step: int) -> None:
-            self.at(self.now + 0.7, lambda: World._give(self, donor, request, step, syncer_step))
-
-    one = world(kind=Slow)
-    one.restart("a")
-    at = one.syncer.committed_step
-    one.run(9.0)
-    [received] = one.facts(StateReceived, "a", 2)
-    assert received.source == "peer" and received.seconds >= 0.7
+    one = history(SPEED, SYNC, 80, CRASH, latency_s=0.15)
+    [named], [received] = one.facts(DonorNamed), one.facts(StateReceived, "a", 2)
+    assert received.source == "peer" and received.seconds >= 0.4, "longer than from one commit to the next"
     kept = [fact for fact in one.facts(Adopted, "a", 2) if fact.after_step == 0]
-    assert {fact.fragment for fact in kept} == {0, 1} and min(fact.version for fact in kept) > at
+    assert kept and min(fact.version for fact in kept) > max(named.syncer_step, *received.versions)
 
 
 @pytest.mark.parametrize(("rounds", "seconds", "donor"), [(2, 40.0, ""), (2, 1.0, "b"), (1, 40.0, "b")])
@@ -189,26 +158,20 @@ def test_a_state_that_took_more_than_a_round_and_the_time_allowed_is_too_old(
 
 
 def test_a_joiner_contributes_what_it_did_on_a_version_of_the_syncer_and_nothing_of_its_donor() -> None:
-    """Section 6, recovery, steps 3 and 4. Departure 0010: a copied fragment has no base until the syncer's comes."""
-    one = world()
-    one.restart("a")
-    one.run(8.0)
+    """Section 6, recovery, steps 3 and 4. Departure 0010: a copied fragment has no base until the syncer's comes.
+
+    The simulator's own checks say that no step is in the global value twice.
+    """
+    one = history(SPEED, SYNC, 80, CRASH)
     adopted = {fact.fragment: fact for fact in reversed(one.facts(Adopted, "a", 2))}
-    took_part = 0
-    for commit in one.facts(Committed):
-        for part in commit.participants:
-            if (part.learner, part.incarnation) == ("a", 2):
-                took_part += 1
-                assert part.base_step >= adopted[commit.fragment].after_step
-    assert took_part
-    assert all(set(value.values()) == {1} for value in one.values), "no step is in the global value twice"
+    parts = [(fact.fragment, part) for fact in one.facts(Committed) for part in fact.participants]
+    mine = [(fragment, part) for fragment, part in parts if (part.learner, part.incarnation) == ("a", 2)]
+    assert mine and all(part.base_step >= adopted[fragment].after_step for fragment, part in mine)
 
 
 def test_with_nobody_to_copy_from_a_learner_starts_from_the_syncer() -> None:
     """Section 6, recovery. Departure 0010: the paper leaves this case open."""
-    one = world({"a": 0.1})
-    one.restart("a")
-    one.run(8.0)
+    one = history({"a": 0.1}, SYNC, 80, CRASH)
     assert [fact.source for fact in one.facts(StateReceived, "a", 2)] == ["syncer"]
 
 
@@ -225,15 +188,12 @@ def test_the_syncer_needs_to_know_nothing_of_a_recovery_to_merge_what_comes_of_i
 
 
 def test_a_learner_that_was_never_configured_joins_a_run_and_nothing_stops() -> None:
-    """Section 6, upsizing: K stays what it was, and the clock's steps go on."""
-    one = world({"a": 0.1, "b": 0.1})
-    one._speed["d"] = 0.1  # the world's, not the machines'
-    one.start("d")
-    one.run(8.0)
-    assert one.syncer.quorum == 1
-    assert {p.learner for p in one.facts(Committed)[-1].participants} == {"a", "b", "d"}
-    opened = [s.at for s in one.said if isinstance(s.fact, StepOpened) and s.at > 1.0]
-    assert max(after - before for before, after in pairwise(opened)) <= 0.2 + 1e-9
+    """Section 6, upsizing: the clock's steps go on."""
+    join, pace = Fault(4.0, "scale_out", "", 1.0, 0.0), dict.fromkeys("abc", 0.1)
+    one = history(pace, SYNC, 80, join, learners=("a", "b"))
+    assert {p.learner for p in one.facts(Committed)[-1].participants} == {"a", "b", "c"}
+    opened = [said.at for said in one if isinstance(said.fact, StepOpened) and said.at > 3.0]
+    assert max(after - before for before, after in pairwise(opened)) <= 0.2 + 0.02
 
 
 def test_a_learner_without_a_lease_is_no_longer_waited_for() -> None:

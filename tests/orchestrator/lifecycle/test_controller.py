@@ -111,9 +111,10 @@ def test_a_loop_that_returned_is_done_for_good(state: State) -> None:
     assert made.advance(1e9) == []
 
 
+KINDS = ("advance", "answered", "lost", "silent", "probed", "finished", "drain", "unwant", "want", "reachable")
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["advance", "answered", "lost", "silent", "probed", "finished"]),
+        st.sampled_from(KINDS),
         st.sampled_from("ab"),
         st.integers(-1, 0),
         st.floats(0.0, 40.0),
@@ -149,6 +150,12 @@ def test_whatever_happens_one_incarnation_lives_at_a_time(
         elif move == "finished" and age == 0 and newest[name]:
             made.finished(name, about)
             done.add(name)
+        elif move == "reachable" and newest[name]:
+            made.reachable(name, about)
+        elif move in ("drain", "unwant"):
+            actions = getattr(made, move)(name, "why", now=now)
+        elif move == "want":
+            made.want(name)
         for action in actions:
             if isinstance(action, Start):
                 assert gone[action.learner] and action.learner not in done
