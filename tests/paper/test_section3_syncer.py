@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
-import pytest
-
-from outer.config import OuterConfig
-from outer.numeric.parameters import GlobalParameters
-from outer.protocol.events_effects import Merge, Tick
-from outer.protocol.facts import Committed, Refused, StepOpened, StepPassed
-from outer.protocol.fragments import Fragment, Tensor
-from outer.protocol.messages import FragmentCounters, ReadRequest
+from outer.protocol.events_effects import Tick
+from outer.protocol.facts import Committed, StepOpened, StepPassed
 from outer.protocol.quorum import adaptive_grace
-from tests.golden.bench import ALL, Bench, bench, reading
+from tests.golden.bench import bench
 from tests.paper.simulated import history
 
 PACED = {"P": 2, "H": 4, "tau": 1, "lease_s": 100.0, "grace": 0.0}
 
 
 # ------------------------------------------------------------------ quorum
-
-
-def test_the_quorum_counts_learners_with_new_progress_not_messages() -> None:
-    """Section 3, algorithm 2, step 1: nothing is read before K learners finished a step, however often one speaks."""
-    one = bench("a", "b", quorum=2)
-    one.now = 1.0
-    one.step("a", "a", "a")
-    one.do(one.peers["b"].report())
-    assert one.asked(1) == []
-    one.step("b")
-    assert one.asked(1) == ["a", "b"]
-
-
-def test_below_the_quorum_nothing_commits_and_above_it_the_same_version_goes_on() -> None:
-    """Section 3, algorithm 2, step 1: K is a floor, and a number of learners, not a share of them."""
-    one = bench("a", "b", quorum=2)
-    one.commit("a", "b")
-    versions = list(one.syncer.versions)
-    for _ in range(5):
-        one.now += 1.0
-        one.step("a")
-        one.do(Tick())
-    assert one.syncer.versions == versions
-    one.commit("a", "b")
-    assert one.facts(Committed)[-1].base_version == versions[0]
 
 
 def test_by_the_clock_the_syncer_advances_at_most_once_per_step_time_whether_a_fragment_is_due_or_not() -> None:
@@ -70,27 +36,6 @@ def test_read_literally_the_loop_merges_each_step_of_each_learner_alone() -> Non
 
 
 # ------------------------------------------------------------------ grace
-
-
-def test_grace_takes_in_learners_that_report_within_it_beyond_the_quorum() -> None:
-    """Section 3, algorithm 2, step 1: and the next after it is too late, though it counts for the next step."""
-    one = bench("a", "b", "c", quorum=1, sync={"grace": 0.5, "participants": "reported"})
-    one.now = 1.0
-    one.step("a")
-    one.now = 1.4
-    one.step("b")
-    assert one.asked(1) == []
-    one.now = 1.5
-    one.do(Tick())
-    assert one.asked(1) == ["a", "b"]
-
-
-def test_grace_ends_early_when_there_is_nobody_left_to_wait_for() -> None:
-    """Section 3, algorithm 2, step 1."""
-    one = bench("a", "b", quorum=1, sync={"grace": 50.0})
-    one.now = 1.0
-    one.step("a", "b")
-    assert one.asked(1) == ["a", "b"]
 
 
 def test_adaptive_grace_is_a_share_of_what_the_overlap_leaves() -> None:
@@ -156,56 +101,7 @@ def test_every_live_learner_with_a_current_base_is_read_or_by_choice_those_that_
         assert one.asked(2) == asked
 
 
-def test_the_weight_of_a_learner_is_its_tokens_times_its_tokens_per_step() -> None:
-    """Section 3, algorithm 2, step 3: quantity times quality."""
-    one = reading("a", "b", sync=ALL)
-    counters = {"a": FragmentCounters(0, 0, 4, 40), "b": FragmentCounters(0, 0, 2, 60)}
-    for name, each in counters.items():
-        one.answer(name, step=each.steps, processed=each.tokens, counters=each)
-    [commit] = one.facts(Committed)
-    raw = {"a": Fraction(40 * 40, 4), "b": Fraction(60 * 60, 2)}
-    shares = {part.learner: part.weight for part in commit.participants}
-    assert shares == pytest.approx({name: float(w / sum(raw.values())) for name, w in raw.items()}, rel=1e-15)
-    [merge] = [effect for effect in one.log if isinstance(effect, Merge)]
-    assert merge.weights == tuple(shares.values()), "what is recorded is what was used"
-
-
-def test_an_absent_learner_has_weight_zero_in_that_merge_and_nothing_else_changes() -> None:
-    """Section 3, algorithm 2, step 3."""
-    one = bench("a", "b", "c", quorum=2)
-    one.commit("a", "b")
-    commit = one.facts(Committed)[-1]
-    assert {part.learner for part in commit.participants} == {"a", "b"}
-    assert sum(part.weight for part in commit.participants) == pytest.approx(1.0, rel=1e-15)
-
-
 # ------------------------------------------------------------------ the outer step
-
-
-def parameters(**outer: Any) -> GlobalParameters:
-    fragment = Fragment(0, (Tensor("w", (2, 2), "float32"),))
-    config = OuterConfig.model_validate({"lr": 1.0, "momentum": 0.0} | outer)
-    return GlobalParameters([fragment], [np.array([1, 2, 3, 4], np.float32)], config, "fp32", {"w": "avg"})
-
-
-def test_the_outer_gradient_is_anchored_at_what_the_syncer_itself_holds() -> None:
-    """Section 3, algorithm 2, steps 4 and 5: Theta - theta_m, so a step of length 1 gives a lone learner's value."""
-    held, theta = parameters(), np.array([0.5, -1.5, 3.25, 1e-3], np.float32)
-    first = held.propose(0, [theta], [1.0])
-    assert np.array_equal(first.theta, theta)
-    assert first.norm == pytest.approx(float(np.linalg.norm(np.array([1, 2, 3, 4.0]) - theta)), rel=1e-12)
-    held.install(first, 4)
-    assert np.array_equal(held.propose(0, [theta], [1.0]).theta, theta), "and is zero where nothing was learned"
-
-
-def test_a_contribution_that_grew_from_another_version_weighs_nothing() -> None:
-    """Section 3, algorithm 2, step 4. Departure 0001: against the syncer's value it would count a step twice."""
-    one = reading("a", "b", quorum=1, sync=ALL)
-    stale = FragmentCounters(-1, 0, 1, 10)
-    one.answer("a", counters=stale)
-    one.answer("b")
-    assert [(fact.learner, fact.reason) for fact in one.facts(Refused)] == [("a", "stale_base")]
-    assert [part.learner for part in one.facts(Committed)[-1].participants] == ["b"]
 
 
 def test_a_new_version_is_announced_to_every_connected_learner() -> None:
@@ -214,28 +110,3 @@ def test_a_new_version_is_announced_to_every_connected_learner() -> None:
     one.commit("a")
     told = [learner for learner, version in one.notices if version == 1]
     assert sorted(told) == ["a", "b", "c"]
-
-
-def test_versions_are_published_in_the_order_of_the_clock() -> None:
-    """Section 3, algorithm 2, loop over t: though two steps are open at once."""
-    one = Bench(learners={"a": 2, "b": 2}, quorum=1, sync={"P": 4, "H": 4, "tau": 2} | ALL)
-    one.join("a", "b", lease_s=1e9)
-    for second in (1, 2):
-        one.now = float(second)
-        one.step("a", "b")
-    assert one.asked(1) == one.asked(2) == ["a", "b"]
-    peers, requests = one.peers, {t: read(one, t) for t in (1, 2)}
-    for name in ("a", "b"):
-        one.do(peers[name].answer(requests[2][name]))
-    assert one.published == []
-    for name in ("a", "b"):
-        one.do(peers[name].answer(requests[1][name]))
-    assert [version for _, version in one.published] == [1, 2]
-
-
-def read(one: Bench, syncer_step: int) -> dict[str, ReadRequest]:
-    """What each was sent for this step."""
-    return {
-        name: next(request for request in one.sent(ReadRequest, name) if request.syncer_step == syncer_step)
-        for name in one.peers
-    }

@@ -41,10 +41,3 @@ def test_a_tensor_larger_than_its_share_is_alone_in_a_larger_fragment() -> None:
     [alone] = [fragment for fragment in dealt if fragment.size == 1000]
     assert [tensor.name for tensor in alone.tensors] == ["embed"]
     assert sorted(fragment.size for fragment in dealt) == [250, 250, 250, 250, 1000]
-
-
-def test_no_tensor_is_split_lost_or_sent_twice() -> None:
-    """Section 5: a fragment is a set of whole tensors."""
-    given = tensors(7, 7, 3, 2, 2, 1)
-    dealt = balanced(given, 4)
-    assert sorted((t for fragment in dealt for t in fragment.tensors), key=lambda t: t.name) == given

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from chaos.simulation.profile import Fault
@@ -14,12 +13,9 @@ from learners.protocol.facts import Adopted, Donated, DonorFailed, StateReceived
 from learners.protocol.joining import Joining
 from orchestrator.eventlog.facts import LearnerLost
 from outer.config import SyncConfig
-from outer.numeric import codec
-from outer.protocol import events_effects as outer
 from outer.protocol.facts import Committed, DonorNamed, LearnerAttached, StepOpened
-from outer.protocol.messages import Report, State, StateRequest, Welcome
+from outer.protocol.messages import State, Welcome
 from tests.golden.bench import bench
-from tests.golden.loop import joined, notice, only
 from tests.paper.simulated import history
 
 H = 4
@@ -41,18 +37,6 @@ def test_learners_talk_to_the_syncer_alone_until_one_of_them_recovers() -> None:
         assert len(one.facts(Donated)) == [fact.source for fact in one.facts(StateReceived)].count("peer") == gifts
 
 
-def test_a_fragment_is_read_from_host_memory_while_the_learner_steps_on() -> None:
-    """Section 6, host copies: of fragments that are due soon, made at each boundary."""
-    loop = joined()
-    effects = loop.step()
-    [stage] = [e for e in loop.log if isinstance(e, unit.Stage)][-1:]
-    assert stage.fragments == (1,), "fragment 1 is due at syncer step 2"
-    assert only(unit.RunStep, effects), "the next step is under way"
-    [contribution] = loop.read(2, 1)
-    assert contribution.step == 1
-    assert loop.read(4, 0) == [], "what is not there is answered from the next boundary, and nothing stops for it"
-
-
 def test_a_learner_that_dies_holds_up_nobody() -> None:
     """Section 6, isolation: the others step at their pace, and commits go on without it."""
     one = history(SPEED, SYNC, 120, Fault(6.0, "crash", "c", 1.0, 0.0), compile_s=3.0)
@@ -65,28 +49,7 @@ def test_a_learner_that_dies_holds_up_nobody() -> None:
     assert len(late) > 5 and all({p.learner for p in fact.participants} <= {"a", "b"} for fact in late)
 
 
-@pytest.mark.parametrize(("name", "bits", "error"), [("bf16", 16, 2.0**-8), ("fp4", 4.25, 0.5)])
-def test_outer_gradients_can_travel_in_sixteen_or_four_bits(name: str, bits: float, error: float) -> None:
-    """Section 6, wire format: what is sent is the difference, rounded to bfloat16 or to E3M0 with a scale for 128."""
-    base = np.linspace(-3, 3, 512).astype(np.float32)
-    theta = base - np.random.default_rng(0).normal(scale=1e-3, size=512).astype(np.float32)
-    payload = codec.encode(name, theta, base)
-    assert payload.nbytes == 512 * bits / 8
-    gradient = base.astype(np.float64) - theta
-    assert np.abs(codec.decode(name, payload, base) - gradient).max() <= np.abs(gradient).max() * error
-
-
 # ------------------------------------------------------------------ clocks and the tape
-
-
-def test_each_message_tells_how_far_its_sender_is_and_what_it_knows_of_the_syncer() -> None:
-    """Section 6, vector clocks: two entries of them, the learner's own step and the syncer's; the rest is not kept."""
-    loop = joined()
-    loop.steps(2)
-    loop.deliver(2, 1)
-    loop.step()
-    report = loop.reports[-1]
-    assert isinstance(report, Report) and (report.step, report.syncer_step) == (3, 2)
 
 
 def test_the_log_tells_who_took_part_with_what_weight_and_when_each_learner_adopted() -> None:
@@ -120,19 +83,6 @@ def test_a_joiner_is_named_a_peer_and_the_clock_that_it_must_have_seen() -> None
     [named], [received] = one.facts(DonorNamed), one.facts(StateReceived, "a", 2)
     assert attached.syncer_step >= named.syncer_step >= attached.syncer_step - H // 2 > 0
     assert (received.source, received.donor) == ("peer", named.donor)
-
-
-def test_a_donor_answers_once_it_has_seen_the_clock_and_trains_on_meanwhile() -> None:
-    """Section 6, recovery, step 3."""
-    loop = joined()
-    loop.steps(1)
-    loop.do(StateRequest(1, "b", 2, "a", 3, 4, 30.0))
-    early = loop.step()
-    assert not only(unit.Donate, early) and only(unit.RunStep, early)
-    loop.do(notice(4, 0))
-    late = loop.step()
-    assert [(gift.step, gift.syncer_step) for gift in only(unit.Donate, late)] == [(3, 4)]
-    assert only(unit.RunStep, late)
 
 
 def test_fragments_that_come_during_the_transfer_are_kept_and_adopted_at_its_end() -> None:
@@ -194,16 +144,3 @@ def test_a_learner_that_was_never_configured_joins_a_run_and_nothing_stops() -> 
     assert {p.learner for p in one.facts(Committed)[-1].participants} == {"a", "b", "c"}
     opened = [said.at for said in one if isinstance(said.fact, StepOpened) and said.at > 3.0]
     assert max(after - before for before, after in pairwise(opened)) <= 0.2 + 0.02
-
-
-def test_a_learner_without_a_lease_is_no_longer_waited_for() -> None:
-    """Section 6, failures: not defined in the paper; here a lease that the training loop renews decides."""
-    one = bench("a", "b", quorum=1, sync={"grace": "infinite"}, peers={"lease_s": 3.0})
-    one.now = 1.0
-    one.step("a")
-    assert one.asked(1) == [], "b is waited for"
-    one.now = 2.5
-    one.step("a")
-    one.now = 3.0
-    one.do(outer.Tick())
-    assert one.asked(1) == ["a"]
