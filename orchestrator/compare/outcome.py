@@ -10,9 +10,8 @@ from typing import Any
 
 from orchestrator.eventlog.reader import intact
 from orchestrator.recipe.config import Recipe
-from orchestrator.report.data import Data, collect
-from orchestrator.report.fold import GRADIENT_BYTES
-from orchestrator.report.render import contents_of, plain
+from orchestrator.report.data import Data, all_reduced, collect
+from orchestrator.report.render import contents_of
 from orchestrator.runtime.data_parallel.history import History
 from orchestrator.store.readers import RECIPE_FILE, object_of
 from orchestrator.store.run_store import RunStore
@@ -92,8 +91,7 @@ def outcome(store: RunStore, recipe: Recipe) -> RunOutcome:
         return loaded(told)
     text = store.read_text(RECIPE_FILE) or ""
     contents = contents_of(intact(store.root), text)
-    data = collect(contents.fold, plain(text), contents.summary, contents.verdicts)
-    found = _of_data(data, recipe)
+    found = _of_data(collect(contents.fold, contents.summary, contents.verdicts), recipe)
     save(store, found)
     return loaded(object_of(store, OUTCOME_FILE) or {})
 
@@ -113,11 +111,8 @@ def loaded(told: Mapping[str, Any]) -> RunOutcome:
 
 def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
     summary, tokens = data.summary, data.summary["tokens"]
-    steps = sum(link.steps for link in data.links)
-    ups = [link.up for link in data.links]
-    up = None if None in ups else float(sum(each or 0 for each in ups))
-    down = float(sum(link.down + link.joins + link.peers for link in data.links))
-    each = 1.0 / steps if steps else 0.0
+    up, down = summary["wire_bytes"]["up"], summary["wire_bytes"]["down"]
+    each = 1.0 / data.steps if data.steps else 0.0
     faults = summary["faults"]
     return RunOutcome(
         recipe.config_hash,
@@ -129,13 +124,13 @@ def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
         tuple((point.tokens, point.at_s, point.value) for point in data.held_out),
         tokens["committed"],
         tokens["processed"],
-        steps / max(1, len(data.links)),
+        data.steps / max(1, len(data.learners)),
         summary["wall_s"],
         summary["tokens_per_s"],
         summary["goodput_time"],
         (summary["participation"] or {}).get("mean"),
         None if up is None else up * each,
-        down * each,
+        None if down is None else (down + data.peer_bytes) * each,
         len(faults),
         tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
     )
@@ -165,8 +160,3 @@ def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: i
         sum(1 for fault in found.faults if fault.get("injected")),
         tuple(each.recovery_s for each in found.restarts if each.recovery_s is not None),
     )
-
-
-def all_reduced(elements: int, places: int) -> float:
-    """Bytes that each of so many places sends, and receives, to average one float32 gradient by a ring."""
-    return 2 * (places - 1) / places * elements * GRADIENT_BYTES

@@ -49,13 +49,6 @@ ROLES: dict[str, tuple[str, str]] = {  # role: (light, dark)
     "waiting": ("#f0e442", "#b8ae26"),
     "pending": ("#56b4e9", "#7cc6f2"),
     "unexplained": ("#e9ebee", "#2c333c"),
-    # shares, from none to all
-    "share0": ("#f6f7f9", "#1f252c"),
-    "share1": ("#d7e6f2", "#22384a"),
-    "share2": ("#b0d0e8", "#275069"),
-    "share3": ("#7fb2d8", "#2f6f96"),
-    "share4": ("#3f8abf", "#3f86b0"),
-    "share5": ("#0b5a94", "#6db6e3"),
 }
 
 

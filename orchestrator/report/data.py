@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from learners.protocol.facts import LoopFailed
 from orchestrator.accounting.roster import Incarnation
 from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.time.explanations import expired, suspended
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.eventlog.facts import FaultSkipped
-from orchestrator.report.fold import LinkTraffic, ReportFold, Rounds
-from orchestrator.report.series import Bin, Ends
+from orchestrator.report.fold import ReportFold
+from orchestrator.report.series import Bin
 from outer.protocol.facts import SyncerStarted
 
 
@@ -50,19 +50,9 @@ class FaultMark:
     number: int  # its line in the table of faults, from 1
     kind: str
     target: str
-    incarnation: int | None
     at_s: float
     tokens: int
     until_s: float | None  # when it was recovered from, or healed
-
-
-@dataclass(frozen=True)
-class MergeBin:
-    """Waits of neighbouring outer steps: medians and maxima, seconds."""
-
-    at_s: float
-    middle: tuple[float, float, float]  # quorum, grace, sync
-    most: tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -82,27 +72,19 @@ class Data:
     marks: list[FaultMark]
     lanes: list[Lane]
     lanes_left_out: int  # older incarnations
-    rounds: Rounds | None
     seconds: Mapping[str, Mapping[str, float]]  # learner -> category of goodput -> seconds
     waits: Sequence[Sketch]  # quorum_s, grace_s, sync_s of all commits
-    merges: list[MergeBin]
-    verdict_reasons: Counter[str]
-    sources: dict[tuple[str, int], str]  # where an incarnation got its first state from
-    links: list[LinkTraffic]
-    refusals: Counter[tuple[str, str]]  # (message, reason)
-    failures: Ends  # learner, incarnation, step, traceback
-    skipped: Sequence[FaultSkipped]
-    skips: int  # how many there were
-    timeline: Ends  # Unix seconds, writer, kind, details
+    learners: tuple[str, ...]
+    steps: int  # of all learners
+    peer_bytes: int  # of states that learners received from each other
+    failed: int  # learners' loops
+    failures: Sequence[tuple[str, int, LoopFailed]]  # learner, incarnation; the newest
+    skips: int  # faults that found no target
+    skipped: Sequence[FaultSkipped]  # the newest
     versions: Mapping[str, str]
 
 
-def collect(
-    fold: ReportFold,
-    recipe: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    verdicts: Sequence[Verdict],
-) -> Data:
+def collect(fold: ReportFold, summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> Data:
     """The series of a log. `summary` and `verdicts` are those of the same log."""
     goodput = fold.accounts.results().goodput
     roster = fold.accounts.roster
@@ -122,23 +104,25 @@ def collect(
         fold.not_finite,
         {name: _means(series.bins()) for name, series in sorted(fold.auxiliary.items())},
         _held_out(fold, clock),
-        _marks(fold, incarnations, clock, summary),
+        _marks(fold, clock, summary),
         lanes(incarnations, learners, end, origin),
         roster.dropped - len(roster.remains),
-        fold.rounds.rounds(learners),
         goodput.seconds if goodput else {},
         fold.waits,
-        _merges(fold.merges.bins(), origin),
-        Counter(fold.verdict_reasons.counts),
-        {(name, number): source for name, known in fold.sources.items() for number, source in known.items()},
-        fold.traffic.links(learners, len(roster.rules.learners), recipe) if roster.rules else [],
-        Counter(fold.refusals.counts),
+        learners,
+        fold.steps,
+        fold.peer_bytes,
+        fold.failed,
         fold.failures,
-        fold.skipped.all(),
-        fold.skipped.count,
-        fold.timeline,
+        fold.skips,
+        fold.skipped,
         fold.versions,
     )
+
+
+def all_reduced(elements: int, places: int) -> float:
+    """Bytes that each of so many places sends, and receives, to average one float32 gradient by a ring."""
+    return 4 * 2 * (places - 1) / places * elements if places else 0.0
 
 
 class _Clock:
@@ -167,7 +151,7 @@ class _Clock:
 
 def _training(fold: ReportFold, clock: _Clock) -> list[LossBin]:
     return [
-        LossBin(bin.x - clock.origin, clock.tokens(bin.x), *(bin.columns[0].middle(share) for share in (0.5, 0.1, 0.9)))
+        LossBin(bin.x - clock.origin, clock.tokens(bin.x), *(bin.values.middle(share) for share in (0.5, 0.1, 0.9)))
         for bin in fold.training.bins()
     ]
 
@@ -177,12 +161,10 @@ def _held_out(fold: ReportFold, clock: _Clock) -> list[PlotPoint]:
     return [PlotPoint(*clock.at_step(step), points[step]) for step in sorted(points)]
 
 
-def _marks(
-    fold: ReportFold, incarnations: Sequence[Incarnation], clock: _Clock, summary: Mapping[str, Any]
-) -> list[FaultMark]:
+def _marks(fold: ReportFold, clock: _Clock, summary: Mapping[str, Any]) -> list[FaultMark]:
     """The summary's faults in its order, then injected ones that it does not list."""
-    healed = {fault: at - clock.origin for fault, at in fold.healed.all()}
-    injected = {(fact.target, at - clock.origin): fact for at, fact in fold.injected.all()}
+    healed = {fault: at - clock.origin for fault, at in fold.healed}
+    injected = {(fact.target, at - clock.origin): fact for at, fact in fold.injected}
     marks = []
     for number, row in enumerate(summary["faults"], start=1):
         if row["at_s"] is None:
@@ -190,40 +172,20 @@ def _marks(
         fact = injected.pop((row["target"], row["at_s"]), None)
         until = None if row["recovery_s"] is None else row["at_s"] + row["recovery_s"]
         kind = fact.fault_kind if fact else str(row["kind"])
-        incarnation = fact.incarnation if fact else _died(incarnations, row["target"], row["at_s"] + clock.origin)
-        marks.append(_mark(number, kind, row["target"], incarnation, row["at_s"], until, clock))
+        tokens = clock.tokens(row["at_s"] + clock.origin)
+        marks.append(FaultMark(number, kind, row["target"], row["at_s"], tokens, until))
     for number, ((target, at), fact) in enumerate(injected.items(), start=len(summary["faults"]) + 1):
-        marks.append(_mark(number, fact.fault_kind, target, fact.incarnation, at, healed.get(fact.fault), clock))
+        tokens = clock.tokens(at + clock.origin)
+        marks.append(FaultMark(number, fact.fault_kind, target, at, tokens, healed.get(fact.fault)))
     return marks
-
-
-def _mark(
-    number: int, kind: str, target: str, incarnation: int | None, at: float, until: float | None, clock: _Clock
-) -> FaultMark:
-    return FaultMark(number, kind, target, incarnation, at, clock.tokens(at + clock.origin), until)
-
-
-def _died(incarnations: Sequence[Incarnation], learner: str, at: float) -> int | None:
-    """The incarnation of this learner that died then."""
-    dead = (each for each in incarnations if each.learner == learner and each.died is not None)
-    return min((each.number for each in dead if abs((each.died or 0.0) - at) < 1e-6), default=None)
 
 
 def _means(bins: Sequence[Bin]) -> tuple[float, float, float]:
     """Over the first bin, the last, and all."""
-    columns = [bin.columns[0] for bin in bins]
+    columns = [bin.values for bin in bins]
     count = sum(column.count for column in columns)
     whole = sum(column.sum for column in columns) / count if count else math.nan
     return columns[0].mean, columns[-1].mean, whole
-
-
-def _merges(bins: Sequence[Bin], origin: float) -> list[MergeBin]:
-    made = []
-    for bin in bins:
-        quorum, grace, sync = bin.columns
-        middle, most = (quorum.median, grace.median, sync.median), (quorum.most, grace.most, sync.most)
-        made.append(MergeBin(bin.x - origin, middle, most))
-    return made
 
 
 # ------------------------------------------------------------------ incarnation phases

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import groupby
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -25,7 +24,6 @@ from orchestrator.report.canvas import (
     to_svg,
 )
 from orchestrator.report.data import Data, Lane
-from orchestrator.report.fold import Rounds
 from orchestrator.report.series import merged
 
 LEARNERS_MOST = 64  # rows of a figure
@@ -166,80 +164,6 @@ def _handles(data: Data) -> list[Any]:
         if any(mark.until_s is not None for mark in data.marks):
             handles.append(Patch(color=light("recovery"), alpha=0.55, linewidth=0, label="recovering"))
     return handles
-
-
-# ------------------------------------------------------------------ merges
-
-# How outer steps waited: quorum, grace and sync over time.
-
-
-PARTS = ("until the quorum", "grace after it", "merge until durable")
-
-
-def draw_waits(data: Data, words: str) -> str | None:
-    """Medians and maxima of the three parts of an outer step; None without commits."""
-    if not data.merges:
-        return None
-    with sheet(WIDTH, 330) as figure:
-        panels = figure.subplots(3, 1, sharex=True)
-        xs = [bin.at_s for bin in data.merges]
-        for index, axes in enumerate(map(bare, panels)):
-            most = [bin.most[index] for bin in data.merges]
-            axes.vlines(xs, 0, most, color=light("share2"), linewidth=min(6.0, 0.85 * WIDTH / len(xs)))
-            axes.plot(xs, [bin.middle[index] for bin in data.merges], ".", color=light("train"), markersize=4)
-            axes.set_ylim(0, max(1.08 * max(most), 1e-3))
-            axes.set_xlim(0, max(data.end_s, 1e-3))
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
-            axes.grid(axis="y")
-            axes.set_title(f"{PARTS[index]}, seconds", fontsize=11, fontweight="normal", pad=14 if not index else 5)
-        fault_lines(panels[0], [(mark, mark.at_s, mark.until_s) for mark in data.marks], WIDTH)
-        time_axis(panels[-1], 0.0, data.end_s, data.stepped)
-        return to_svg(figure, "waits", words)
-
-
-# ------------------------------------------------------------------ rounds
-
-# Participation as a heat strip: each learner's share of the commits of each round.
-
-
-CLASSES = ("none", "under 25 %", "25 to 49 %", "50 to 74 %", "75 to 99 %", "all")
-
-
-def draw_rounds(data: Data, words: str) -> str | None:
-    """None for a log without commits."""
-    rounds = data.rounds
-    if rounds is None:
-        return None
-    names = list(rounds.by_learner)[:LEARNERS_MOST]
-    with sheet(WIDTH, 21.0 * len(names) + 84) as figure:
-        axes = bare(figure.subplots())
-        _rows(axes, names)
-        for row, name in enumerate(names):
-            _strip(axes, rounds, name, row)
-        axes.set_xlim(0.5, rounds.count + 0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True, steps=[1, 2, 5, 10]))
-        axes.spines["left"].set_visible(False)
-        axes.set_xlabel("round" if rounds.per == 1 else f"round ({rounds.per} in a column)")
-        legend(figure, [(f"share{index}", words) for index, words in enumerate(CLASSES)], 6)
-        return to_svg(figure, "rounds", words)
-
-
-def share_class(taken: int, commits: int) -> int:
-    """0: none, 5: all, and four steps between."""
-    if taken == 0 or commits == 0:
-        return 0
-    return 5 if taken == commits else 1 + min(3, 4 * taken // commits)
-
-
-def _strip(axes: Axes, rounds: Rounds, name: str, row: int) -> None:
-    """One learner's cells, neighbours of one class drawn as one."""
-    levels = [share_class(taken, of) for taken, of in zip(rounds.by_learner[name], rounds.commits, strict=True)]
-    start = 0.5
-    for level, cells in groupby(levels):
-        length = float(rounds.per * len(list(cells)))
-        colour = light(f"share{level}")
-        axes.barh(row, length, 0.84, start, color=colour, edgecolor=light("rule"), linewidth=0.3)
-        start += length
 
 
 # ------------------------------------------------------------------ time

@@ -38,7 +38,7 @@ class Contents:
 def report(contents: Contents, recipe: str) -> str:
     """Return the page. `recipe` is the text of the run's config.toml; empty where it is lost."""
     summary = contents.summary
-    data = collect(contents.fold, plain(recipe), summary, contents.verdicts)
+    data = collect(contents.fold, summary, contents.verdicts)
     values = {"summary": summary, "verdict": headline.verdict(summary), "tiles": headline.tiles(summary)}
     html = page("report.html", data, sections(data, recipe), **values)
     return html.encode("utf-8", "replace").decode()  # half of a surrogate pair, which JSON can carry, becomes "?"

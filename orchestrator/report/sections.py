@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.report import figures, tables
 from orchestrator.report.data import Data
 from orchestrator.report.tables import Table
-from orchestrator.store.status_text import number, part, percent, seconds
+from orchestrator.store.status_text import number, percent, seconds
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class ReportSection:
 def sections(data: Data, recipe: str) -> list[ReportSection]:
     """All sections that have content. `recipe` is the text of config.toml."""
     all_ = [
-        _failure(data), _loss(data), _learners(data), _participation(data), _time(data), _merges(data),
-        _faults(data), _wire(data), _books(data), _checks(data), _log(data), _recipe(data, recipe),
+        _failure(data), _loss(data), _learners(data), _time(data), _merges(data),
+        _faults(data), _wire(data), _books(data), _checks(data), _recipe(data, recipe),
     ]  # fmt: skip
     return [section for section in all_ if section.lead or section.pictures or section.tables or section.blocks]
 
@@ -50,9 +50,9 @@ def _failure(data: Data) -> ReportSection:
     reason = data.summary["reason"] or ""
     if "\n" in reason.strip():
         blocks.append(("Why the run ended", reason))
-    for learner, incarnation, step, traceback in data.failures.all():
-        blocks.append((f"{learner}, incarnation {incarnation}, after step {step}", traceback))
-    left = data.failures.left_out
+    for learner, incarnation, fact in data.failures:
+        blocks.append((f"{learner}, incarnation {incarnation}, after step {fact.step}", fact.traceback))
+    left = data.failed - len(data.failures)
     lead = (f"{left:,} learners' loops failed before these; their tracebacks are in the log.",) if left else ()
     return ReportSection("failures", "What failed", lead, blocks=tuple(blocks))
 
@@ -102,28 +102,8 @@ def _learners(data: Data) -> ReportSection:
     left = data.lanes_left_out
     lead = (f"{left:,} earlier incarnations are left out of the figure and the table.",) if left else ()
     pictures = (Picture(figures.draw_lanes, words, caption),)
-    return ReportSection("learners", "Learners", lead, pictures, _kept(tables.incarnations(data)))
-
-
-def _participation(data: Data) -> ReportSection:
-    if data.rounds is None:
-        return ReportSection("participation", "Participation")
-    shares = part(data.summary, "participation")
-    words = (
-        f"Each learner's share of the commits of each of {data.rounds.count} rounds; "
-        f"{percent(shares.get('mean'))} overall."
-    )
-    length = data.rules.round_steps if data.rules else 0
-    caption = (
-        f"The share of a round's commits ({length} syncer steps, every fragment once) with a contribution of this "
-        "learner."
-    )
     return ReportSection(
-        "participation",
-        "Participation",
-        (),
-        (Picture(figures.draw_rounds, words, caption),),
-        _kept(tables.participation(data)),
+        "learners", "Learners", lead, pictures, _kept(tables.incarnations(data), tables.participation(data))
     )
 
 
@@ -142,23 +122,12 @@ def _time(data: Data) -> ReportSection:
 
 
 def _merges(data: Data) -> ReportSection:
-    if not data.merges:
-        return ReportSection("merges", "Outer steps")
-    waits = (
-        "The parts of an outer step over time. Dots are medians of neighbouring outer steps, bars the longest. "
-        "Grace is the wait after the quorum for learners that had not reported. The last part reads the contributions, "
-        "merges them and makes the result durable."
-    )
-    pictures = (
-        Picture(figures.draw_waits, "Seconds until the quorum, of grace, and until durable, over time.", waits),
-    )
     lead = (
-        "The log records the grace that was used, not what was granted. A step that ended because its grace was over "
-        "used all of it; a step that ended because all live learners had reported used less.",
+        "Grace is the wait after the quorum for learners that had not reported; the last part reads the contributions, "
+        "merges them and makes the result durable. The log records the grace that was used, not what was granted.",
     )
-    return ReportSection(
-        "merges", "Outer steps", lead, pictures, _kept(tables.waits(data), tables.reasons(data), tables.refusals(data))
-    )
+    found = _kept(tables.waits(data), tables.refusals(data))
+    return ReportSection("merges", "Outer steps", lead if found else (), (), found)
 
 
 def _faults(data: Data) -> ReportSection:
@@ -174,7 +143,7 @@ def _faults(data: Data) -> ReportSection:
 
 
 def _wire(data: Data) -> ReportSection:
-    if not data.links or data.rules is None:
+    if data.rules is None:
         return ReportSection("wire", "Bytes on the links")
     elements, count = sum(data.rules.sizes), len(data.rules.learners)
     lead = (
@@ -204,10 +173,6 @@ def _books(data: Data) -> ReportSection:
 
 def _checks(data: Data) -> ReportSection:
     return ReportSection("checks", "Checks", (), (), _kept(tables.checks(data.verdicts)))
-
-
-def _log(data: Data) -> ReportSection:
-    return ReportSection("log", "Log", (), (), _kept(tables.timeline(data)))
 
 
 def _recipe(data: Data, recipe: str) -> ReportSection:

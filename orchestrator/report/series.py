@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,7 +14,6 @@ from orchestrator.accounting.sketch import Sketch
 T = TypeVar("T")
 KEPT = 16_384  # rows of a series that are kept as they are; a longer one is kept as bins
 POINTS = 4_096  # of a thinned line
-OTHER = "other"
 
 
 @dataclass(eq=False)
@@ -24,7 +22,7 @@ class Bin:
 
     count: int = 0
     total: float = 0.0  # sum of their places
-    columns: list[Sketch] = field(default_factory=list)
+    values: Sketch = field(default_factory=Sketch)
 
     @property
     def x(self) -> float:
@@ -32,18 +30,15 @@ class Bin:
         return self.total / self.count
 
     def take(self, rows: NDArray[np.float64]) -> None:
-        """Rows [n, 1 + columns]: place, values."""
-        self.columns = self.columns or [Sketch() for _ in rows[0, 1:]]
+        """Rows [n, 2]: place, value."""
         self.count += len(rows)
         self.total += float(rows[:, 0].sum())
-        for column, sketch in enumerate(self.columns, start=1):
-            sketch.add(rows[:, column])
+        self.values.add(rows[:, 1])
 
     def merge(self, other: Bin) -> None:
         self.count += other.count
         self.total += other.total
-        for sketch, more in zip(self.columns, other.columns, strict=True):
-            sketch.merge(more)
+        self.values.merge(other.values)
 
 
 @dataclass(eq=False)
@@ -56,12 +51,12 @@ class Series:
     most: int
     least: int = 1
     size: int = 0  # 0: the rows are kept
-    rows: NDArray[np.float64] | None = None  # [n, 1 + columns]
+    rows: NDArray[np.float64] | None = None  # [n, 2]
     kept: list[Bin] = field(default_factory=list)
 
-    def take(self, x: ArrayLike, *columns: ArrayLike) -> None:
-        """Rows of a place and values, arrays of [n]."""
-        rows = np.column_stack([x, *columns]).astype(np.float64)
+    def take(self, x: ArrayLike, y: ArrayLike) -> None:
+        """Rows of a place and a value, arrays of [n]."""
+        rows = np.column_stack([x, y]).astype(np.float64)
         if not len(rows):
             return
         if self.size == 0:
@@ -125,46 +120,6 @@ class Thinned:
             return np.empty((0, 0))
         missing = (self.count - 1) % self.every != 0
         return np.concatenate([self.rows, self.last[None]]) if missing else self.rows
-
-
-@dataclass(eq=False)
-class Ends:
-    """The first and the last of many things, and how many there were."""
-
-    first_most: int
-    last_most: int
-    count: int = 0
-    first: list[Any] = field(default_factory=list)
-    last: deque[Any] = field(default_factory=deque)
-
-    def take(self, thing: Any) -> None:
-        self.count += 1
-        if len(self.first) < self.first_most:
-            self.first.append(thing)
-        elif self.last_most:
-            self.last.append(thing)
-            if len(self.last) > self.last_most:
-                self.last.popleft()
-
-    def all(self) -> list[Any]:
-        return [*self.first, *self.last]
-
-    @property
-    def left_out(self) -> int:
-        return self.count - len(self.first) - len(self.last)
-
-
-@dataclass(eq=False)
-class BoundedTally:
-    """How often each of a bounded number of things came; further ones count as `other`, in each of their parts."""
-
-    most: int = 240
-    counts: dict[Any, int] = field(default_factory=dict)
-
-    def take(self, thing: str | tuple[str, ...], count: int = 1) -> None:
-        if thing not in self.counts and len(self.counts) >= self.most:
-            thing = OTHER if isinstance(thing, str) else (OTHER,) * len(thing)
-        self.counts[thing] = self.counts.get(thing, 0) + count
 
 
 def chunks(items: Sequence[T] | NDArray[Any], most: int) -> Iterator[Any]:

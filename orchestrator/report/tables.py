@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.accounting.verdicts import Verdict
-from orchestrator.report.data import Data
+from orchestrator.report.data import Data, all_reduced
 from orchestrator.report.headline import STATUS_WORDS
 from orchestrator.store.status_text import DASH, brief, number, percent, seconds, text
 
@@ -74,15 +74,14 @@ def incarnations(data: Data) -> Table:
             str(lane.incarnation),
             seconds(lane.requested),
             seconds(lane.begun),
-            data.sources.get((lane.learner, lane.incarnation)) or DASH,
             number(lane.steps),
             number(lane.tokens),
             lane.reason or "not fenced",
         )
         for lane in data.lanes
     )
-    columns = "learner|incarnation|requested at|stepping from|first state from|steps|tokens|fenced as"
-    return table("Incarnations", columns, rows, (1, 2, 3, 5, 6))
+    columns = "learner|incarnation|requested at|stepping from|steps|tokens|fenced as"
+    return table("Incarnations", columns, rows, (1, 2, 3, 4, 5))
 
 
 def auxiliaries(data: Data) -> Table:
@@ -141,19 +140,9 @@ def waits(data: Data) -> Table:
     return table("Waits of an outer step", "part|median|95 %|longest|mean", rows, (1, 2, 3, 4))
 
 
-def reasons(data: Data) -> Table:
-    total = data.verdict_reasons.total()
-    rows = [(why, number(count), percent(count / total)) for why, count in _most_first(data.verdict_reasons)]
-    return table("Why collecting ended", "verdict, numbers as N|commits|share", rows, (1, 2))
-
-
 def refusals(data: Data) -> Table:
-    rows = [(message, reason, number(count)) for (message, reason), count in _most_first(data.refusals)]
-    return table("Refused, failed and not adopted", "what|reason|times", rows, (2,))
-
-
-def _most_first(counter: Mapping[Any, int]) -> list[tuple[Any, int]]:
-    return sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+    rows = [(reason, number(count)) for reason, count in data.summary["refusals"].items()]
+    return table("Refused", "reason|times", rows, (1,))
 
 
 # ------------------------------------------------------------------ faults
@@ -196,55 +185,28 @@ def recoveries(data: Data) -> Table:
         (
             f"{index} {row['kind']} {row['target']}",
             *(short(row["recovery_phases"].get(name)) for name in PHASES),
-            _source(data, index),
             short(row["recovery_s"]),
         )
         for index, row in enumerate(data.summary["faults"], start=1)
         if any(value is not None for value in row["recovery_phases"].values())
     ]
-    columns = "fault|detect|decide|place, start|import|compile|join|contribute|state from|in all"
-    return table("Recoveries by phase", columns, rows, (1, 2, 3, 4, 5, 6, 7, 9))
-
-
-def _source(data: Data, number: int) -> str:
-    """Where the incarnation after a death got its state from; a dash for one that survived."""
-    mark = next((mark for mark in data.marks if mark.number == number), None)
-    if mark is None or mark.incarnation is None:
-        return DASH
-    dead = any(lane.dead for lane in data.lanes if (lane.learner, lane.incarnation) == (mark.target, mark.incarnation))
-    sources = data.sources.items()
-    later = sorted(
-        which for (who, which), source in sources if source and who == mark.target and which > mark.incarnation
-    )
-    return data.sources[mark.target, later[0]] if dead and later else DASH
+    columns = "fault|detect|decide|place, start|import|compile|join|contribute|in all"
+    return table("Recoveries by phase", columns, rows, range(1, 9))
 
 
 # ------------------------------------------------------------------ bytes, books, checks, log
 
 
 def wire(data: Data) -> Table:
-    """Megabytes of each learner, and of all together."""
-    columns = list(
-        zip(
-            *((link.up, link.down, link.joins, link.peers, link.total, link.data_parallel) for link in data.links),
-            strict=True,
-        )
-    )
-    sums = [None if None in column else sum(column) for column in columns]
-    rows = [
-        (link.learner, *_bytes((link.up, link.down, link.joins, link.peers, link.total, link.data_parallel)))
-        for link in data.links
-    ]
-    if len(rows) > 1:
-        rows.append(("all", *_bytes(sums)))
-    names = "learner|contributions up|versions down|down at joins|from peers|all|data-parallel|times as much"
-    return table("Megabytes (10⁶ bytes)", names, rows, range(1, 8))
-
-
-def _bytes(values: Sequence[float | None]) -> tuple[str, ...]:
-    total, conventional = values[-2], values[-1]
-    factor = f"{conventional / total:.1f}×" if total and conventional else DASH
-    return (*map(megabytes, values), factor)
+    """Bytes of all learners together."""
+    assert data.rules is not None
+    sent = (data.summary["wire_bytes"]["up"], data.summary["wire_bytes"]["down"], data.peer_bytes)
+    total = None if None in sent else sum(sent)
+    plain = data.steps * all_reduced(sum(data.rules.sizes), len(data.rules.learners))
+    factor = f"{plain / total:.1f}×" if total and plain else DASH
+    names = "contributions up|versions down|from peers|all|data-parallel|times as much"
+    row = (*map(megabytes, (*sent, total, plain)), factor)
+    return table("Megabytes (10⁶ bytes)", names, [row] if total or plain else [], range(6))
 
 
 def books(data: Data) -> Table:
@@ -286,17 +248,3 @@ def versions(data: Data) -> Iterator[tuple[str, str]]:
     for name, value in sorted(data.versions.items()):
         if value:
             yield name, value
-
-
-# ------------------------------------------------------------------ rare events, one line each
-
-
-def timeline(data: Data) -> Table:
-    """Rare events in order of time. A note counts those left out of a long run."""
-    told = data.timeline
-    rows = ((seconds(at - data.origin), *rest) for at, *rest in told.all())
-    note = ""
-    if told.left_out:
-        ends = f"The first {len(told.first)} and the last {len(told.last)}"
-        note = f"{ends}; {told.left_out:,} between them are left out."
-    return table("Timeline", "at|writer|event|details", rows, (0,), note)

@@ -24,7 +24,7 @@ BUDGETS = {
     "orchestrator/recipe": 1600,
     "orchestrator/store": 1700,
     "orchestrator/planner": 2550,
-    "orchestrator/report": 2150,
+    "orchestrator/report": 1700,
     "orchestrator/replay": 1800,
     "orchestrator/runtime": 4000,
     "orchestrator/compare": 800,

@@ -147,7 +147,7 @@ def test_the_page_is_well_formed(small: str) -> None:
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
     figures = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(figures) == 5
+    assert len(figures) == 3
     assert all(figure.get("role") == "img" and len(figure.get("aria-label") or "") > 20 for figure in figures)
     styles = [attributes.get("style") or "" for _, attributes in page.tags]
     assert any("var(--productive)" in style for style in styles)

@@ -17,13 +17,12 @@ from orchestrator.accounting.time.explanations import RANKS
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerRequested
+from orchestrator.eventlog.facts import Evaluated, FaultInjected
 from orchestrator.report import tables
 from orchestrator.report.data import Data, collect
 from orchestrator.report.figures import GROUPS, grouped
-from orchestrator.report.fold import TIMELINE_FIRST, TIMELINE_LAST, ReportFold
+from orchestrator.report.fold import ReportFold
 from orchestrator.report.series import KEPT, Series
-from orchestrator.report.tables import timeline
 from tests.orchestrator.histories import BASE, altered, blocks, history, inserted, is_a, restarted, without
 
 RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
@@ -31,21 +30,20 @@ RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
 
 def data(events: list[Event] | None = None, recipe: dict[str, Any] = RECIPE) -> Data:
     log = history() if events is None else events
-    return collected(log, summarise(log, recipe, verdicts := check(log)), verdicts, recipe)
+    return collected(log, summarise(log, recipe, verdicts := check(log)), verdicts)
 
 
-def collected(log: list[Event], summary: Any, verdicts: list[Verdict], recipe: dict[str, Any] = RECIPE) -> Data:
+def collected(log: list[Event], summary: Any, verdicts: list[Verdict]) -> Data:
     accounts = Accounts()
     fold = ReportFold(accounts)
     drive([accounts, fold], blocks(log))
-    return collect(fold, recipe, summary, verdicts)
+    return collect(fold, summary, verdicts)
 
 
 def test_what_a_later_epoch_repeats_counts_once() -> None:
     once, twice = data(), data(restarted(history()))
     assert twice.waits[0].count == once.waits[0].count
-    assert twice.rounds == once.rounds
-    assert [link.up for link in twice.links] == [link.up for link in once.links]
+    assert tables.wire(twice).rows[0][0] == tables.wire(once).rows[0][0]
 
 
 def test_a_long_series_is_kept_as_bins_of_the_medians_and_quantiles_of_neighbours() -> None:
@@ -59,8 +57,8 @@ def test_a_long_series_is_kept_as_bins_of_the_medians_and_quantiles_of_neighbour
     for bin, first in zip(bins, range(0, len(xs), bins[0].count), strict=True):
         of = slice(first, first + bins[0].count)
         assert bin.x == pytest.approx(xs[of].mean())
-        assert bin.columns[0].median == pytest.approx(np.median(ys[of]), rel=0.01)
-        assert bin.columns[0].middle(0.9) == pytest.approx(np.quantile(ys[of], 0.9), rel=0.015)
+        assert bin.values.median == pytest.approx(np.median(ys[of]), rel=0.01)
+        assert bin.values.middle(0.9) == pytest.approx(np.quantile(ys[of], 0.9), rel=0.015)
 
 
 def test_auxiliary_values_are_tabulated_by_their_means_over_the_first_and_the_last_steps() -> None:
@@ -75,13 +73,13 @@ def test_auxiliary_values_are_tabulated_by_their_means_over_the_first_and_the_la
     assert name == "accuracy" and float(first) < float(whole) < float(last)
 
 
-def test_faults_are_marked_on_the_incarnation_that_they_hit_until_its_recovery() -> None:
+def test_faults_are_marked_until_their_recovery() -> None:
     kill, freeze = data().marks
-    assert (kill.number, kill.kind, kill.target, kill.incarnation) == (1, "kill", "c", 1)
+    assert (kill.number, kill.kind, kill.target) == (1, "kill", "c")
     assert (kill.at_s, kill.until_s) == pytest.approx((9.5, 18.2), abs=1e-5)
-    assert (freeze.number, freeze.kind, freeze.target, freeze.incarnation) == (2, "freeze", "a", 1)
+    assert (freeze.number, freeze.kind, freeze.target) == (2, "freeze", "a")
     death, _ = data(without(history(), is_a(FaultInjected, fault_kind="kill"))).marks
-    assert (death.kind, death.target, death.incarnation) == ("kill", "c", 1), "though nobody injected it"
+    assert (death.kind, death.target) == ("kill", "c"), "though nobody injected it"
 
 
 def test_a_kind_of_fault_that_the_summary_does_not_list_is_marked_and_listed_behind_the_others() -> None:
@@ -118,24 +116,13 @@ def test_a_learner_that_only_waits_for_a_place_when_the_log_ends_has_a_lane_and_
     assert (told.lanes[-1].incarnation, told.lanes[-1].begun, told.lanes[-1].dead) == (2, None, None)
 
 
-def test_each_round_counts_who_took_part() -> None:
-    rounds = data().rounds
-    assert rounds is not None
-    assert rounds.commits == (2,) * 8
-    assert rounds.by_learner["b"] == (2,) * 8
-    assert rounds.by_learner["c"] == (2, 2, 0, 0, 2, 2, 2, 2)  # dead from 9.5, stepping again from 17
-    assert rounds.by_learner["a"] == (2, 2, 2, 2, 2, 0, 2, 2)  # frozen at 22, overwritten at 24
-
-
-def test_the_bytes_of_all_links_are_those_of_the_summary() -> None:
+def test_the_bytes_stand_beside_those_of_data_parallel_training() -> None:
     told = data()
-    wire = told.summary["wire_bytes"]
-    assert sum(link.up or 0 for link in told.links) == wire["up"] > 0
-    assert sum(link.down + link.joins for link in told.links) == wire["down"] > 0
-    assert {link.learner: link.joins for link in told.links} == {"a": 120, "b": 120, "c": 240}
-    a_step = 2 * 2 / 3 * 30 * 4  # ring, three learners, 30 elements of float32
-    assert [link.data_parallel for link in told.links] == pytest.approx([link.steps * a_step for link in told.links])
-    assert data(recipe={}).links[0].total is None
+    wire, [row] = told.summary["wire_bytes"], tables.wire(told).rows
+    assert told.steps == sum(lane.steps for lane in told.lanes) > 0
+    all_reduced = told.steps * 2 * 2 / 3 * 30 * 4  # ring, three learners, 30 elements of float32
+    assert row[-1] == f"{all_reduced / (wire['up'] + wire['down']):.1f}×"
+    assert tables.wire(data(recipe={})).rows[0][0] == tables.wire(data(recipe={})).rows[0][3] == "-"
 
 
 def test_held_out_losses_stand_where_their_parameters_were_committed() -> None:
@@ -162,17 +149,6 @@ def test_every_second_of_the_accounts_is_in_one_colour() -> None:
 def test_the_books_table_has_every_fate_and_sums_to_what_was_processed() -> None:
     rows = {row[0]: int(row[1].replace(",", "")) for row in tables.books(data()).rows}
     assert rows["processed"] == sum(count for fate, count in rows.items() if fate != "processed") == 888
-
-
-def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_out() -> None:
-    told = timeline(data())
-    kinds = {row[2] for row in told.rows}
-    assert {"LearnerLost", "FaultInjected", "LeaseExpired", "RunFinished"} <= kinds
-    assert not kinds & {"StepFinished", "Adopted", "Committed"}
-    many = [LearnerRequested("b", 2, "pool", None)] * 300
-    long = timeline(data(inserted(history(), is_a(LearnerRequested), *many)))
-    assert len(long.rows) == TIMELINE_FIRST + TIMELINE_LAST
-    assert f"{len(told.rows) + 300 - TIMELINE_FIRST - TIMELINE_LAST:,} between them" in long.note
 
 
 def test_a_very_long_table_says_what_it_leaves_out() -> None:
