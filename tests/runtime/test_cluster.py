@@ -132,7 +132,8 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         command += ["recipe.toml", "--set", "name=orphan", "--run-dir", str(stores["orphan"].root)]
         by_ray = there.run(BIN / command[0], *command[1:], cwd=long)
 
-        code, out = ended(diloco(there, work, "status", "--follow", "--address", there.address, "ends"))
+        command = ["job", "logs", "--follow", "--address", there.address, submitted["submission_id"]]
+        code, out = ended(there.run(BIN / "ray", *command, cwd=long))
         assert code == 0
         kept = re.search(r"checks +(\d+) of (\d+) passed, (\d+) not exercised", out)
         assert kept is not None and kept[1] == kept[2], out
