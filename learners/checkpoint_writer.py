@@ -20,13 +20,14 @@ from learners.protocol.events_effects import Save
 from learners.protocol.resume_state import ResumeState
 from learners.training.devices import cores
 from outer.journal import checkpoint_parts
-from outer.journal.object_store import Objects
+from outer.journal.object_store import Objects, StoreAway
 from outer.protocol.messages import State
 
 if TYPE_CHECKING:
     from learners.fragment_io import StateSnapshot
 
 POLL_S = 0.05
+AGAIN_S = 2.0  # between two attempts to write a final part
 _RESUME_STATE = TypeAdapter(ResumeState)
 
 
@@ -82,6 +83,7 @@ class CheckpointWriter:
         self._writer = ThreadPoolExecutor(1, "save", initializer=cores.leave)
         self._writes: dict[int, Future[dict[str, Any]]] = {}  # by snapshot
         self._final: tuple[Save, StateSnapshot] | None = None  # written by `finish`
+        self._away = ""  # what the store says for which the final part waits
         self._lock = threading.Lock()
 
     def save(self, save: Save, snapshot: StateSnapshot) -> None:
@@ -102,7 +104,8 @@ class CheckpointWriter:
     def described(self, snapshot: int, deadline_s: float, coming: Callable[[int], bool]) -> dict[str, Any] | None:
         """Wait for a part to be written; return its entry for the manifest, or None if there is none in time.
 
-        `coming(snapshot)`: whether the machine may yet save it. Raises OSError if the store refuses it.
+        `coming(snapshot)`: whether the machine may yet save it. Raises OSError if the store refuses it, StoreAway for a
+        final part that waits for the store.
         """
         give_up_at = time.monotonic() + deadline_s
         in_vain = False  # the machine will not save it; look once more, since its effect may just have been performed
@@ -114,6 +117,8 @@ class CheckpointWriter:
         try:
             return write.result(timeout=max(0.0, give_up_at - time.monotonic()))
         except FutureTimeout:
+            if self._away:
+                raise StoreAway(self._away) from None
             return None
 
     def _is_final(self, snapshot: int) -> bool:
@@ -126,8 +131,13 @@ class CheckpointWriter:
         who = {"learner": self._learner, "incarnation": self._incarnation}
         header = {**who, "facts": facts, "kept": asdict(save.state), **numbers}
         name = f"{self._learner}.{self._incarnation}"
-        return (
-            checkpoint_parts.write(self._store, save.snapshot, name, header, arrays)
-            | who
-            | {"exact": facts is not None}
-        )
+        while True:
+            try:
+                described = checkpoint_parts.write(self._store, save.snapshot, name, header, arrays)
+                self._away = ""
+                return described | who | {"exact": facts is not None}
+            except OSError as error:
+                if not save.final or isinstance(error, FileExistsError):
+                    raise
+                self._away = f"{type(error).__name__}: {error}"  # nothing follows: it waits for the store
+            time.sleep(AGAIN_S)

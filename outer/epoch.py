@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from outer.journal import values
 from outer.journal.groups import decode_replay
 from outer.journal.journal import Opened
 from outer.journal.journal_writer import JournalWriter
+from outer.journal.object_store import needing_the_store
 from outer.journal.rebuild import JOURNAL, Incomplete, RecoverySource, RecoverySources, rebuild
 from outer.numeric import codec as codecs
 from outer.protocol.facts import StateRebuilt
@@ -29,19 +30,6 @@ from outer.spec import SyncerSpec
 
 if TYPE_CHECKING:
     from outer.bulk import Bulk
-
-
-class StoreAway(Exception):
-    """The store does not answer, or takes nothing: an epoch that begins later finds all that there is."""
-
-
-@contextlib.contextmanager
-def needing_the_store() -> Iterator[None]:
-    """Tell a store that is away from everything else: raises StoreAway for OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreAway(f"{type(error).__name__}: {error}") from error
 
 
 Facts = Sequence[Numbered]  # sent along by learners until they are durable

@@ -388,7 +388,7 @@ class FragmentShard:
 
     async def save(self, snapshot: int, versions: Sequence[int]) -> dict[str, Any]:
         """Write this shard's part of the snapshot; returns its description. Raises OSError."""
-        marked = self._marks.pop(snapshot, None)
+        marked = self._marks.get(snapshot)
         if marked is None:
             raise OSError(f"shard {self._shard} does not keep snapshot {snapshot} any more")
         wanted = [(f, version) for f, version in enumerate(versions) if self.holds(f)]
@@ -401,7 +401,9 @@ class FragmentShard:
         header = {"epoch": self._spec.epoch, "values": described, "initial": initial}
         part = f"shard-{self._shard}"
         write = partial(checkpoint_parts.write, self._spec.store, snapshot, part, header, arrays)
-        return await asyncio.get_running_loop().run_in_executor(None, write)
+        entry = await asyncio.get_running_loop().run_in_executor(None, write)
+        self._marks.pop(snapshot, None)
+        return entry
 
 
 class ShardActor(FragmentShard):

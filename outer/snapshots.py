@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from outer.journal import checkpoint_parts
 from outer.journal.groups import JournalCut
 from outer.journal.journal_writer import JournalWriter
-from outer.journal.object_store import Objects
+from outer.journal.object_store import Objects, StoreAway, needing_the_store
 from outer.protocol.fragments import Fragment
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Snapshots:
     async def write(self, snapshot: int, deadline_s: float) -> dict[str, Any]:
         """Write the part, after those of the shards; returns their descriptions, and the place in the run.
 
-        Raises TimeoutError, OSError, FileExistsError.
+        Raises TimeoutError, OSError, FileExistsError; StoreAway: it can be called again.
         """
         give_up_at = time.monotonic() + deadline_s
         while snapshot not in self._cuts:  # a commit under way comes first
@@ -64,14 +64,19 @@ class Snapshots:
             if time.monotonic() >= give_up_at:
                 raise TimeoutError(f"snapshot {snapshot} was not taken within {deadline_s:g} s")
             await asyncio.sleep(POLL_S)
-        committed, bulk, initial = self._cuts.pop(snapshot)
+        committed, bulk, initial = taken = self._cuts.pop(snapshot)
         cut = await asyncio.wait_for(committed, max(0.0, give_up_at - time.monotonic()))
         left_s = max(0.0, give_up_at - time.monotonic())
-        apart = await asyncio.wait_for(bulk.save(snapshot, cut.state["versions"]), left_s)
-        header, arrays = cut.part(self._epoch, snapshot, self._fragments, initial, self._left_out, apart)
-        write = functools.partial(
-            checkpoint_parts.write, self._store, snapshot, checkpoint_parts.SYNCER, header, arrays
-        )
-        described = await asyncio.get_running_loop().run_in_executor(None, write)
+        try:
+            with needing_the_store():
+                apart = await asyncio.wait_for(bulk.save(snapshot, cut.state["versions"]), left_s)
+                header, arrays = cut.part(self._epoch, snapshot, self._fragments, initial, self._left_out, apart)
+                write = functools.partial(
+                    checkpoint_parts.write, self._store, snapshot, checkpoint_parts.SYNCER, header, arrays
+                )
+                described = await asyncio.get_running_loop().run_in_executor(None, write)
+        except StoreAway:
+            self._cuts[snapshot] = taken
+            raise
         where = {"syncer_step": max(cut.state["versions"]), "tokens_committed": cut.state["tokens_committed"]}
         return {"parts": [described, *apart], "epoch": self._epoch, **where}

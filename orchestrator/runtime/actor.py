@@ -38,10 +38,9 @@ from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import ENDING, ProgressTracker, RunInfo, model, store_trouble
 from outer import heap
 from outer.background import Background, end_process, tell
-from outer.epoch import needing_the_store
 from outer.journal.chain import Segmented, identity
 from outer.journal.journal_writer import FOLDER as JOURNAL
-from outer.journal.object_store import DRAFT_S, Folder, objects, sweep
+from outer.journal.object_store import DRAFT_S, Folder, needing_the_store, objects, sweep
 from outer.numeric import codec as codecs
 from outer.protocol.facts import StoreWaited
 from outer.protocol.manifest import code_digest

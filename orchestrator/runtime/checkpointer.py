@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -22,9 +23,10 @@ from orchestrator.store import checkpoints
 from orchestrator.store.checkpoints import CheckpointManifest, CheckpointPart
 from orchestrator.store.run_store import RunStore
 from outer.background import Background, tell
-from outer.journal.object_store import Objects
+from outer.journal.object_store import Objects, StoreAway
 
 SAVE_S = 120.0  # for a part to be written
+AGAIN_S = 1.0  # between two attempts to have a final part written
 SYNCER_S = 60.0  # for a syncer to take the cut
 REQUEST_FILE = checkpoints.REQUEST_FILE
 
@@ -98,8 +100,9 @@ class Checkpointer:
         """Collect the parts of a snapshot, and write the manifest. False: it failed, and the log says why."""
         began = time.monotonic()
         try:
-            kept = await self._syncer.call("kept", identifier, SAVE_S, patience_s=SAVE_S, call_s=SAVE_S)
-            given = await asyncio.gather(*(self._part(handle, identifier) for _, _, handle in savers))
+            ask = partial(self._syncer.call, "kept", identifier, SAVE_S, patience_s=SAVE_S, call_s=SAVE_S)
+            kept = await self._asked(ask, final)
+            given = await asyncio.gather(*(self._part(handle, identifier, final) for _, _, handle in savers))
             parts = [CheckpointPart(**each) for each in kept["parts"]]
             parts += [CheckpointPart(**each) for each in given if each is not None]
             manifest = CheckpointManifest(
@@ -114,7 +117,8 @@ class Checkpointer:
                 parts=parts,
                 omitted=[name for (name, _, _), each in zip(savers, given, strict=True) if each is None],
             )
-            await asyncio.to_thread(checkpoints.write, self._store, manifest)
+            write = partial(asyncio.to_thread, checkpoints.write, self._store, manifest)
+            await (self._patience.until(write) if final else write())
         except Exception as error:
             self._emit(CheckpointFailed(identifier, gist(error) or type(error).__name__))
             return False
@@ -131,10 +135,24 @@ class Checkpointer:
             self._emit(CheckpointFailed(identifier, f"older ones could not be removed: {error}"))
         return True
 
-    async def _part(self, handle: Any, identifier: int) -> dict[str, Any] | None:
+    async def _asked(self, ask: Callable[[], Awaitable[Any]], final: bool) -> Any:
+        """An answer. For a final part, which nothing follows, the store is waited for."""
+        while True:
+            try:
+                return await ask()
+            except StoreAway:
+                if not final:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
+    async def _part(self, handle: Any, identifier: int, final: bool) -> dict[str, Any] | None:
         """The description of a learner's part; None if there is none."""
+
+        def ask() -> Awaitable[Any]:
+            return within(SAVE_S + CALL_S, handle.saved.remote(identifier, SAVE_S))
+
         try:
-            described: dict[str, Any] | None = await within(SAVE_S + CALL_S, handle.saved.remote(identifier, SAVE_S))
+            described: dict[str, Any] | None = await self._asked(ask, final)
             return described
         except (ray.exceptions.RayError, TimeoutError):
             return None  # dead, frozen, or unable to write: it recovers from a peer instead

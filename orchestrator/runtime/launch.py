@@ -38,8 +38,7 @@ from orchestrator.store.status_model import away
 from orchestrator.store.watch import RunLost
 from outer import heap
 from outer.bulk import SHARD_CPUS
-from outer.epoch import StoreAway
-from outer.journal.object_store import Folder
+from outer.journal.object_store import Folder, StoreAway
 from outer.protocol.facts import StoreWaited
 
 LOOPBACK = "127.0.0.1"

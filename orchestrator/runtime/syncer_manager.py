@@ -28,10 +28,9 @@ from orchestrator.store.status_model import stalled
 from outer.actor import SyncerActor
 from outer.background import Background, tell
 from outer.bulk import gathered
-from outer.epoch import StoreAway
 from outer.journal.chain import Segmented
 from outer.journal.groups import encode_replay
-from outer.journal.object_store import prove
+from outer.journal.object_store import StoreAway, prove
 from outer.journal.rebuild import Incomplete, RecoverySources, replay_log
 from outer.owner import Superseded
 from outer.protocol.events_effects import Expect
@@ -119,9 +118,13 @@ class SyncerManager:
                 await asyncio.sleep(PAUSE_S)
 
     async def _ask(self, seconds: float, handle: Any, method: str, *arguments: Any) -> Any:
+        """An epoch's answer, or TimeoutError."""
+        return await within(seconds, self._command(handle, method, *arguments))
+
+    async def _command(self, handle: Any, method: str, *arguments: Any) -> Any:
         """An epoch's answer to this orchestrator, whose process ends if a later one has taken the run over."""
         try:
-            return await within(seconds, handle.command.remote(self._number, method, *arguments))
+            return await handle.command.remote(self._number, method, *arguments)
         except Superseded as error:
             self._replaced(str(error))
             raise
@@ -246,7 +249,7 @@ class SyncerManager:
             started.result()
         lease_s, handle = self._recipe.run.syncer_lease_s, self._handle
         try:
-            view: dict[str, Any] = await within(lease_s, answered(partial(self._ask, lease_s, handle, "view")))
+            view: dict[str, Any] = await within(lease_s, answered(partial(self._command, handle, "view")))
             if not view["ended"]:
                 return view
             self._on_death(handle, "died", view["ended"])

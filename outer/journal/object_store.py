@@ -12,7 +12,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -32,6 +32,21 @@ DRAFT_S = 3600.0  # a draft of this age has no writer any more
 
 class Unconditional(Exception):
     """This store lets two creators create the same object, so two syncers could commit."""
+
+
+class StoreAway(Exception):
+    """The store does not answer, or takes nothing: what needs it can be done once it is back."""
+
+
+@contextlib.contextmanager
+def needing_the_store() -> Iterator[None]:
+    """Raises StoreAway for OSError, but for FileExistsError: that object is there."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise StoreAway(f"{type(error).__name__}: {error}") from error
 
 
 class Objects(Protocol):

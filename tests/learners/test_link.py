@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +15,19 @@ import numpy as np
 import pytest
 import ray
 
-from learners import actor, island, shell
+from learners import actor, checkpoint_writer, island, shell
 from learners.actor import RayLink
+from learners.checkpoint_writer import CheckpointWriter
 from learners.fault_effects import FaultEffects
 from learners.fetcher import ReceivedVersions, Version
 from learners.protocol import fact_buffer
-from learners.protocol.events_effects import Resume
+from learners.protocol.events_effects import Resume, Save
 from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer, read_clocks
+from learners.protocol.resume_state import ResumeState
 from learners.shell import LearnerShell, ReportSender
 from learners.training.island import RankCall
+from outer.journal import checkpoint_parts
+from outer.journal.object_store import Folder, StoreAway
 from outer.numeric import codec as codecs
 from outer.protocol.messages import STEPPING, Drain, Report, Stop
 from outer.relays import Elsewhere
@@ -393,3 +398,31 @@ def test_a_learner_of_other_sources_says_so_and_has_its_name_by_then() -> None:
     with pytest.raises(RuntimeError, match="runs other sources"):
         made.__init__(SimpleNamespace(name="learner-a-0", code="another"), None)  # type: ignore[misc]
     assert repr(made) == "learner-a-0"
+
+
+def test_a_final_part_waits_for_its_store_and_any_other_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_writer, "AGAIN_S", 0.01)
+    away, write = threading.Event(), checkpoint_parts.write
+
+    def refusing(*part: Any) -> dict[str, Any]:
+        if away.is_set():
+            raise OSError("no space left")
+        return write(*part)
+
+    monkeypatch.setattr(checkpoint_parts, "write", refusing)
+    away.set()
+    writer = CheckpointWriter("a", 1, Folder(tmp_path), lambda: 3)
+    state = ResumeState(1, 8, None, 1, 1, 0.5, [], 0, [], 0)
+    snapshot = SimpleNamespace(pack=lambda: ({"leaves": 1}, [np.zeros(2)]))
+    writer.save(Save(1, state, False), snapshot)
+    with pytest.raises(OSError, match="no space left"):
+        writer.described(1, DEADLINE_S, lambda _: True)
+    writer.save(Save(2, state, True), snapshot)
+    writer.finish()
+    with pytest.raises(StoreAway, match="no space left"):
+        writer.described(2, 0.2, lambda _: True)
+    away.clear()
+    described = writer.described(2, DEADLINE_S, lambda _: True)
+    assert described is not None and described["exact"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from outer.journal.groups import JournalCut, Value
-from outer.journal.object_store import Folder
+from outer.journal.object_store import Folder, StoreAway
 from outer.protocol.fragments import Fragment, Tensor
 from outer.snapshots import CUTS_MAX, Snapshots
 from tests.waiting import in_a_loop, until_async
@@ -86,3 +86,19 @@ async def test_a_cut_that_does_not_come_in_time_is_not_kept(tmp_path: Path) -> N
     del value
     gc.collect()
     assert kept() is None
+
+
+@in_a_loop
+async def test_a_cut_that_the_store_does_not_take_can_be_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots, _, bulk = made(tmp_path)
+    snapshots.cut(1, bulk)
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "create", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+        for _ in range(3):
+            with pytest.raises(StoreAway, match="no space left"):
+                await snapshots.write(1, 60.0)
+    assert (await snapshots.write(1, 60.0))["syncer_step"] == 1
+    with pytest.raises(OSError, match="is written"):
+        await snapshots.write(1, 60.0)
