@@ -53,7 +53,12 @@ def test_an_orchestrator_that_follows_finds_those_that_no_status_showed_yet_and_
     for name in (STAYS, GOES, added, "evaluator", "orchestrator"):
         scene.store.grant("incarnation", name)
     scene.store.write_json(request_file("p"), {"learners": 1})
+
+    async def no_standbys() -> None:
+        """Of an earlier orchestrator's."""
+
     monkeypatch.setattr(scene.learners.actors, "find", find)
+    monkeypatch.setattr(scene.learners.actors, "find_standbys", no_standbys)
     monkeypatch.setattr(scene.learners.actors.places, "adopt", lambda name: None)
 
     async def story() -> None:
