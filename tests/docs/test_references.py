@@ -58,18 +58,6 @@ def test_an_error_that_is_planted_is_found() -> None:
     assert [text for text in PLANTED if not problems(Page("docs/planted.md", text))] == []
 
 
-def test_what_is_right_is_not_reported() -> None:
-    text = """# One heading: here
-
-Run `diloco chaos inject KIND TARGET` or `diloco chaos`; set `sync.quorum`, `pools.0.learners` and `outer.merge`.
-See `outer/protocol/syncer.py`, `open_step.py`, `outer.numeric.optimizer.resolve` and [here](#one-heading-here).
-
-    .venv/bin/diloco run my-run.toml --set sync.H=48 --set model.width=3   # --not-an-option
-    python benchmarks/isolation.py; make test
-"""
-    assert problems(Page("docs/planted.md", text)) == []
-
-
 # ------------------------------------------------------------------ counts and lists
 
 

@@ -9,18 +9,15 @@ import pytest
 from learners.protocol.events_effects import (
     Boundary,
     Emit,
-    Exit,
-    Hold,
-    Resume,
     RunStep,
     Stage,
     Staged,
     StepDone,
 )
 from learners.protocol.facts import StepFinished
-from learners.protocol.learner import AHEAD, COMPLETION
-from outer.protocol.messages import FragmentCounters, Grant, Notice, Stop
-from tests.golden.loop import TOKENS, Loop, answers, joined, only
+from learners.protocol.learner import AHEAD
+from outer.protocol.messages import Grant, Notice
+from tests.golden.loop import TOKENS, Loop, joined, only
 
 
 def ahead(**sync: Any) -> Loop:
@@ -32,10 +29,6 @@ def ahead(**sync: Any) -> Loop:
 
 def facts(effects: list[Any]) -> list[Any]:
     return [effect.fact for effect in effects if isinstance(effect, Emit)]
-
-
-def waits_for_completion(effects: list[Any]) -> bool:
-    return only(Hold, effects) == [Hold(0.0, COMPLETION)] and only(RunStep, effects) == []
 
 
 def test_the_next_step_is_chosen_once_a_step_is_dispatched() -> None:
@@ -66,28 +59,7 @@ def test_samples_are_used_when_a_step_is_dispatched_and_the_next_batches_are_tol
     assert [(fact.span, fact.position) for fact in loop.facts(StepFinished)] == [(0, 0), (0, 2)]
 
 
-def test_a_read_that_waited_is_answered_from_before_the_adoption_at_the_same_boundary() -> None:
-    loop = ahead()
-    loop.done()
-    assert loop.read(4, 0) == []
-    loop.deliver(2, 0)
-    assert answers(loop.reach()) == []
-    [answer] = answers(loop.done())
-    assert (answer.step, answer.counters) == (2, FragmentCounters(0, 0, 2, 2 * TOKENS))
-    assert loop.read(8, 0) == [], "no copy of the new version has a step on it"
-
-
 # ------------------------------------------------------------------ what needs a completed step
-
-
-def test_a_stop_completes_what_is_in_flight_and_starts_no_more() -> None:
-    loop = ahead()
-    loop.do(Stop(1, "enough"))
-    loop.done()
-    assert waits_for_completion(loop.reach()), "step 2 is in flight"
-    loop.done()
-    assert only(Exit, loop.do(Resume())) == [Exit("enough")]
-    assert loop.machine.step == 2 and loop.reports[-1].step == 2
 
 
 def test_a_pause_for_a_snapshot_is_no_part_of_the_step() -> None:

@@ -75,20 +75,6 @@ def files(root: Path) -> list[Path]:
     return sorted(path for path in (root / "journal").iterdir() if path.name.isdecimal())
 
 
-def test_the_next_epoch_has_every_record_and_each_fragments_newest_value(store: Objects) -> None:
-    first = Writer(store, 1)
-    assert first.opened.values == {} and first.opened.found.versions == [0, 0, 0]
-    first.grant(0)
-    first.commit(0)
-    first.commit(1, 2)
-    first.commit(0)
-    second = Writer(store, 2)
-    assert second.opened.found == recover(first.entries, FRAGMENTS) or _alike(second.opened, first.entries)
-    assert held(second.opened) == first.values
-    assert second.opened.values[1].arrays[1].tolist() == [0, 1, 2]
-    assert second.opened.damage == []
-
-
 def _alike(opened: Opened, entries: list[Entry]) -> bool:
     """Spans and coverage have no equality of their own."""
     ours, theirs = opened.found, recover(entries, FRAGMENTS)

@@ -18,45 +18,27 @@ from outer.journal.journal import StaleEpoch, StoredJournal
 from outer.journal.object_store import Bytes
 from outer.protocol.facts import Committed
 from outer.protocol.recovery import Entry
+from tests.orchestrator.eventlog.logs import Memory
 from tests.outer.journal.records import committed
 
 FRAGMENTS, SEEDS, MOVES = 3, 60, 120
 
 
-@dataclass
-class Store:
-    """Objects in memory. `trouble` may raise before or after something is created, or leave half of it."""
+class Store(Memory):
+    """`trouble` may raise before or after something is created, or leave half of it."""
 
-    retries: bool = False
-    kept: dict[str, bytes] = field(default_factory=dict)
-    trouble: Callable[[str], str] = lambda name: ""
+    trouble: Callable[[str], str] = staticmethod(lambda name: "")
 
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
         what = self.trouble(name)
         if what == "before":
             raise OSError("it did not answer")
-        if name in self.kept:
-            raise FileExistsError(name)
-        self.kept[name] = b"".join(parts)
+        super().create(name, parts)
         if what == "after":
             raise OSError("its answer was lost")
         if what == "torn":
-            self.kept[name] = self.kept[name][:-7]
+            self.objects[name] = self.objects[name][:-7]
             raise Crash
-
-    def read(self, name: str) -> bytes:
-        if name not in self.kept:
-            raise FileNotFoundError(name)
-        return self.kept[name]
-
-    def names(self, prefix: str) -> list[str]:
-        return sorted(name for name in self.kept if name.rpartition("/")[0] == prefix)
-
-    def folders(self, prefix: str) -> list[str]:
-        return []
-
-    def remove(self, name: str) -> None:
-        self.kept.pop(name, None)
 
 
 class Crash(Exception):

@@ -154,26 +154,6 @@ def test_nobody_has_made_more_than_it_was_lent_samples_for() -> None:
 # ------------------------------------------------------------------ leases
 
 
-def test_a_lease_runs_out_at_its_end_and_is_noticed_once() -> None:
-    leases = Leases()
-    leases.renew("a", "stepping", 10.0, 3.0)
-    assert leases.expire(12.999) == [] and leases.holds("a")
-    [(name, lease)] = leases.expire(13.0)
-    assert (name, lease.phase, lease.renewed_at) == ("a", "stepping", 10.0)
-    assert not leases.holds("a")
-    assert leases.expire(14.0) == []
-    assert leases.next_expiry is None, "what has run out is waited for no more"
-
-
-def test_speaking_again_tells_how_long_the_silence_was() -> None:
-    leases = Leases()
-    assert leases.renew("a", "stepping", 1.0, 3.0) is None
-    assert leases.renew("a", "stepping", 2.0, 3.0) is None, "in time is no silence"
-    leases.expire(9.0)
-    assert leases.renew("a", "stepping", 9.5, 3.0) == 7.5
-    assert leases.holds("a")
-
-
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 2.0), st.floats(0.0, 3.0)), min_size=1, max_size=30))
 def test_waking_at_the_next_expiry_misses_none(script: list[tuple[str, float, float]]) -> None:
     leases, now = Leases(), 0.0

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from learners.protocol.fact_buffer import FactBuffer
 from outer.protocol.facts import FactsLost, StepPassed
 from outer.protocol.recorder import NO_LONGER_HELD, Recorder, Run, runs_of
 
@@ -53,58 +49,3 @@ def test_the_runs_of_a_group_cover_the_losses_in_it() -> None:
     successor = Recorder()
     successor.mark_durable(runs_of("syncer", 2, own))
     assert successor.take("a", 1, 5, facts(5, 5)) == (facts(5, 5), None), "the gap is not named twice"
-
-
-@given(
-    st.lists(
-        st.sampled_from(["say", "send", "lose", "deliver", "again", "flush", "acknowledge", "lose the tail"]),
-        max_size=80,
-    )
-)
-def test_with_any_faults_each_fact_is_in_the_log_once_in_order_or_named_as_lost(script: list[str]) -> None:
-    buffer, recorder = FactBuffer(float, limit=6, monotonic=float), Recorder()
-    log: list[tuple[int, int]] = []  # (first, last), durable up to `flushed`
-    sent: list[tuple[int, list[Any]]] = []
-    flushed = said = 0
-
-    def deliver() -> None:
-        oldest, carried = sent.pop()
-        fresh, gone = recorder.take("a", 1, oldest, carried)
-        log.extend([(gone.first, gone.last)] if gone else [])
-        log.extend((number, number) for number, _, _ in fresh)
-
-    def flush() -> None:
-        nonlocal flushed
-        flushed = len(log)
-        recorder.mark_durable([Run("a", 1, last) for _, last in log[-1:]])
-
-    for move in script:
-        if move == "say":
-            buffer.add(said)
-            said += 1
-        elif move == "send":
-            sent.append((buffer.oldest, buffer.pending(2)))
-        elif move == "lose" and sent:
-            sent.pop()
-        elif move == "deliver" and sent:
-            deliver()
-        elif move == "again":
-            buffer.rewind()
-        elif move == "flush":
-            flush()
-        elif move == "acknowledge":
-            buffer.acknowledge(recorder.durable("a", 1))
-        elif move == "lose the tail":  # with the epoch that wrote it, and what that had not flushed
-            log[:] = log[: max(0, flushed - 2)]
-            flushed = len(log)
-            recorder = Recorder([["a", 1, last] for _, last in log[-1:]])
-    while buffer.recorded is None:
-        buffer.rewind()
-        sent.append((buffer.oldest, buffer.pending()))
-        deliver()
-        flush()
-        buffer.acknowledge(recorder.durable("a", 1))
-    sent.append((buffer.oldest, []))
-    deliver()
-    numbers = [number for first, last in log for number in range(first, last + 1)]
-    assert numbers == list(range(said))

@@ -7,11 +7,9 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.sample_spans import RETURNED_MAX, SPAN_STEPS_MAX, Span, SpanPool, span_size
-from tests.property_settings import examples
 
 
 def ranges(spans: list[Span]) -> list[tuple[int, int]]:
@@ -68,53 +66,6 @@ def test_deaths_do_not_crumble_the_pool_and_rests_too_small_for_anybody_do_not_p
     assert len(pool.state()[2]) <= RETURNED_MAX
 
 
-class Loans(RuleBasedStateMachine):
-    """The pool against a set of samples per borrower."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = SpanPool()
-        self.lent: dict[tuple[str, int], list[int]] = {}  # in the order of use
-        self.free: set[int] = set()
-        self.top = 0
-        self.generation = 0
-
-    @rule(name=st.sampled_from("abc"), batch=st.integers(1, 4), batches=st.integers(1, 4))
-    def grant(self, name: str, batch: int, batches: int) -> None:
-        span = self.pool.grant(name, self.generation, batch * batches, batch)
-        samples = set(range(span.start, span.stop))
-        assert 0 < span.samples <= batch * batches and span.samples % batch == 0
-        if span.start >= self.top:
-            assert span.start == self.top, "the order has no gap"
-            self.top = span.stop
-        else:
-            assert samples <= self.free
-            self.free -= samples
-        self.lent.setdefault((name, self.generation), []).extend(sorted(samples))
-
-    @precondition(lambda self: self.lent)
-    @rule(data=st.data())
-    def die(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.lent)))
-        samples = self.lent.pop(key)
-        committed = data.draw(st.integers(0, len(samples)))
-        for trimmed in (committed // 2, committed):
-            self.pool.trim(*key, trimmed)
-        back = [sample for span in self.pool.release(*key, committed) for sample in range(span.start, span.stop)]
-        assert back == samples[committed:]
-        self.free |= set(back)
-        self.generation += 1
-
-    @invariant()
-    def nobody_shares_a_sample(self) -> None:
-        lent = [sample for samples in self.lent.values() for sample in samples]
-        assert len(lent) == len(set(lent)) and not self.free.intersection(lent)
-
-
-Loans.TestCase.settings = examples(60, stateful_step_count=25)
-TestLoans = Loans.TestCase
-
-
 # ------------------------------------------------------------------ coverage
 
 
@@ -140,7 +91,3 @@ def test_each_step_counts_once_however_ranges_overlap(ranges: list[tuple[int, in
         assert coverage.last_step == max(covered)
         for (_, before), (after, _) in zip(coverage.intervals, coverage.intervals[1:], strict=False):
             assert before.step < after.step, "what touches is one interval: the books do not grow with the run"
-
-
-def test_nothing_covered_has_no_last_step() -> None:
-    assert (Coverage().tokens, Coverage().last_step) == (0, 0)
