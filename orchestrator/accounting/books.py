@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from orchestrator.accounting.fold import as_blocks, drive
 from orchestrator.accounting.ledger import (
     COMMITTED,
     FATE,
@@ -21,7 +19,6 @@ from orchestrator.accounting.ledger import (
     Settled,
     Sums,
     TokenFragments,
-    Unit,
     nothing,
     reasons,
 )
@@ -379,22 +376,3 @@ def _floor(table: Ints, fragments: int) -> Ints:
         return np.full(len(table), NONE)
     floor: Ints = table[:, :fragments].min(axis=1)
     return floor
-
-
-def settle(log: Iterable[Event] | Iterable[Block]) -> Books:
-    """The final books of a log, given as events in the log's order or as blocks, with the fate of every unit."""
-    records, windows = Records(), StepWindows()
-    keeper = Bookkeeper(windows, records)
-    fates: dict[Unit, str] = {}
-
-    def collect() -> None:
-        for (learner, incarnation), rows in keeper.settled:
-            for step, fate in zip(rows.step.tolist(), rows.fate.tolist(), strict=True):
-                fates[learner, incarnation, step] = FATES[fate]
-
-    for block in as_blocks(log):
-        drive([windows, records, keeper], [block])
-        collect()
-    keeper.finish()
-    collect()
-    return replace(keeper.books(), fates=fates)

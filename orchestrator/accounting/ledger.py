@@ -38,8 +38,6 @@ REASONS = ("drained", "killed", "overlap", "refused", "run_ended", "stale_base")
 FATES = (IN_FLIGHT, COMMITTED, *REASONS)  # StepTable.fate indexes it; in flight is PENDING
 FATE = {fate: place for place, fate in enumerate(FATES)}
 
-Unit = tuple[str, int, int]  # learner, incarnation, step
-
 
 @dataclass(frozen=True)
 class Ledger:
@@ -62,7 +60,6 @@ class Books(Ledger):
 
     by_learner: dict[str, Ledger] = field(default_factory=dict)
     token_fragments: tuple[Ledger, ...] = ()  # fragment by fragment: was this token's part of *it* committed
-    fates: dict[Unit, str] = field(default_factory=dict)  # of every unit; only `settle` fills it
 
 
 class Covered(NamedTuple):

@@ -14,6 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
+from orchestrator.accounting.books import Bookkeeper
+from orchestrator.accounting.fold import as_blocks
+from orchestrator.accounting.ledger import FATES, Books
+from orchestrator.accounting.records import Records
+from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event, fact_of
 from orchestrator.eventlog.facts import (
@@ -319,3 +324,23 @@ def restarted(events: list[Event], second: float = 18.5, **change: object) -> li
         fact = replace(event.fact, epoch=2) if is_a(Committed)(event) else event.fact
         said.append(replace(event, incarnation=2, fact=fact))
     return renumbered(sorted([*early, *said], key=lambda event: event.at))
+
+
+@dataclass(frozen=True)
+class DetailedBooks(Books):
+    fates: dict[tuple[str, int, int], str] = field(default_factory=dict)  # by learner, incarnation, step
+
+
+def settle(log: Iterable[Event] | Iterable[Block]) -> DetailedBooks:
+    """The final books of a log, with the fate of every step."""
+    records, windows = Records(), StepWindows()
+    keeper = Bookkeeper(windows, records)
+    settled = []
+    for block in as_blocks(log):
+        for fold in (windows, records, keeper):
+            fold.take(block)
+        settled += [(key, rows.step.tolist(), rows.fate.tolist()) for key, rows in keeper.settled]
+    keeper.finish()
+    settled += [(key, rows.step.tolist(), rows.fate.tolist()) for key, rows in keeper.settled]
+    fates = {(*key, step): FATES[fate] for key, steps, of in settled for step, fate in zip(steps, of, strict=True)}
+    return DetailedBooks(**vars(keeper.books()), fates=fates)

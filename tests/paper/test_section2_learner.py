@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from chaos.simulation.profile import Fault
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.accounting.books import settle
 from orchestrator.eventlog.facts import RunFinished
 from outer.protocol.facts import Committed
+from tests.orchestrator.histories import settle
 from tests.paper.simulated import history
 
 SYNC = {"P": 4, "H": 8, "tau": 2, "lease_s": 100.0, "grace": "adaptive"}

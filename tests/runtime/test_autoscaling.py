@@ -7,11 +7,11 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.accounting.books import settle
 from orchestrator.eventlog.facts import LearnerLost, LearnerStarted, NodePreempted, OrchestratorFollowed, PoolScaled
 from orchestrator.eventlog.reader import read_run
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import LearnerFenced
+from tests.orchestrator.histories import settle
 from tests.runtime.clusters import HEAD, cluster, preemption
 from tests.runtime.test_cluster import diloco, ended, violated
 from tests.waiting import until

@@ -6,11 +6,11 @@ import signal
 import pytest
 
 from learners.protocol.facts import StateReceived
-from orchestrator.accounting.books import settle
 from orchestrator.eventlog.facts import LearnerLost, PoolScaled
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import DrainStarted, LearnerFenced
+from tests.orchestrator.histories import settle
 from tests.runtime.results import assert_bit_equal, assert_kept
 from tests.runtime.script import FOREVER, Script, more, nothing, stepping
 

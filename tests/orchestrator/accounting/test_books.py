@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.accounting.books import settle
 from orchestrator.accounting.ledger import REASONS
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import LearnerLost, RunFinished
 from outer.protocol.facts import Committed, Finished, LearnerFenced, Refused, StepOpened, SyncerStarted
-from tests.orchestrator.histories import blocks, history, inserted, is_a, losing, script, without
+from tests.orchestrator.histories import blocks, history, inserted, is_a, losing, script, settle, without
 
 A_MISSES = frozenset((second, "a") for second in (4, 6, 8))  # a's steps 3 to 7 are overwritten unread
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, Donated, PhaseEntered, StateReceived, StepFinished
 from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.books import settle
 from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.verdicts import sound
 from orchestrator.checkers.liveness import median_at_least
@@ -48,6 +47,7 @@ from tests.orchestrator.histories import (
     is_a,
     renumbered,
     restarted,
+    settle,
     without,
 )
 

@@ -23,7 +23,6 @@ from learners.protocol.facts import (
     StepFinished,
 )
 from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.books import settle
 from orchestrator.accounting.fold import drive
 from orchestrator.accounting.summary import summarise
 from orchestrator.eventlog.block import Block
@@ -45,7 +44,7 @@ from outer.protocol.facts import (
     StepOpened,
     StepReopened,
 )
-from tests.orchestrator.histories import altered, blocks, history, inserted, is_a, restarted
+from tests.orchestrator.histories import altered, blocks, history, inserted, is_a, restarted, settle
 from tests.orchestrator.store.test_status import NAMES, RECIPE, SYNCER, about, row, view
 from tests.property_settings import examples
 

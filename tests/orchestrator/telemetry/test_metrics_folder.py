@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.accounting.books import settle
 from orchestrator.eventlog.reader import LogReader
 from orchestrator.runtime import metrics_actor
 from orchestrator.store.run_store import RunStore
@@ -15,7 +14,7 @@ from orchestrator.telemetry.catalog import CATALOG, Buckets, Sample
 from orchestrator.telemetry.run_samples import FILE, RunSamples, all_samples, publish
 from outer.protocol.facts import Refused, StepOpened
 from tests.orchestrator.eventlog.logs import write_log
-from tests.orchestrator.histories import history, inserted, is_a
+from tests.orchestrator.histories import history, inserted, is_a, settle
 from tests.orchestrator.telemetry.test_metrics import folded, key, status, summed, totals
 
 
