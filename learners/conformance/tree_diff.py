@@ -1,9 +1,7 @@
-"""Compares pytrees of arrays, and an object's attributes before and after a call, for the conformance checks."""
+"""Compares pytrees of arrays, for the conformance checks."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -60,18 +58,3 @@ def samples(batch: Batch) -> set[bytes]:
     """The bytes of each sample."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
     return {b"".join(leaf[index].tobytes() for leaf in leaves) for index in range(len(leaves[0]))}
-
-
-def state(thing: object) -> dict[str, str]:
-    """A digest or text of every attribute of an object."""
-
-    def shown(value: Any) -> str:
-        if isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)):
-            return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
-        if isinstance(value, Mapping):
-            return str({key: shown(item) for key, item in value.items()})
-        if isinstance(value, (list, tuple)):
-            return str([shown(item) for item in value])
-        return repr(value)
-
-    return {name: shown(value) for name, value in vars(thing).items()} if hasattr(thing, "__dict__") else {}

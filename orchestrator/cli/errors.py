@@ -63,10 +63,7 @@ def reported(as_json: bool = False) -> Iterator[None]:
         yield
     except InputError as error:
         count = len(error.problems)
-        problems = [
-            {"field": problem.field, "value": problem.value, "message": problem.message, "fix": problem.fix}
-            for problem in error.problems
-        ]
+        problems = [problem.record for problem in error.problems]
         _fail(INPUT, "input", f"{count} problem{'s' * (count > 1)} in the input", as_json, str(error), problems)
     except BrokenPipeError:
         raise  # the reader of our output has closed it, which is no error of a cluster

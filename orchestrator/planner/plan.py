@@ -139,11 +139,7 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         },
         "links": [asdict(load) | {"share": load.share} for load in plan.loads],
         "constants": {name: constant._asdict() for name, constant in rates(recipe).items()},
-        "limits": [_problem(problem) for problem in plan.limits],
-        "warnings": [_problem(problem) for problem in plan.warnings],
+        "limits": [problem.record for problem in plan.limits],
+        "warnings": [problem.record for problem in plan.warnings],
         "commands": list(commands),
     }
-
-
-def _problem(problem: Problem) -> dict[str, Any]:
-    return {"field": problem.field, "value": problem.value, "message": problem.message, "fix": problem.fix}

@@ -27,6 +27,11 @@ class Problem:
     meant: tuple[str, ...] = ()  # the fields that a misspelt key may stand for
     against: tuple[str, ...] = ()  # the fields that this one contradicts
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {"field": self.field, "value": self.value, "message": self.message, "fix": self.fix}
+
     def __str__(self) -> str:
         given = "" if self.value is None else f" = {literal(self.value)}"
         return f"{self.field}{given}: {self.message}\n    fix: {self.fix}"

@@ -66,6 +66,13 @@ class Durations(Protocol):
     exit_s: float  # from the end of a training loop to the end of its process
     end_s: float  # from an orderly end of a process until the supervisor knows of it
     pack_s: float  # for a donor to pack its state
+    # Drawn anew each time:
+    notice_s: Callable[[], float]  # from a learner's death to its detection
+    outage_s: Callable[[], float]  # from a syncer's death until its successor starts
+    retry_s: Callable[[], float]  # until a successor that could not open its epoch tries again
+    tell_s: Callable[[], float]  # for a message of the supervisor to reach the syncer
+    begin_s: Callable[[], float]  # for the supervisor to tell a learner to begin
+    reattach_s: Callable[[], float]  # for the supervisor to tell a learner of a new syncer
 
     def startup(self, learner: Any) -> tuple[float, float]:
         """Seconds of importing, and of compiling."""
@@ -84,24 +91,6 @@ class Durations(Protocol):
 
     def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
         """Call back once there is hardware and a process for an incarnation."""
-
-    def notice_s(self) -> float:
-        """Seconds from a learner's death to its detection."""
-
-    def outage_s(self) -> float:
-        """Seconds from a syncer's death until its successor starts."""
-
-    def retry_s(self) -> float:
-        """Seconds until a successor that could not open its epoch tries again."""
-
-    def tell_s(self) -> float:
-        """Seconds for a message of the supervisor to reach the syncer."""
-
-    def begin_s(self) -> float:
-        """Seconds for the supervisor to tell a learner to begin."""
-
-    def reattach_s(self) -> float:
-        """Seconds for the supervisor to tell a learner of a new syncer."""
 
 
 class Values(Protocol):

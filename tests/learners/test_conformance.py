@@ -149,13 +149,6 @@ class HeldOutOfAnotherShape(Sound):
         return x, y[:, None]
 
 
-class LossThatRemembers(Sound):
-    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, aux = super().loss(params, batch, rng)
-        self.last = loss
-        return loss, aux
-
-
 class NoGradient(Sound):
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
         return super().loss(jax.lax.stop_gradient(params), batch, rng)
@@ -221,7 +214,6 @@ FAILS: dict[str, tuple[type[Sound], str, str]] = {
     ),
     "unnamed-auxiliary": (losing(lambda loss, *_: (loss, {7: jnp.float32(1.0)})), "loss", "no strings: 7"),
     "unit-of-no-word": (faulty(loss_unit=3), "loss", "loss_unit is 3"),
-    "loss-that-remembers": (LossThatRemembers, "loss", "changes the task itself: last"),
     "noise-of-numpy": (losing(lambda loss, aux, *_: (loss * noise(), aux)), "loss", "compiled twice"),
     "overflow": (losing(lambda loss, aux, *_: (loss + jnp.exp(jnp.float32(1e3)), aux)), "loss", "is inf"),
     "branch": (

@@ -27,7 +27,14 @@ class DrawnDurations:
         self.unreachable_s = options.unreachable_s
         self.look_s, self.exit_s, self.end_s, self.pack_s = POLL_S, EXIT_S, TELL_S, PACK_S
         self._options, self._time, self._fault_counts = options, time, fault_counts
-        self._hosts, self._random = hosts.random, rng.random
+        self._hosts = hosts.random
+        draw, notice_s = rng.random, options.notice_s
+        self.notice_s = lambda: notice_s * draw()
+        self.outage_s: Callable[[], float] = lambda: 0.1 + notice_s * draw()
+        self.retry_s = lambda: 0.1 + 0.2 * draw()
+        self.tell_s = lambda: TELL_S * (0.5 + draw())
+        self.begin_s = lambda: TELL_S
+        self.reattach_s = lambda: 0.1 + draw()
 
     def startup(self, learner: LearnerLoop) -> tuple[float, float]:
         return self._options.import_s, self._options.compile_s
@@ -49,22 +56,4 @@ class DrawnDurations:
         return self._options.merge_s
 
     def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
-        self._time.after(0.1 + self._options.notice_s * self._random(), happen, *args)
-
-    def notice_s(self) -> float:
-        return self._options.notice_s * self._random()
-
-    def outage_s(self) -> float:
-        return 0.1 + self._options.notice_s * self._random()
-
-    def retry_s(self) -> float:
-        return 0.1 + 0.2 * self._random()
-
-    def tell_s(self) -> float:
-        return TELL_S * (0.5 + self._random())
-
-    def begin_s(self) -> float:
-        return TELL_S
-
-    def reattach_s(self) -> float:
-        return 0.1 + self._random()
+        self._time.after(self.outage_s(), happen, *args)

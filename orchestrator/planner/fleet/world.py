@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappush
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from learners.protocol.learner import Learner
-from orchestrator.planner.fleet.description import Fleet, FleetFault, FleetLink
+from orchestrator.planner.fleet.description import NOTHING, Fleet, FleetFault, FleetLink
 from orchestrator.planner.sizing.rates import encode_s
 from orchestrator.planner.sizing.traffic import DOWN_BYTES, down_bytes
-from orchestrator.simulation.context import Faults, Observer, SimContext, SimGroup, SimLearner
+from orchestrator.simulation.context import Faults, SimContext, SimGroup, SimLearner
 from orchestrator.simulation.learner_loop import LearnerLoop
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Host, Process
@@ -60,6 +60,8 @@ class FleetDurations:
         self.look_s, self.exit_s, self.end_s, self.pack_s = fleet.look_s, 0.0, EXIT_S, 0.0
         self.steps: dict[str, list[Stepped]] = {}
         self.notice_s = timing.detect_s
+        # The supervisor's messages take no time, and the syncer never dies.
+        self.outage_s = self.retry_s = self.tell_s = self.begin_s = self.reattach_s = NOTHING
         self._fleet, self._time, self._timing = fleet, time, timing
         self._members = {member.name: member for member in fleet.members}
         self._ready_at: dict[str, float] = {}  # by learner: its hardware stands still until then
@@ -96,19 +98,9 @@ class FleetDurations:
     def merge_s(self, fragment: int, payloads: int) -> float:
         return self._timing.merge_s(self._fleet.fragments[fragment].size, payloads)
 
-    def append_s(self, fragment: int) -> float:
-        """Seconds to append one commit."""
-        return self._timing.append_s(self._fleet.fragments[fragment].size)
-
     def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
         replace_s = self._timing.replace_s() if incarnation > 1 else 0.0
         self._time.after(replace_s, happen, *args)
-
-    def retry_s(self) -> float:
-        return 0.0
-
-    # The supervisor's messages take no time, and the syncer never dies.
-    outage_s = tell_s = begin_s = reattach_s = retry_s
 
 
 # ------------------------------------------------------------------ network
@@ -138,21 +130,14 @@ class LinkNetwork:
         return gone_at + link.latency_s
 
 
-class Way:
+class Way(NamedTuple):
     """From one process to another. `learner` is the end that is no syncer, or the giver."""
 
-    __slots__ = ("latency_s", "learner", "source", "target")
-
-    def __init__(self, learner: LearnerProcess, source: str, target: str, latency_s: float) -> None:
-        self.learner, self.source, self.target, self.latency_s = learner, source, target, latency_s
-
-
-class Up(Way):
-    """From a learner to the syncer."""
-
-
-class Down(Way):
-    """From the syncer to a learner. A version comes once for all learners of another region."""
+    kind: Literal["up", "down", "peer"]  # down: a version comes once for all learners of another region
+    learner: LearnerProcess
+    source: str
+    target: str
+    latency_s: float
 
 
 class FleetNetwork:
@@ -177,23 +162,24 @@ class FleetNetwork:
 
     def links(self, learner: LearnerProcess) -> tuple[Way, Way]:
         here, there = self._region[learner.name], self._syncer
-        up = Up(learner, here, there, self.regions.latency_s(here, there))
-        return up, Down(learner, there, here, self.regions.latency_s(there, here))
+        return self._way("up", learner, here, there), self._way("down", learner, there, here)
 
     def peer_links(self, one: LearnerProcess, other: LearnerProcess) -> tuple[Way, Way]:
         here, there = self._region[one.name], self._region[other.name]
-        way = Way(one, here, there, self.regions.latency_s(here, there))
-        return way, Way(other, there, here, self.regions.latency_s(there, here))
+        return self._way("peer", one, here, there), self._way("peer", other, there, here)
+
+    def _way(self, kind: Literal["up", "down", "peer"], learner: LearnerProcess, source: str, target: str) -> Way:
+        return Way(kind, learner, source, target, self.regions.latency_s(source, target))
 
     def carry(self, way: Way, size: float, target: Process, happen: Callable[..., Any], *args: Any) -> int:
         time = self._time
         if not size or args[0] is None:  # it has no such version
             heappush(time.queue, (time.now + way.latency_s, time.number(), target, happen, args))
-        elif type(way) is Up:
+        elif way.kind == "up":
             made_at = time.now + encode_s(self._fleet.sync.codec, size)
             there_at = self.regions.carry(made_at, size, way.source, way.target)
             time.reach(there_at - time.now, target, happen, *args)
-        elif type(way) is Down:
+        elif way.kind == "down":
             self._publish(way, size, target, happen, args)
         else:
             self._send_piece(way, size / PIECES, PIECES, target, happen, args)
@@ -277,6 +263,7 @@ class World:
         self.fleet, self.time = fleet, Timeline()
         self.commits: list[CountedCommit] = []
         self.durations = FleetDurations(fleet, self.time)
+        self.steps = self.durations.steps
         self.network = FleetNetwork(fleet, self.time)
         faults = PlannedFaults(fleet, self.time)
         self.context = SimContext(
@@ -294,7 +281,6 @@ class World:
             make_values=lambda key: NoValues(),
             make_journal=lambda syncer, durable, refused: TimedJournal(self, syncer),
             faults=faults,
-            observer=CommitCounter(self.time, self.commits),
             recording=fleet.recorded,
             fetches_newest=True,
             fetchers=len(fleet.fragments),  # links are what limits them
@@ -306,10 +292,6 @@ class World:
     def learners(self) -> dict[str, LearnerProcess]:
         """The newest incarnation of each."""
         return self.supervisor.learners
-
-    @property
-    def steps(self) -> dict[str, list[Stepped]]:
-        return self.durations.steps
 
     @property
     def _first(self) -> list[str]:
@@ -361,20 +343,12 @@ class World:
 
     def durable(self, group: SimGroup) -> None:
         """A group is in the journal."""
+        for fact in (each.record for each in group.records):
+            if isinstance(fact, Committed):
+                weighty = sum(one.weight > 0.0 for one in fact.participants)
+                self.commits.append(CountedCommit(self.time.now, weighty, fact.tokens_committed))
         if self.context.recording:
             self.context.log.append(group)
-
-
-class CommitCounter(Observer):
-    """Appends every commit to `commits`, unless an earlier epoch has recorded it."""
-
-    def __init__(self, time: Timeline, commits: list[CountedCommit]) -> None:
-        self._time, self._commits = time, commits
-
-    def emitted(self, syncer: SyncerProcess, fact: Any) -> None:
-        if type(fact) is Committed and fact.epoch == syncer.epoch:
-            weighty = sum(one.weight > 0.0 for one in fact.participants)
-            self._commits.append(CountedCommit(self._time.now, weighty, fact.tokens_committed))
 
 
 class Number(NamedTuple):
@@ -418,10 +392,10 @@ class TimedJournal:
         self._group: SimGroup | None = None  # under way
 
     def put(self, group: SimGroup) -> None:
-        world, self._group = self._world, group
+        fleet, self._group = self._world.fleet, group
         commits = [each.record for each in group.records if isinstance(each.record, Committed)]
-        takes_s = sum(world.durations.append_s(commit.fragment) for commit in commits)
-        world.time.reach(takes_s, self._syncer, self._land, group)
+        takes_s = sum(fleet.timing.append_s(fleet.fragments[commit.fragment].size) for commit in commits)
+        self._world.time.reach(takes_s, self._syncer, self._land, group)
 
     def _land(self, group: SimGroup) -> None:
         self._group = None
@@ -477,7 +451,9 @@ def _outcome(world: World, start: float, stop: float, finished_at: float | None)
     return ForecastOutcome(
         seconds=seconds,
         goodput=sum(useful_s.values()) / wanted_s if wanted_s else math.nan,
-        uptime=covered_s([span for each in steps.values() for span in _spans(each)]) / seconds if seconds else math.nan,
+        uptime=covered_s([(step.began, step.ended) for each in steps.values() for step in each]) / seconds
+        if seconds
+        else math.nan,
         participation=sum(merge.participants for merge in merges) / possible if possible else math.nan,
         commits=len(merges),
         merges_per_step=len(merges) / mean_steps if mean_steps else math.nan,
@@ -492,17 +468,6 @@ def _cut(step: Stepped, start: float, stop: float) -> Stepped:
     """The part of it that lies in the window."""
     began, ended = max(start, step.began), min(stop, step.ended)
     return step._replace(began=began, ended=max(began, ended))
-
-
-def _spans(steps: Sequence[Stepped]) -> list[tuple[float, float]]:
-    """The intervals in which a learner was stepping: steps that follow each other without a pause are one."""
-    spans: list[tuple[float, float]] = []
-    for step in steps:
-        if spans and step.began <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], step.ended))
-        else:
-            spans.append((step.began, step.ended))
-    return spans
 
 
 def covered_s(spans: Sequence[tuple[float, float]]) -> float:
