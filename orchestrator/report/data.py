@@ -62,7 +62,6 @@ class Data:
     summary: Mapping[str, Any]
     verdicts: Sequence[Verdict]
     rules: SyncerStarted | None  # of the newest epoch
-    origin: float  # Unix seconds
     end_s: float  # the last event
     stepped: bool  # whether there was a learner step
     training: list[LossBin]
@@ -97,7 +96,6 @@ def collect(fold: ReportFold, summary: Mapping[str, Any], verdicts: Sequence[Ver
         summary,
         verdicts,
         roster.rules,
-        origin,
         end - origin,
         stepped,
         _training(fold, clock),

@@ -33,23 +33,12 @@ class Table:
         return frozenset(index for row in self.rows for index, cell in enumerate(row) if len(cell) > LONG)
 
 
-def table(
-    title: str,
-    columns: str,
-    rows: Iterable[Sequence[str]],
-    numeric: Iterable[int] = (),
-    note: str = "",
-    count: int = 0,
-) -> Table:
-    """`columns` are separated by bars: "learner|steps". Of very many rows the first are kept, with a note.
-
-    `count`: how many rows there would be, where not all are given.
-    """
+def table(title: str, columns: str, rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()) -> Table:
+    """`columns` are separated by bars: "learner|steps". Of very many rows the first are kept, with a note."""
     names = tuple(columns.split("|"))
     cells = tuple(tuple(row) for row in rows)
     assert all(len(row) == len(names) for row in cells)
-    if max(count, len(cells)) > ROWS_MOST:
-        note = f"The first {ROWS_MOST} of {max(count, len(cells)):,}; the others are in the log."
+    note = f"The first {ROWS_MOST} of {len(cells):,}; the others are in the log." if len(cells) > ROWS_MOST else ""
     return Table(title, names, cells[:ROWS_MOST], frozenset(numeric), note)
 
 
@@ -177,7 +166,8 @@ def _healed(until_s: float | None) -> str:
 
 def skipped(data: Data) -> Table:
     rows = [(fact.fault_kind, fact.target, fact.reason) for fact in data.skipped]
-    return table("Planned faults that found no target", "kind|target|reason", rows, count=data.skips)
+    left = f"; {data.skips - len(rows):,} earlier ones are in the log" if data.skips > len(rows) else ""
+    return table(f"Planned faults that found no target{left}", "kind|target|reason", rows)
 
 
 def recoveries(data: Data) -> Table:
