@@ -182,12 +182,16 @@ def start_and_wait(
             left, lost_at = left - 1, time.monotonic()
             if not left:
                 raise  # else start another one, which takes the run over
+            with contextlib.suppress(OSError):
+                lock.take()  # until then it is this process that works on the run
+                lock.keep()
         except KeyboardInterrupt as interruption:
             if detach and not isinstance(interruption, Terminated) and job.config() is None:
                 raise
             ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
             summary = _wait(orchestrator, status)  # interrupted again: leaves at once
             break
+    lock.stop()
     ray.kill(orchestrator)
     return summary
 

@@ -20,6 +20,7 @@ from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.runtime.specs import syncer_spec
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
+from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import RunLost
 from outer.journal.journal import StaleEpoch
@@ -312,3 +313,25 @@ def test_a_shell_asks_an_orchestrator_that_cannot_be_reached_again_and_follows_a
     assert launch._wait(orchestrator, launch.Statuses(RunStore(tmp_path), print)) == {"state": "finished"}
     with pytest.raises(RunLost):
         launch._wait(orchestrator, launch.Statuses(RunStore(tmp_path), print))
+
+
+def test_a_shell_has_the_lock_of_its_run_while_there_is_no_orchestrator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, held, ends = RunLock(Folder(tmp_path), "one"), list[bool](), [RunLost("it died"), {"state": "finished"}]
+
+    def start(*_: Any) -> None:
+        held.append(lock.held)
+
+    def wait(*_: Any) -> Any:
+        if isinstance(end := ends.pop(0), Exception):
+            raise end
+        return end
+
+    for name, stub in (("_orchestrator", start), ("_wait", wait)):
+        monkeypatch.setattr(launch, name, stub)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(launch.metrics_actor, "start", lambda *_: None)
+    monkeypatch.setattr(ray, "kill", lambda _: None)
+    launch.start_and_wait(RECIPE, RunStore(tmp_path), RunPlacement("", 1), None, print, detach=False, lock=lock)
+    assert held == [False, True]
