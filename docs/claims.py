@@ -18,6 +18,14 @@ PLACE = re.compile(r"Section (\d[^.:]*)")  # up to the first stop or colon
 
 # Claims that tests in other folders prove, of single parts or of whole commands: place, file, departures.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "a new version is announced to every connected learner": (
+        "3, algorithm 2, step 6",
+        "tests/simulation/test_mutants.py",
+    ),
+    "the syncer needs to know nothing of a recovery to merge what comes of it": (
+        "6, recovery",
+        "tests/simulation/test_seeds.py",
+    ),
     "each fragment has an offset of its own within the round": (
         "1, offsets t_p",
         "tests/outer/protocol/test_schedule.py",

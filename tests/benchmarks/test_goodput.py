@@ -15,18 +15,15 @@ from hypothesis import strategies as st
 from benchmarks.studies import fitting
 from benchmarks.studies.goodput import main
 from benchmarks.studies.islands import (
-    ALONE,
     YEAR_S,
     ChipFailures,
     Draws,
     Effort,
     Island,
     Leap,
-    Waiting,
     all_idle_s,
     alone,
     interval,
-    once,
     simulate,
     streaming,
     synchronous,
@@ -95,24 +92,6 @@ def test_the_fast_path_gives_the_stalls_step_ends_and_worth_of_single_steps(
     assert slow[1:] == pytest.approx(fast[1:], rel=1e-9)
 
 
-def test_failing_steps_are_as_many_as_a_poisson_process_makes_of_the_chips_that_step() -> None:
-    failures = ChipFailures(mtbi_s=1e6, step_s=10.0, outage_s=30.0)
-    island, steps = Island(failures, 10_000, Draws(3), elastic=False), 20_000
-    failing = len(stepped(island, steps)[0])
-    chance = 1.0 - math.exp(-10_000 * 10.0 / 1e6)
-    assert abs(failing - steps * chance) < 4 * math.sqrt(steps * chance * (1 - chance))
-
-
-def test_slices_return_after_an_exponentiated_weibull_delay() -> None:
-    failures = ChipFailures(repair_a=2.0, repair_c=0.8, repair_scale_s=600.0)
-    draws = Draws(5).repairs_s(failures)
-    found = sorted(next(draws) for _ in range(4000))
-    for quantile in (0.1, 0.5, 0.9):
-        assert found[int(4000 * quantile)] == pytest.approx(failures.repair_s(quantile), rel=0.1)
-        t = failures.repair_s(quantile) / 600.0
-        assert (1.0 - math.exp(-(t**0.8))) ** 2.0 == pytest.approx(quantile)
-
-
 def test_chips_of_one_slice_that_fail_in_the_same_step_take_it_out_once() -> None:
     """Of 4 slices, each lost with chance p in a step: a learner steps again with the 4 (1 - p) that are left."""
     failures = ChipFailures(mtbi_s=10.0, step_s=10.0, slice_chips=1, repair_a=100.0, repair_scale_s=1e6)
@@ -128,23 +107,6 @@ def test_a_learner_with_every_slice_away_waits_for_the_first_to_return() -> None
     back = next(Draws(0).repairs_s(failures))
     assert sample == (10.0, pytest.approx(max(5.0, back) + 7.0), 0.0)
     assert island.sample(200.0 + back).share == 0.0  # it stepped, whole, and failed again
-
-
-@pytest.mark.parametrize("stall", ["down_s", "up_s", "outage_s"])
-def test_a_measured_stretch_holds_many_of_the_longest_stalls(stall: str) -> None:
-    failures = ChipFailures(mtbi_s=1e7, **{stall: 1e6})
-    for mode in ALONE:
-        found = once(mode, 1, 10_000, failures, Effort(failing=10), (0, 0), Waiting())
-        assert 0.0 < found.goodput <= 1.0 and 0.0 < found.uptime <= 1.0
-
-
-def test_uptime_of_a_fleet_is_that_of_independent_learners() -> None:
-    """What the fit relies on in place of simulating fleets."""
-    failures, effort = ChipFailures(), Effort(half_width=1.0, failing=2000)
-    fleet = simulate("decoupled", 2, 1_200_000, failures, effort)
-    one = simulate("elastic", 1, 600_000, failures, effort, seed=1)
-    assert fleet.goodput == pytest.approx(one.goodput, abs=0.015)
-    assert fleet.uptime == pytest.approx(1 - (1 - one.uptime) ** 2, abs=0.015)
 
 
 def test_seeds_are_added_until_the_interval_is_narrow_enough() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.faults import PlannedFault
 from chaos.plans import due, plan, random_faults
 from orchestrator.recipe.config import ChaosConfig, FaultConfig, FaultKind, Point
 from orchestrator.recipe.toml_text import load
@@ -25,13 +24,6 @@ PLANNED = ChaosConfig(
     )
 )
 RANDOM = ChaosConfig(mtbf_s=20.0, freeze_s=4.0)
-
-
-def test_a_plan_keeps_what_the_recipe_says() -> None:
-    first, second, third = plan(PLANNED, LEARNERS, 0)
-    assert second == PlannedFault(1, "freeze", "learner-local-2", None, 7.5, 3.0)
-    assert (first.identifier, first.kind, first.at_step, first.at_s) == (0, "kill", 100, None)
-    assert (third.identifier, third.kind, third.at_step, third.at_s) == (2, "kill", None, 9.0)
 
 
 def test_each_kind_keeps_the_numbers_that_mean_something_to_it() -> None:
@@ -114,10 +106,6 @@ def test_the_seed_of_the_chaos_section_goes_before_the_runs() -> None:
         for seed in (5, 6)
     }
     assert draws[(5, 5)] == draws[(5, 6)] == draws[(None, 5)] != draws[(None, 6)]
-
-
-def test_without_a_mean_time_there_are_no_random_faults() -> None:
-    assert list(random_faults(PLANNED, LEARNERS, 0, 0)) == []
 
 
 @given(seed=st.integers(0, 2**63), first=st.integers(0, 1000))

@@ -70,15 +70,6 @@ def test_shellcheck_finds_nothing_in_the_scripts() -> None:
     subprocess.run([path_of("shellcheck"), *SCRIPTS], check=True)
 
 
-def test_the_runbook_names_files_that_exist() -> None:
-    text = (DEPLOY / "README.md").read_text()
-    named = set(re.findall(r"`((?:recipes|kuberay|clusters|tls)/[\w./-]+)`", text)) | set(
-        re.findall(r"deploy/([\w/-]+\.[\w.]*\w)", text)
-    )
-    assert len(named) > 10
-    assert [name for name in named if not (DEPLOY / name).exists()] == []
-
-
 # ------------------------------------------------------------------ recipes
 
 

@@ -30,11 +30,6 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
 
 
-def test_every_example_is_tested() -> None:
-    found = ["batchnorm", "decoder", "digits", "experts", "flax_linen", "flax_nnx", "rules", "shapes", "spirals"]
-    assert found == EXAMPLES
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_a_sound_task_with_a_valid_recipe(name: str) -> None:
     smaller = ["--set", "model.layers=1"] if name in ("decoder", "digits", "experts") else []

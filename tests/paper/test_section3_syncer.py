@@ -99,14 +99,3 @@ def test_every_live_learner_with_a_current_base_is_read_or_by_choice_those_that_
         one.now = 1.5
         one.step("a")
         assert one.asked(2) == asked
-
-
-# ------------------------------------------------------------------ the outer step
-
-
-def test_a_new_version_is_announced_to_every_connected_learner() -> None:
-    """Section 3, algorithm 2, step 6: to those, too, that took no part."""
-    one = bench("a", "b", "c", quorum=1)
-    one.commit("a")
-    told = [learner for learner, version in one.notices if version == 1]
-    assert sorted(told) == ["a", "b", "c"]

@@ -15,7 +15,6 @@ from orchestrator.eventlog.facts import LearnerLost
 from outer.config import SyncConfig
 from outer.protocol.facts import Committed, DonorNamed, LearnerAttached, StepOpened
 from outer.protocol.messages import State, Welcome
-from tests.golden.bench import bench
 from tests.paper.simulated import history
 
 H = 4
@@ -123,15 +122,6 @@ def test_with_nobody_to_copy_from_a_learner_starts_from_the_syncer() -> None:
     """Section 6, recovery. Departure 0010: the paper leaves this case open."""
     one = history({"a": 0.1}, SYNC, 80, CRASH)
     assert [fact.source for fact in one.facts(StateReceived, "a", 2)] == ["syncer"]
-
-
-def test_the_syncer_needs_to_know_nothing_of_a_recovery_to_merge_what_comes_of_it() -> None:
-    """Section 6, recovery: for the commit a joiner is one more learner with a current base."""
-    one = bench("a", "b", quorum=1, sync={"grace": "infinite"})
-    one.commit("a", "b")
-    one.join("b", lease_s=1e9)
-    one.commit("a", "b")
-    assert [(p.learner, p.incarnation) for p in one.facts(Committed)[-1].participants] == [("a", 1), ("b", 2)]
 
 
 # ------------------------------------------------------------------ growing

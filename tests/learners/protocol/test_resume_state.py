@@ -10,7 +10,7 @@ from learners.protocol.events_effects import Apply, Compiled, Enter, Exit, Fetch
 from learners.protocol.facts import Adopted, PhaseEntered, Resumed, StateSaved, StepFinished
 from learners.protocol.learner import SUSPENDED
 from learners.protocol.resume_state import ResumeState
-from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Attach, Grant, ReadRequest, Stop, Welcome
+from outer.protocol.messages import COMPILING, IMPORTING, Attach, Grant, ReadRequest, Stop, Welcome
 from tests.golden.loop import Loop, joined, notice, only
 
 
@@ -72,13 +72,6 @@ def suspended() -> tuple[Loop, Save]:
     assert [effect.reason for effect in only(Exit, effects)] == [SUSPENDED] and only(RunStep, effects) == []
     assert [type(e.fact) for e in loop.log[said:] if hasattr(e, "fact")] == [StepFinished, StateSaved]
     return loop, saves(loop)[-1]
-
-
-def test_told_to_leave_for_now_it_saves_and_goes_without_a_word() -> None:
-    loop, save = suspended()
-    assert save.final and save.snapshot == 7
-    assert [fact.phase for fact in loop.facts(PhaseEntered)][-1] == STEPPING
-    assert loop.machine.phase == STEPPING
 
 
 def test_what_was_saved_goes_on_with_the_same_counters_and_samples_as_if_nothing_had_been() -> None:

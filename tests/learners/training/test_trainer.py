@@ -159,21 +159,6 @@ def test_leaves_keep_their_dtype_and_travel_as_float32() -> None:
 # ------------------------------------------------------------------ adoption
 
 
-@pytest.fixture
-def values(trainer: Trainer) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    random = np.random.default_rng(0)
-    size = trainer.fragments[2].size
-    local, theta, anchor = (random.normal(size=size).astype(np.float32) for _ in range(3))
-    trainer.load(2, local)
-    return local, theta, anchor
-
-
-def test_rebasing_keeps_the_progress_since_the_anchor(trainer: Trainer, values: Any) -> None:
-    local, theta, anchor = values
-    trainer.adopt(2, theta, "rebase", anchor)
-    np.testing.assert_allclose(trainer.read(2), local + (theta - anchor), rtol=1e-6, atol=1e-6)
-
-
 def test_a_reset_clears_the_moments(trainer: Trainer) -> None:
     trainer.step(0, 4, 0.5)
     assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(trainer.opt_state))

@@ -14,7 +14,7 @@ from outer.protocol.events_effects import Expect
 from outer.protocol.facts import LeaseExpired, LeaseRenewed, Refused
 from outer.protocol.leases import Leases
 from outer.protocol.members import Members
-from outer.protocol.messages import COMPILING, DRAINING, STEPPING, Attach, Contribution, FragmentCounters, Report
+from outer.protocol.messages import COMPILING, DRAINING, STEPPING, Contribution, FragmentCounters, Report
 
 
 def report(learner: str = "a", incarnation: int = 1, epoch: int | None = 7, **change: Any) -> Report:
@@ -60,12 +60,6 @@ def test_who_may_not_speak_is_refused_with_the_reason(members: Members, said: Re
     assert members.admit(said, "report") is None
     [fact] = members.drain_facts()
     assert isinstance(fact, Refused) and (fact.reason, fact.message) == (reason, "report")
-
-
-def test_a_learner_that_is_not_attached_yet_reports_without_an_epoch(members: Members) -> None:
-    assert members.admit(report(epoch=None, phase=COMPILING), "report") is not None
-    assert members.admit(Attach("a", 1, {}), "attach") is not None
-    assert members.drain_facts() == []
 
 
 def test_a_stale_report_is_said_once_and_each_stale_contribution_every_time(members: Members) -> None:

@@ -47,9 +47,6 @@ def test_a_read_that_the_shell_could_not_make_is_waited_for_no_longer() -> None:
     assert [one.learner for fact in made.facts(Committed) for one in fact.participants] == ["b", "c"]
 
 
-# ------------------------------------------------------------------ grace
-
-
 # ------------------------------------------------------------------ reports, reads and the end
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -15,40 +16,24 @@ from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, around, mutant
 
 
-def recovering(change: Any) -> Any:
-    """What is recovered, changed before the syncer sees it."""
+def forgets(name: str, breaks: str, **nothing: Any) -> Any:
+    """A bug: this is recovered as if the journal named none of it."""
 
-    def wrapper(recover: Any) -> Any:
-        def changed(entries: Any, fragments: int) -> Recovered:
-            return change(recover(entries, fragments))
+    def bug(recover: Any, entries: Any, fragments: int) -> Recovered:
+        return replace(recover(entries, fragments), **deepcopy(nothing))
 
-        return changed
-
-    return wrapper
+    bug.__name__, bug.__doc__ = f"{name}_not_recovered", breaks
+    return around(recovery, "recover")(bug)
 
 
-@mutant
-def tokens_not_recovered(plant: Plant) -> None:
-    """The count of committed tokens goes on from the journal."""
-    plant.around(recovery, "recover", recovering(lambda found: replace(found, tokens_committed=0)))
-
-
-@mutant
-def coverage_not_recovered(plant: Plant) -> None:
-    """What earlier epochs have counted is not counted again."""
-    plant.around(recovery, "recover", recovering(lambda found: replace(found, coverage={})))
-
-
-@mutant
-def merged_steps_not_recovered(plant: Plant) -> None:
-    """Another epoch knows which steps of each learner are in which fragment."""
-    plant.around(recovery, "recover", recovering(lambda found: replace(found, merged_step={})))
-
-
-@mutant
-def incarnations_not_recovered(plant: Plant) -> None:
-    """Another epoch fences who died meanwhile: it knows the incarnations that the journal names."""
-    plant.around(recovery, "recover", recovering(lambda found: replace(found, incarnations={})))
+forgets("tokens", "The count of committed tokens goes on from the journal.", tokens_committed=0)
+forgets("coverage", "What earlier epochs have counted is not counted again.", coverage={})
+forgets("merged_steps", "Another epoch knows which steps of each learner are in which fragment.", merged_step={})
+forgets(
+    "incarnations",
+    "Another epoch fences who died meanwhile: it knows the incarnations that the journal names.",
+    incarnations={},
+)
 
 
 @around(recovery, "recover")
