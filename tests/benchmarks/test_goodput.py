@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +22,6 @@ from benchmarks.studies.islands import (
     Leap,
     all_idle_s,
     alone,
-    interval,
     simulate,
     streaming,
     synchronous,
@@ -90,31 +88,6 @@ def test_the_fast_path_gives_the_stalls_step_ends_and_worth_of_single_steps(
     for one, other in zip(slow[0], fast[0], strict=True):
         assert one == pytest.approx(other, rel=1e-9)
     assert slow[1:] == pytest.approx(fast[1:], rel=1e-9)
-
-
-def test_chips_of_one_slice_that_fail_in_the_same_step_take_it_out_once() -> None:
-    """Of 4 slices, each lost with chance p in a step: a learner steps again with the 4 (1 - p) that are left."""
-    failures = ChipFailures(mtbi_s=10.0, step_s=10.0, slice_chips=1, repair_a=100.0, repair_scale_s=1e6)
-    left = [Island(failures, 4, Draws(seed)).sample(0.0).share for seed in range(2000)]
-    chance = 1.0 - math.exp(-1.0)
-    assert statistics.fmean(left) == pytest.approx(1.0 - chance, abs=4 * math.sqrt(chance * (1 - chance) / 8000))
-
-
-def test_a_learner_with_every_slice_away_waits_for_the_first_to_return() -> None:
-    failures = ChipFailures(mtbi_s=1.0, step_s=10.0, slice_chips=256, down_s=5.0, up_s=7.0)  # fails in every step
-    island = Island(failures, 256, Draws(0))
-    sample = island.sample(100.0)
-    back = next(Draws(0).repairs_s(failures))
-    assert sample == (10.0, pytest.approx(max(5.0, back) + 7.0), 0.0)
-    assert island.sample(200.0 + back).share == 0.0  # it stepped, whole, and failed again
-
-
-def test_seeds_are_added_until_the_interval_is_narrow_enough() -> None:
-    wide = simulate("elastic", 1, 600_000, ChipFailures(), Effort(half_width=0.5, failing=200))
-    narrow = simulate("elastic", 1, 600_000, ChipFailures(), Effort(half_width=0.004, failing=200))
-    assert wide.seeds == 5 < narrow.seeds and narrow.half_width <= 0.004 < wide.half_width
-    half = 2.776445 * statistics.stdev([0.50, 0.52, 0.48, 0.51, 0.49]) / math.sqrt(5)
-    assert interval([0.50, 0.52, 0.48, 0.51, 0.49]) == pytest.approx((0.5 - half, 0.5 + half)), "Student's"
 
 
 # ------------------------------------------------------------------ fleets that wait
