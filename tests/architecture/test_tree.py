@@ -19,11 +19,11 @@ BUDGETS = {
     "outer": 2100,
     "learners/protocol": 1900,
     "learners/training": 4750,
-    "learners/conformance": 700,
+    "learners/conformance": 650,
     "learners": 2250,
     "orchestrator/recipe": 1600,
     "orchestrator/store": 1700,
-    "orchestrator/planner": 2550,
+    "orchestrator/planner": 2500,
     "orchestrator/report": 1700,
     "orchestrator/replay": 1800,
     "orchestrator/runtime": 4000,
@@ -37,7 +37,7 @@ BUDGETS = {
     "orchestrator/telemetry": 950,
     "orchestrator/simulation": 1850,
     "orchestrator": 50,
-    "chaos/simulation": 3500,
+    "chaos/simulation": 3200,
     "chaos": 500,
 }
 TOTALS = {PACKAGES: 53_400, ("tests",): 34_000, ("benchmarks",): 8000}
