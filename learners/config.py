@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from outer.config import Section, Table
 
@@ -67,6 +67,12 @@ class DataConfig(Section):
     span_steps: PositiveInt = Field(16, description="the fewest steps' samples that a learner is lent at a time")
     ahead_s: NonNegativeFloat = Field(
         3600.0, description="seconds of samples that a learner holds ahead, so that it steps on while it has no syncer"
+    )
+
+    set_aside: NonNegativeInt = Field(
+        64,
+        description="how often, at most, a run sets aside the samples on which two learners have ended, such as those "
+        "of a damaged file among many that nobody has read",
     )
 
     def of(self, corpus: CorpusConfig) -> DataConfig:

@@ -54,7 +54,13 @@ BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts fir
 SEND_S = 130.0  # for the last report: as long as a link that is down may hold it up, and a little more
 LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way and the last facts
 
-LOOP_EVENTS = (events_effects.Resume, events_effects.Boundary, events_effects.StepDone, events_effects.Staged)
+LOOP_EVENTS = (
+    events_effects.Resume,
+    events_effects.Boundary,
+    events_effects.StepDone,
+    events_effects.Waiting,
+    events_effects.Staged,
+)
 
 T = TypeVar("T")
 
@@ -170,11 +176,12 @@ class LearnerShell:
         try:
             self._prepare()
             self._ended.set_result(self._loop())
-        except Exception as error:
+        except BaseException as error:  # whatever a task raises
             step = self._machine.step if self._machine else 0
             self._facts.add(LoopFailed(step, traceback.format_exc()))
             self._flush()
-            self._ended.set_exception(error)
+            ordinary = isinstance(error, Exception)  # Ray takes an interruption for its own
+            self._ended.set_exception(error if ordinary else RuntimeError(f"{type(error).__name__}: {error}"))
         return self._ended.result()
 
     def reattach(self) -> str:
@@ -334,6 +341,7 @@ class LearnerShell:
             self._spec.sync.smoothing,
             self._faults,
             done=self._drive,
+            waits=lambda: self._drive(events_effects.Waiting()),
             say=self._facts.add,
         )
         self._drive(events_effects.Resume())

@@ -13,6 +13,7 @@ import numpy as np
 from learners.fault_effects import FaultEffects
 from learners.protocol.events_effects import RunStep, StepDone
 from learners.protocol.facts import Spoiled
+from learners.protocol.learner import HOLD_S
 from learners.protocol.pipeline import IN_FLIGHT_MAX
 from outer.protocol.quorum import Average
 
@@ -31,7 +32,8 @@ class _Flight:
 
 
 class StepRunner:
-    """Used by the training loop alone. `done` is told of each completed step, in order; `say` takes facts.
+    """Used by the training loop alone. `done` is told of each completed step, in order; `waits` is called again and
+    again while a batch is not there; `say` takes facts.
 
     With a `slowdown` above 1 one step runs at a time: the loop sleeps in its stead, as if the device were slower.
     """
@@ -45,11 +47,12 @@ class StepRunner:
         smoothing: float,
         faults: FaultEffects,
         done: Callable[[StepDone], None],
+        waits: Callable[[], None],
         say: Callable[[Spoiled], None],
     ) -> None:
         self._trainer, self._batch_size, self._tokens = trainer, batch_size, tokens
         self._slowdown, self._compute_s = slowdown, Average(smoothing)
-        self._faults, self._done, self._say = faults, done, say
+        self._faults, self._done, self._waits, self._say = faults, done, waits, say
         self._flights: deque[_Flight] = deque()
         self._depth = IN_FLIGHT_MAX if slowdown <= 1.0 else 1
         self._paused_s = 0.0  # since the last step began
@@ -71,9 +74,12 @@ class StepRunner:
         spoiled = self._faults.pop_poison()
         if spoiled:
             self._trainer.load(0, np.full(self._trainer.fragments[0].size, np.nan, np.float32))
+        while not self._trainer.ready(run.start, self._batch_size, HOLD_S):
+            self.complete()  # the device waits, too
+            self._waits()
         try:
             pending = self._trainer.dispatch(run.start, self._batch_size, run.progress)
-        except Exception:
+        except BaseException:
             self.complete()  # the steps before it are as good as any
             raise
         self._flights.append(_Flight(run, pending, time.monotonic(), spoiled))

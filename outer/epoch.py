@@ -88,6 +88,7 @@ def begin(
         manifest=manifest(spec.shared, layout.fragments, spec.code, layout.task.get("left_out")),
         recovered=found if spec.epoch > 1 else None,
         ahead_s=spec.ahead_s,
+        aside_max=spec.aside_max,
         reopened=True,
         durability=spec.durability,
         uplinks=uplinks(spec.sync, layout.fragments),

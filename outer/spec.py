@@ -23,6 +23,7 @@ class SyncerSpec:
     quorum: int
     span_steps: int
     ahead_s: float
+    aside_max: int
     budget: Budget
     shared: Mapping[str, Any]  # the recipe's tables that every learner must share
     code: str  # digest of the sources that the run was started with

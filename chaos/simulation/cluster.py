@@ -34,7 +34,7 @@ from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer.protocol import recovery
 from outer.protocol import syncer as syncers
-from outer.protocol.facts import Committed, SpanGranted, SpanReturned
+from outer.protocol.facts import Committed, SetAside, SpanGranted, SpanReturned
 
 REASONED = frozenset({"Refused", "ReadFailed", "DonorFailed", "LearnerFenced", "LearnerLost", "AdoptionRefused"})
 
@@ -164,6 +164,7 @@ class Cluster:
             manifest=MANIFEST,
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
             ahead_s=options.ahead_s,
+            aside_max=options.aside_max,
             uplinks=uplinks(options.sync, options.model) if options.sync.adaptive else None,
             sample_tokens=TOKENS,
         )
@@ -183,7 +184,7 @@ class Cluster:
                 self.context.oracle.committed(record, append.proposal)
             elif isinstance(record, SpanGranted):
                 self.context.oracle.lent(record)
-            elif isinstance(record, SpanReturned):
+            elif isinstance(record, SpanReturned | SetAside):
                 self.context.oracle.returned(record)
 
 

@@ -45,7 +45,7 @@ KINDS: dict[str, dict[str, float]] = {
     },
     "payloads": {
         "bit_flip": 0.2, "fetch_damage": 0.2, "state_damage": 0.2, "non_finite": 0.2, "wrong_manifest": 0.15,
-        "overflow": 0.12,
+        "overflow": 0.12, "bad_sample": 0.2,
     },
     "confusion": {"garbled": 0.15, "echo": 0.15, "linger": 0.2},
     "joining": {"donor_leaves": 0.3, "state_late": 0.25, "starved": 0.2},
@@ -122,6 +122,7 @@ class Options:
     faults: tuple[Fault, ...]
     newcomers: tuple[str, ...] = NEWCOMERS
     ahead_s: float = 0.0  # for which learners hold samples
+    aside_max: int = 8  # times that samples may be set aside
     in_flight_max: int = 2  # steps of a learner
     budget_tokens: int | None = None  # instead of the syncer steps
     dealt: tuple[Fragment, ...] = ()  # the model's own fragments; none: a model that is made up

@@ -12,7 +12,8 @@ as promises of the device, and the next one can be chosen. StepDone: the loss of
 
 A shell that looks ahead dispatches step n + 1 before it waits for the loss of step n: Boundary, RunStep n + 1,
 StepDone of n, Boundary, RunStep n + 2. At most two steps are in flight. One that does not sends StepDone, then
-Boundary. Hold with steps in flight (its reason is `completion`) means: wait for their losses, send each StepDone, then
+Boundary. One whose next batch is not there yet says so with Waiting, so that its loop is known to live.
+Hold with steps in flight (its reason is `completion`) means: wait for their losses, send each StepDone, then
 Resume. The machine saves, gives its state, stops and waits only when nothing is in flight.
 
 Fetch comes back as Fetched or FetchFailed, Recover as StateArrived or StateMissed, Donate as StateSent.
@@ -133,6 +134,11 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """The loop waits for the data of the step that it was given, with no other in flight. Sent every HOLD_S."""
+
+
+@dataclass(frozen=True)
 class Staged:
     """The result of a Stage effect: the copies, by fragment."""
 
@@ -145,27 +151,9 @@ class Resume:
 
 
 Event = (
-    Enter
-    | Compiled
-    | Welcome
-    | Notice
-    | Grant
-    | ReadRequest
-    | Drain
-    | Stop
-    | Fetched
-    | FetchFailed
-    | StateRequest
-    | StateArrived
-    | StateMissed
-    | StateSent
-    | Leave
-    | Reattach
-    | Boundary
-    | StepDone
-    | Staged
-    | Resume
-)
+    Enter | Compiled | Welcome | Notice | Grant | ReadRequest | Drain | Stop | Fetched | FetchFailed | StateRequest
+    | StateArrived | StateMissed | StateSent | Leave | Reattach | Boundary | StepDone | Waiting | Staged | Resume
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------ effects

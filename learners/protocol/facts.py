@@ -46,7 +46,7 @@ class StepFinished:
     loss: float  # of the training batch, in the task's unit
     seconds: float  # from the previous boundary to this one, without waited_s
     waited_s: float  # waiting time before the step could begin
-    waited_for: str  # "" | span | adoption | snapshot
+    waited_for: str  # "" | span | adoption | snapshot | data
     progress: float | None = None  # share of the budget that set the step's learning rate, exact
     aux: dict[str, float] | None = field(default=None, repr=False)  # the task's auxiliary values, if it has any
 
@@ -134,16 +134,6 @@ class LoopFailed:
 
 
 LearnerFact = (
-    PhaseEntered
-    | DeviceTaken
-    | Spoiled
-    | StepFinished
-    | Adopted
-    | AdoptionRefused
-    | StateReceived
-    | DonorFailed
-    | Donated
-    | StateSaved
-    | Resumed
-    | LoopFailed
-)
+    PhaseEntered | DeviceTaken | Spoiled | StepFinished | Adopted | AdoptionRefused | StateReceived | DonorFailed
+    | Donated | StateSaved | Resumed | LoopFailed
+)  # fmt: skip

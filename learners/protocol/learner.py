@@ -51,6 +51,7 @@ from learners.protocol.events_effects import (
     StateMissed,
     StateSent,
     StepDone,
+    Waiting,
 )
 from learners.protocol.facts import (
     AdoptionRefused,
@@ -66,13 +67,14 @@ from learners.protocol.joining import Joining, PendingTransfers
 from learners.protocol.pipeline import Pipeline
 from learners.protocol.resume_state import ResumeState
 from learners.protocol.staged_reads import Copy, StagedReads
-from learners.protocol.step_timer import StepTimer
+from learners.protocol.step_timer import DATA, StepTimer
 from outer.protocol.coverage import Mark
 from outer.protocol.messages import (
     COMPILING,
     DRAINING,
     IMPORTING,
     JOINING,
+    NON_FINITE_MAX,
     STARTING,
     STEPPING,
     STOPPED,
@@ -150,6 +152,9 @@ class Learner:
         self._fetch_at = float("-inf")  # while joining, failed fetches are not repeated before this time
         self._drain_until: float | None = None  # set once it has to leave
         self._loss: float | None = None
+        self._non_finite = 0  # losses in a row
+        self._spoilt_at = 0  # the first sample of the first step of those
+        self._waits_since: float | None = None  # for the data of the next step
         self._aux: dict[str, float] | None = None  # of the last step
         self._reports = 0
         self._reported_at, self._lease_s = float("-inf"), start_s
@@ -179,6 +184,7 @@ class Learner:
             StateSent: self._on_state_sent,
             Boundary: self._on_boundary,
             StepDone: self._on_step_done,
+            Waiting: self._on_waiting,
             Staged: self._on_staged,
             Resume: lambda now, event: self._boundary(now),
         }
@@ -412,6 +418,7 @@ class Learner:
         done = self._pipeline.finish(event.tokens)
         run = done.run
         self._loss, self._aux = event.loss, event.aux or None
+        self._judge_loss(event.loss, run.start)
         step_time = self._step_timer.record_step(now, event.paused_s)
         self._emit(
             StepFinished(run.step, event.tokens, done.span, run.start, event.loss, *step_time, run.progress, self._aux)
@@ -422,6 +429,21 @@ class Learner:
             self._answer_staged(now)
             self._effects += done.facts
 
+    def _judge_loss(self, loss: float, start: int) -> None:
+        """End after NON_FINITE_MAX losses in a row that are not finite: no later step would help."""
+        self._non_finite = 0 if math.isfinite(loss) else self._non_finite + 1
+        self._spoilt_at = start if self._non_finite == 1 else self._spoilt_at
+        if self._non_finite == NON_FINITE_MAX:
+            since = f"from the batch at sample {self._spoilt_at} on"
+            self._stop = self._stop or f"failed: the loss was not finite in {NON_FINITE_MAX} steps in a row, {since}"
+
+    def _on_waiting(self, now: float, event: Waiting) -> None:
+        """Report that the loop lives, for as long as a learner may take to start. Then its silence is a hang."""
+        self._step_timer.hold(now, DATA)
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        if now - self._waits_since <= self._start_s:
+            self._report(now)
+
     def _answer_staged(self, now: float) -> None:
         for request, copy in self._reads.complete(now):
             self._answer(request, copy)
@@ -429,6 +451,9 @@ class Learner:
     # -------------------------------------------------------------- the boundary after a step is dispatched
 
     def _on_boundary(self, now: float, event: Boundary) -> None:
+        if self._waits_since is not None:
+            self._waits_since = None
+            self._step_timer.release(now)
         self._pipeline.reach(event.tokens, self._adoption)
         self._reads.expire(now)
         self._effects.append(Stage(self._to_stage()))
@@ -582,6 +607,8 @@ class Learner:
             newest_span=self._spans.newest,
             wants_span=self._wants_span(),
             loss=self._loss,
+            non_finite=self._non_finite,
+            waits=self._waits_since is not None,
             aux=self._aux,
             snapshot=0 if self._save else self._snapshot,
         )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from outer.protocol.quorum import Average
 
-SNAPSHOT = "snapshot"  # what a step waited for, like "span" and "adoption"
+SNAPSHOT, DATA = "snapshot", "data"  # what a step waited for, like "span" and "adoption"
 
 
 class StepTime(NamedTuple):

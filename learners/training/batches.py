@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -34,6 +35,12 @@ class Batches:
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, "batch", initializer=cores.leave)
                 self._ahead[key] = self._thread.submit(self._one, *key)
+
+    def ready(self, start: int, count: int, wait_s: float) -> bool:
+        """Begin to build the batch of the next step, and wait so long for it. Returns whether it can be taken."""
+        if (start, count) not in self._ahead:
+            self.expect([start], count)
+        return bool(futures.wait([self._ahead[start, count]], wait_s).done)
 
     def take(self, start: int, count: int) -> Any:
         """The batch of a step. An exception of `build` is raised here, at the step that needs the batch."""

@@ -25,6 +25,8 @@ from learners.training.task import Batch, Params, Task
 from learners.training.tree import Flat, ParameterTree, fresh, unsent
 from outer.protocol.fragments import Fragment
 
+WARM_UPS = 3  # batches that warming up tries
+
 
 class InFlight:
     """A step that runs on the devices."""
@@ -119,8 +121,17 @@ class Trainer:
     # -------------------------------------------------------------- stepping
 
     def warm_up(self, batch_size: int) -> None:
-        """Load the data and compile: run one step and begin anew. Call it before anything is loaded."""
-        self.dispatch(0, batch_size, progress=0.0).result()
+        """Load the data and compile: run one step and begin anew. Call it before anything is loaded.
+
+        On the first batches that can be read: a sample that cannot is met, and set aside, in its own step.
+        """
+        for attempt in range(WARM_UPS):
+            try:
+                self.dispatch(attempt * batch_size, batch_size, progress=0.0).result()
+                break
+            except Exception:
+                if attempt == WARM_UPS - 1:
+                    raise
         for index, fragment in enumerate(self.fragments):
             self.copy(index)
             if any(tensor.cut for tensor in fragment.tensors):
@@ -133,6 +144,10 @@ class Trainer:
     def expect(self, starts: Sequence[int], count: int) -> None:
         """Build the batches of the next steps, `count` samples from each of `starts`, in another thread."""
         self._batches.expect(starts, count)
+
+    def ready(self, start: int, count: int, wait_s: float) -> bool:
+        """Wait so long for the batch of the next step; returns whether it is there, or has failed."""
+        return self._batches.ready(start, count, wait_s)
 
     def dispatch(self, start: int, count: int, progress: float) -> InFlight:
         """Enqueue one inner step on samples [start, start + count); parameters and optimizer state are donated to it.

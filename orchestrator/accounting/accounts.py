@@ -20,11 +20,11 @@ from orchestrator.accounting.time.fault_table import FaultTable, Row
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import Evaluated, RunFinished, RunStarted
+from orchestrator.eventlog.facts import Evaluated, EvaluationFailed, RunFinished, RunStarted
 from outer.numeric.formats import known
-from outer.protocol.facts import Finished, Refused, StepPassed
+from outer.protocol.facts import Finished, Refused, SetAside, StepPassed
 
-NEWEST = (RunStarted, RunFinished, Evaluated)  # of these kinds the newest fact is kept
+NEWEST = (RunStarted, RunFinished, Evaluated, EvaluationFailed)  # of these kinds the newest fact is kept
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,26 @@ class Tallies:
         self.adoptions: Counter[int] = Counter()  # the same, of versions whose bytes nobody measured
         self.downloaded = 0  # bytes of the others
         self.refusals: Counter[str] = Counter()  # by reason
+        self.set_aside: list[list[int]] = []  # samples [start, stop), as many as data.set_aside at most
         self._took_part: Counter[str] = Counter()  # by learner, in commits
         self._could: Counter[str] = Counter()  # the same: while it was wanted, and those it did while leaving
         self._live = 0  # summed over commits
 
     def take(self, block: Block) -> None:
         steps = self._records.commits.syncer_step.tolist()
-        for _, event in block.others:
+        for position, event in block.others:
             fact = event.fact
+            if self._records.is_repeated(position):
+                continue
             if isinstance(fact, NEWEST):
                 self.newest[type(fact).__name__] = fact
+                if isinstance(fact, Evaluated):
+                    self.newest.pop(EvaluationFailed.__name__, None)
                 self.evaluated = self.evaluated or (fact if isinstance(fact, Evaluated) else None)
             elif isinstance(fact, Refused):
                 self.refusals[fact.reason] += 1
+            elif isinstance(fact, SetAside):
+                self.set_aside.append([fact.start, fact.stop])
             elif isinstance(fact, (StepPassed, Finished)):
                 steps.append(fact.syncer_step)
         if steps:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.accounting.ledger import (
     COMMITTED,
@@ -33,6 +34,7 @@ from outer.protocol.facts import (
     LearnerAttached,
     LearnerFenced,
     Refused,
+    SetAside,
     StepOpened,
     StepPassed,
     SyncerStarted,
@@ -67,6 +69,7 @@ class Bookkeeper:
     _passed: int = 0  # the newest syncer step that has ended
     _ends: dict[str, dict[int, _End]] = field(default_factory=dict)  # learner -> incarnation
     _refusals: Refusals = field(init=False)
+    _aside: dict[Key, int] = field(default_factory=dict)  # the step whose samples were set aside
     _gone: dict[str, Sums] = field(default_factory=dict)  # by learner, of what is settled and forgotten
     # By slot:
     _newest: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # the windows' before the block
@@ -289,10 +292,11 @@ class Bookkeeper:
         """Settle all steps of an incarnation that is over, and forget it."""
         windows, slot, rows = self.windows, self.windows.slots[key], self.windows.rows
         first, last = np.searchsorted(rows.slot, (slot, slot + 1)).tolist()
-        otherwise = self._otherwise(key)
-        self.apart.sums += self.apart.beyond(slot, last, otherwise)
+        otherwise, aside = self._otherwise(key), self._aside_row(key, first, last)
+        self.apart.sums += self.apart.beyond(slot, last, otherwise, aside)
+        self._aside.pop(key, None)
         fates = rows.fate[first:last]
-        fates[fates == PENDING] = otherwise
+        fates[:] = _ended(fates, otherwise, aside - first)
         if first < last:
             self._settle(key, slice(first, last))
         if key in self.lost:
@@ -310,6 +314,12 @@ class Bookkeeper:
         if end is not None and (end.fate != FATE["run_ended"] or end.passed):
             return end.fate
         return FATE["run_ended"] if self.ended else PENDING
+
+    def _aside_row(self, key: Key, first: int, last: int) -> int:
+        """The row of [first, last) whose samples were set aside; `last` where there is none."""
+        steps, aside = self.windows.rows.step[first:last], self._aside.get(key, NONE)
+        row = first + int(np.searchsorted(steps, aside))
+        return row if row < last and steps[row - first] == aside else last
 
     def _forget_lost(self, key: Key, gone: Retired) -> None:
         sums = self._gone.setdefault(key[0], Sums())
@@ -332,11 +342,11 @@ class Bookkeeper:
         for key, slot in slots.items():
             sums = learners.setdefault(key[0], Sums())
             first, last = np.searchsorted(rows.slot, (slot, slot + 1)).tolist()
-            fates, otherwise = rows.fate[first:last], self._otherwise(key)
-            np.add.at(sums.fates, np.where(fates == PENDING, otherwise, fates), rows.tokens[first:last])
+            otherwise, aside = self._otherwise(key), self._aside_row(key, first, last)
+            np.add.at(sums.fates, _ended(rows.fate[first:last], otherwise, aside - first), rows.tokens[first:last])
             sums.fates += self._sums[slot]
             sums.said += int(self._said[slot])
-            shares += self.apart.beyond(slot, last, otherwise)
+            shares += self.apart.beyond(slot, last, otherwise, aside)
             if key in self.lost:
                 lost = self.lost[key].sums(self.apart.count)
                 sums.fates[FATE[COMMITTED]] += lost.committed
@@ -365,9 +375,19 @@ _HANDLERS: dict[type[Any], Any] = {
     Finished: Bookkeeper._on_finished,
     RunFinished: Bookkeeper._on_finished,
     RunResumed: Bookkeeper._on_resumed,
+    SetAside: lambda keeper, position, event: keeper._aside.__setitem__(
+        (event.fact.learner, event.fact.incarnation), event.fact.step
+    ),
     Refused: lambda keeper, position, event: keeper._refusals.refuse(position, event.fact),
     FactsLost: Bookkeeper._on_lost,
 }
+
+
+def _ended(fates: NDArray[Any], otherwise: int, aside: int) -> Ints:
+    """The fates of an incarnation's steps: what is pending has that of its end, or its samples were set aside."""
+    ends = np.full(len(fates), otherwise)
+    ends[aside : aside + 1] = FATE["set_aside"]
+    return np.where(fates == PENDING, ends, fates)
 
 
 def _floor(table: Ints, fragments: int) -> Ints:

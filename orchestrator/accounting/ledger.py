@@ -9,6 +9,7 @@ The unit is one step of one incarnation of one learner, with its tokens. It is
   `refused`      the same, refused for another reason;
   `killed`       its incarnation was fenced or lost before the step was read;
   `drained`      the same, but it had been asked to leave, and its deadline passed;
+  `set_aside`    its incarnation ended on the step's samples, which were set aside;
   `run_ended`    the run ended first;
 - unknown, when the fact that told of it was lost (FactsLost) and no contribution covers it;
 - in flight otherwise.
@@ -34,7 +35,7 @@ from orchestrator.eventlog.block import NONE, Ints, Key
 from outer.protocol.facts import Refused
 
 COMMITTED, IN_FLIGHT, UNKNOWN = "committed", "in_flight", "unknown"
-REASONS = ("drained", "killed", "overlap", "refused", "run_ended", "stale_base")
+REASONS = ("drained", "killed", "overlap", "refused", "run_ended", "set_aside", "stale_base")
 FATES = (IN_FLIGHT, COMMITTED, *REASONS)  # StepTable.fate indexes it; in flight is PENDING
 FATE = {fate: place for place, fate in enumerate(FATES)}
 
@@ -311,12 +312,16 @@ class TokenFragments:
             here = [refusal for refusal in refused[int(slots[row])] if refusal.fragment == fragments[row]]
             np.add.at(self.sums[fragments[row]], reasons(rows.step, here), rows.tokens)
 
-    def beyond(self, slot: int, last: int, fate: int) -> Ints:
-        """[fragments, fates]: the tokens of an incarnation's steps that `sums` do not count yet, all of this fate."""
+    def beyond(self, slot: int, last: int, fate: int, aside: int) -> Ints:
+        """[fragments, fates]: the tokens of an incarnation's steps that `sums` do not count yet, all of this fate, but
+        for the row whose samples were set aside; `last`: there is none.
+        """
         shares = np.zeros_like(self.sums)
         slots = np.full(self.count, slot)
         first = self.windows.upto(slots, self.done[slot, : self.count])
-        shares[:, fate] = self.windows.tokens_in(first, np.full(self.count, last))
+        for begin, end, of in ((first, aside, fate), (aside, aside + 1, FATE["set_aside"]), (aside + 1, last, fate)):
+            ends = np.full(self.count, min(end, last))
+            shares[:, of] += self.windows.tokens_in(np.minimum(np.maximum(first, begin), ends), ends)
         return shares
 
     def add_lost(self, sums: Ints, unknown: list[int], lost: Retired) -> None:

@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 
 from orchestrator.eventlog.block import Block, Commits, ContributionRows, Ints
-from outer.protocol.facts import SpanGranted, SpanReturned
+from outer.protocol.facts import SetAside, SpanGranted, SpanReturned
 
 KEPT = 1024  # newest records of each kind that a repeated one is compared with
 EXAMPLES = 8  # failures that are kept in words
@@ -39,7 +39,7 @@ class Records:
             if type(fact) is SpanGranted:
                 identity: Identity = (fact.learner, fact.incarnation, fact.span)
                 name = f"span {fact.span} of {fact.learner} {fact.incarnation}"
-            elif type(fact) is SpanReturned:
+            elif isinstance(fact, SpanReturned | SetAside):
                 identity = (fact.learner, fact.incarnation, fact.span, fact.start)
                 name = f"span {fact.span} of {fact.learner} {fact.incarnation}"
             else:

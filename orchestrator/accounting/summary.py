@@ -19,7 +19,7 @@ from orchestrator.accounting.ledger import REASONS, Books, Ledger
 from orchestrator.accounting.verdicts import Verdict, sound
 from orchestrator.eventlog.block import Adoptions, Block, Ints
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import Evaluated, RunFinished, RunStarted
+from orchestrator.eventlog.facts import Evaluated, EvaluationFailed, RunFinished, RunStarted
 from outer.numeric.formats import known
 from outer.protocol.facts import SyncerStarted
 
@@ -52,6 +52,7 @@ def summarise(
         "reason": finished.reason if finished else None,
         "initial_eval_loss": _finite(tallies.evaluated.loss) if tallies.evaluated else None,
         "eval_loss": _finite(evaluated.loss) if current else None,
+        "eval_fault": failed.reason if (failed := tallies.newest_of(EvaluationFailed)) else None,
         "loss_unit": evaluated.unit if evaluated else None,
         "eval_metrics": {name: _finite(value) for name, value in evaluated.metrics.items()} if current else None,
         "tokens": _tokens(books),
@@ -73,6 +74,7 @@ def summarise(
         else None,
         "faults": results.faults,
         "faults_left_out": results.faults_left_out,
+        "set_aside": tallies.set_aside,
         "refusals": dict(sorted(tallies.refusals.items())),
         "wire_bytes": _wire_bytes(tallies, rules, plain.get("sync", {}).get("codec")),
         "checks": [{"name": v.name, "status": v.status, "reason": v.reason} for v in verdicts],

@@ -17,7 +17,7 @@ from orchestrator.checkers.claims import Failures, judge
 from orchestrator.checkers.state import INCARNATIONS_KEPT, SYNCER, CheckState
 from orchestrator.eventlog.block import NONE, Block, Floats, Key
 from orchestrator.eventlog.facts import LearnerLost
-from outer.protocol.facts import LearnerFenced, SpanGranted, SpanReturned
+from outer.protocol.facts import LearnerFenced, SetAside, SpanGranted, SpanReturned
 
 UNHEARD_S = 5.0  # of steps, at most, whose facts never came from an incarnation that ended, or have yet to come
 TIMED_BY = frozenset({SYNCER, "orchestrator"})  # whose facts say when the log ends
@@ -85,7 +85,9 @@ class SpansCheck:
                 granted_at[position] = event.at
         self._end = max(self._end, float(self.state.records.commits.at.max(initial=-math.inf)))
         for said in self.state.story:
-            if isinstance(said.fact, SpanGranted | SpanReturned) and not self.state.records.is_repeated(said.position):
+            if isinstance(said.fact, SpanGranted | SpanReturned | SetAside) and not self.state.records.is_repeated(
+                said.position
+            ):
                 self.facts += 1
                 self._lend(said.fact, granted_at.get(said.position, -math.inf))
         self._read()
@@ -99,8 +101,8 @@ class SpansCheck:
 
     # -------------------------------------------------------------- loans
 
-    def _lend(self, fact: SpanGranted | SpanReturned, at: float) -> None:
-        """Samples of committed steps are never returned, so they stay lent."""
+    def _lend(self, fact: SpanGranted | SpanReturned | SetAside, at: float) -> None:
+        """Samples of committed steps are never returned, so they stay lent. What is set aside is never lent again."""
         loan = Loan(fact.start, fact.stop, fact.learner, fact.incarnation, fact.span)
         touching = _touching(self._lent, loan)
         if isinstance(fact, SpanGranted):
@@ -121,6 +123,8 @@ class SpansCheck:
         for start, stop in ((whole.start, loan.start), (loan.stop, whole.stop)):
             if start < stop:
                 insort(self._lent, whole._replace(start=start, stop=stop))
+        if isinstance(fact, SetAside):
+            self._used = _joined(self._used, [(loan.start, loan.stop)])
 
     def _use(self) -> None:
         """Forget who had samples that never return: those in spans before the one of the newest committed step, in the

@@ -23,7 +23,7 @@ from orchestrator.report.write import HTML
 from orchestrator.runtime.job import misplaced
 from orchestrator.store import watch
 from orchestrator.store.readers import RECIPE_FILE, status_of
-from orchestrator.store.resume import occupied, reopen
+from orchestrator.store.resume import data_changed, occupied, reopen
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
@@ -60,6 +60,9 @@ def run(
                 reopen(store)
                 typer.echo(f"{resolved.name}: resuming the run in {store.root}; --fresh would start again", err=True)
             store.write_text(RECIPE_FILE, dump(resolved))
+            if data_changed(store, resolved):
+                told = "the data's text files are not what they were; samples from here on are of the files as they are"
+                typer.echo(f"{resolved.name}: warning: {told}", err=True)
             with apart(as_json):  # Ray prints too
                 summary = _train(resolved, store, address, context.obj.starter, view.update, lock)
         except BaseException:

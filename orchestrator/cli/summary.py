@@ -38,6 +38,8 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "because", _of(summary, "reason")
     first, last = number(summary.get("initial_eval_loss"), 3), loss(summary.get("eval_loss"), summary.get("loss_unit"))
     yield "held-out loss", f"{last} (at the start {first})"
+    if failed := summary.get("eval_fault"):
+        yield "", f"the last evaluation failed: {failed}"
     tokens = part(summary, "tokens")
     yield (
         "tokens",
@@ -53,6 +55,9 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             ]
         ),
     )
+    if aside := summary.get("set_aside"):
+        named = ", ".join(f"{start} to {stop - 1}" for start, stop in aside[:8]) + " and more" * (len(aside) > 8)
+        yield "set aside", f"{number(sum(b - a for a, b in aside))} samples on which two learners had ended: {named}"
     yield (
         "outer steps",
         (

@@ -133,6 +133,13 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class EvaluationFailed:
+    """An evaluation raised, or took longer than eval.timeout_s. Another one follows when it is due."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class FaultInjected:
     fault: int  # identifies the fault in this run
     fault_kind: str  # kill | freeze | slow | straggle | link | corrupt | non_finite | wrong_config
@@ -166,22 +173,9 @@ class RunFinished:
 
 
 ClusterFact = (
-    RunStarted
-    | LearnerRequested
-    | LearnerStarted
-    | LearnerLost
-    | SyncerLost
-    | CheckpointWritten
-    | CheckpointFailed
-    | RunResumed
-    | OrchestratorFollowed
-    | PoolScaled
-    | NodePreempted
-    | Evaluated
-    | FaultInjected
-    | FaultHealed
-    | FaultSkipped
-    | RunFinished
-)
+    RunStarted | LearnerRequested | LearnerStarted | LearnerLost | SyncerLost | CheckpointWritten | CheckpointFailed
+    | RunResumed | OrchestratorFollowed | PoolScaled | NodePreempted | Evaluated | EvaluationFailed | FaultInjected
+    | FaultHealed | FaultSkipped | RunFinished
+)  # fmt: skip
 Fact = SyncerFact | LearnerFact | ClusterFact
 REGISTRY: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Fact)}

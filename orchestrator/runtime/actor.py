@@ -406,6 +406,7 @@ class OrchestratorActor:
             os.getpid(),
             self._checkpoints.newest,
             self._away,
+            self._evaluations.fault,
             self._accounts.tokens,
         )
         status = model(self._recipe, about, self._view, self._syncer_status(), learners.placed)

@@ -18,7 +18,7 @@ from learners.config import DataConfig
 from learners.island import granted_gpus
 from learners.spec import LearnerSpec
 from learners.training.devices.device import fit, use_compile_cache
-from orchestrator.eventlog.facts import Evaluated
+from orchestrator.eventlog.facts import Evaluated, EvaluationFailed
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.runtime.placement import RunPlacement, control, named, using
 from orchestrator.runtime.ray_await import gist, within
@@ -150,6 +150,7 @@ class Evaluations:
         except Exception as error:  # the run goes on without, and the next evaluation starts another actor
             slow = f"took longer than eval.timeout_s = {self._timeout_s:g}: raise it, or lower eval.sequences"
             self.fault = slow if isinstance(error, TimeoutError) else gist(error)
+            self._emit(EvaluationFailed(self.fault))
             if self._actor is not None:
                 ray.kill(self._actor)
                 self._actor = None

@@ -57,6 +57,7 @@ def syncer_spec(recipe: Recipe, code: str, store: Objects) -> SyncerSpec:
         quorum=recipe.quorum,
         span_steps=recipe.data.span_steps,
         ahead_s=recipe.data.ahead_s,
+        aside_max=recipe.data.set_aside,
         budget=Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
         shared=shared(recipe),
         code=code,

@@ -155,6 +155,10 @@ class Faults:
         """Return the contribution that a learner really hands out, and the defect that its inspection finds."""
         return contribution, ""
 
+    def spoils(self, learner: Any, start: int) -> bool:
+        """True if the batch from this sample on cannot be built."""
+        return False
+
     def finite(self, state: Any) -> bool:
         """True if the numbers of a donor's state are finite."""
         return True

@@ -46,7 +46,7 @@ class LearnerLoop(Process):
         self._turn = 0  # number of the loop's present move: a callback of an earlier one is void
         self._in_flight_max = context.in_flight_max
         self._in_flight: deque[int] = deque()  # steps
-        self._holding = self._completing = self._changed = self._lingers = False
+        self._holding = self._completing = self._changed = self._lingers = self._spoilt = False
         self._perform: dict[type[Any], Callable[[Any], None]] = {
             events_effects.Emit: self._emit,
             events_effects.Stage: self._stage,
@@ -148,6 +148,10 @@ class LearnerLoop(Process):
         self._context.observer.steps(self)
         self._turn += 1
         self._holding = False
+        if self._context.faults.spoils(self, effect.start):
+            self._spoilt = True
+            self._fail_if_spoilt()
+            return
         self.values.step += 1  # what a copy would hold once the device has come to it
         self._in_flight.append(effect.step)
         if len(self._in_flight) == 1:
@@ -166,13 +170,20 @@ class LearnerLoop(Process):
         boundary = BOUNDARIES.get(tokens) or BOUNDARIES.setdefault(tokens, events_effects.Boundary(tokens))
         self.drive(boundary)
 
+    def _fail_if_spoilt(self) -> None:
+        """The steps before a batch that cannot be built are completed first."""
+        if self._spoilt and not self._in_flight:
+            self.fail("its batch cannot be built")
+
     def _step_done(self, tokens: int) -> None:
         if self.exited:
             return
         self._in_flight.popleft()
         self.known_poisoned = self.poisoned
         self.drive(events_effects.StepDone(self._loss, tokens))
-        if self._in_flight:
+        if self._spoilt:
+            self._fail_if_spoilt()
+        elif self._in_flight:
             self._reach(self._compute())
         elif self._completing:
             self._completing = self._changed = False

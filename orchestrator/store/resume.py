@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from learners.training.data import corpus
+from learners.training.data import byte_corpus, corpus
 from orchestrator.eventlog.reader import SEAL_FILE
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
@@ -18,8 +19,12 @@ from outer.journal.chain import identity
 from outer.journal.object_store import absolute, objects
 from outer.protocol.manifest import flatten
 
-CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum", "data.ahead_s", "data.span_steps")
+CHANGEABLE = (
+    "pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum", "data.ahead_s", "data.span_steps",
+    "data.set_aside",
+)  # fmt: skip
 JOURNAL = "journal"  # its folder
+DATA_FILE = "corpus.sha256"  # of the names, sizes and times of the data's text files
 FIXED = "durability.store"  # where journal and checkpoints are
 FILLED_IN = ("sync.P", "init_digest", "data.digest")  # when a recipe is resolved; their sources are compared
 # Written at the end that no longer holds, or for a process that is gone.
@@ -81,6 +86,19 @@ def taken(recipe: Recipe) -> Iterator[Problem]:
     except (OSError, ValueError) as error:
         message, fix = f"cannot be read: {error}", "see that this machine can reach it, or give another"
     yield Problem(FIXED, uri, message, fix)
+
+
+def data_changed(store: RunStore, recipe: Recipe) -> bool:
+    """Whether text files of the data have other names, sizes or times than when the run was last begun; notes them.
+
+    Token shards have a digest in the recipe.
+    """
+    texts = [each for each in corpus.sources(recipe.data) if each.kind == "bytes" and each.path]
+    files = [(name, path.stat()) for each in texts for name, path in byte_corpus.files(each)]
+    found = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    before, now = store.read_text(DATA_FILE), hashlib.sha256(ascii(found).encode()).hexdigest()
+    store.write_text(DATA_FILE, now)
+    return before not in (None, now)
 
 
 def reopen(store: RunStore) -> None:

@@ -32,6 +32,7 @@ class RunInfo:
     pid: int | None = None  # the orchestrator's
     checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
     away: str = ""  # what a store says that is away, for which the run waits
+    eval_fault: str = ""  # why the newest evaluation failed
     tokens: tuple[int, int] | None = None  # processed and committed in the whole run, by the log as far as it was read
 
     @property
@@ -90,6 +91,7 @@ def model(
             "target_syncer_steps": _target(recipe, view, sample),
             "progress": progress,
             "eval_loss": _finite(about.eval_loss),
+            "eval_fault": about.eval_fault,
             "loss_unit": task.get("loss_unit", ""),
             "aux": _means(
                 row["aux"] for row in view.get("learners", []) if row.get("aux") and (row["alive"] or about.ended)
@@ -114,6 +116,7 @@ def model(
             "syncer_step": view.get("syncer_step", 0),
             "quorum": recipe.quorum,
             "grace_s": view.get("grace_s"),
+            "set_aside": view.get("set_aside"),
             "sent_bytes": view.get("sent_bytes", {}),
             "shards": view.get("shards", []),
         },

@@ -161,9 +161,10 @@ def waiting(status: Mapping[str, Any], reason: str = "NoPlace") -> list[str]:
 
 
 def states(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return all whose change is told at once: the run's state, each learner's state and last fault, missing places."""
+    """Return all whose change is told at once: states, last faults, missing places, samples set aside."""
     told = [(item.get("name"), item.get("state"), item.get("last_fault")) for item in status.get("learners") or []]
-    return (part(status, "run").get("state"), *told, *waiting(status), *waiting(status, "StoreAway"))
+    run, aside = part(status, "run"), part(status, "syncer").get("set_aside")
+    return (run.get("state"), run.get("eval_fault"), *told, *waiting(status), *waiting(status, "StoreAway"), aside)
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -174,6 +175,12 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     lines += ["every learner has a place"] if missed and not waiting(after) else []
     away, back = waiting(after, "StoreAway"), waiting(before, "StoreAway")
     lines += [message for message in away if message not in back] if away else ["the store is back"] * bool(back)
+    failed = part(after, "run").get("eval_fault")
+    if failed and failed != part(before, "run").get("eval_fault"):
+        lines.append(f"an evaluation failed: {failed}")
+    aside = part(after, "syncer").get("set_aside")
+    if aside and aside != part(before, "syncer").get("set_aside"):
+        lines.append(f"samples {aside[0]} to {aside[1] - 1} are set aside: two learners have ended on them")
     for learner in after.get("learners") or []:
         name, earlier = text(learner.get("name")), old.get(learner.get("name"), {})
         if learner.get("last_fault") and learner.get("last_fault") != earlier.get("last_fault"):

@@ -193,7 +193,7 @@ class MetricsFold:
         self._by_learner("diloco_steps_total", block, steps.source)
         for name, column in _STEP_COLUMNS.items():
             self._by_learner(name, block, steps.source, getattr(steps, column))
-        for word in ("span", "adoption", "snapshot"):
+        for word in ("span", "data", "adoption", "snapshot"):
             waiting = steps.waited_for == block.code(word)
             self._by_learner(
                 "diloco_step_wait_seconds_total", block, steps.source[waiting], steps.waited_s[waiting], kind=word

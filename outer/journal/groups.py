@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 
 from outer.journal.values import Stored
 from outer.protocol.coverage import Coverage, Mark
-from outer.protocol.facts import Committed, FactsLost, Finished, Record, SpanGranted, SpanReturned
+from outer.protocol.facts import Committed, FactsLost, Finished, Record
 from outer.protocol.fragments import Fragment
 from outer.protocol.recorder import Numbered, Run, runs_of
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
@@ -37,7 +37,7 @@ FACTS, OPENING, SNAPSHOT = "facts", "opening", "snapshot"
 
 Arrays = Sequence[NDArray[Any]]  # a fragment's new value: parameters, then the outer optimizer's state
 Named = dict[str, tuple[str, ...]]  # names of fields by kind
-KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, Finished)}
+KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in get_args(Record)}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
 
 
@@ -293,6 +293,7 @@ class SavedState:
     next_span: int
     returned: list[tuple[int, int]]
     borrowed: list[Borrowed]
+    set_aside: int
 
 
 _STATE = TypeAdapter(SavedState)
@@ -321,6 +322,7 @@ def encode_replay(replay: JournalReplay) -> dict[str, Any]:
         found.incarnations,
         each,
         *found.spans.state(),
+        found.set_aside,
     )
     return dict(_STATE.dump_python(state, mode="json"))
 
@@ -335,6 +337,7 @@ def decode_replay(values: dict[str, Any]) -> JournalReplay:
         SpanPool.of(state.next_sample, state.next_span, state.returned, state.borrowed),
         incarnations=dict(state.newest),
         finished=None if state.finished is None else Finished(**state.finished),
+        set_aside=state.set_aside,
     )
     for each in state.incarnations:
         key = (each.learner, each.number)

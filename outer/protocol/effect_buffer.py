@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from outer.protocol.events_effects import Append, Cut, Effect, Emit, Merge, Publish, Send, ToLearner
-from outer.protocol.facts import Record, SpanGranted, SpanReturned, SyncerFact
+from outer.protocol.facts import Record, SetAside, SpanGranted, SpanReturned, SyncerFact
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import Grant, Notice, ReadRequest, Stop, Welcome
 
@@ -64,7 +64,7 @@ class EffectBuffer:
     def _collect(self) -> None:
         """Collect the facts of Members in order."""
         for fact in self._members.drain_facts():
-            if isinstance(fact, SpanGranted | SpanReturned):
+            if isinstance(fact, SpanGranted | SpanReturned | SetAside):
                 self._write(fact, None)
             else:
                 self._effects.append(Emit(fact))

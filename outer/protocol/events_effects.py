@@ -128,21 +128,9 @@ class Tick:
 
 
 Event = (
-    Expect
-    | Living
-    | Fence
-    | DrainRequested
-    | Attach
-    | SeekDonor
-    | Report
-    | Contribution
-    | ReadMissed
-    | Merged
-    | Durable
-    | StopRequested
-    | TakeSnapshot
-    | Tick
-)
+    Expect | Living | Fence | DrainRequested | Attach | SeekDonor | Report | Contribution | ReadMissed | Merged
+    | Durable | StopRequested | TakeSnapshot | Tick
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------ effects

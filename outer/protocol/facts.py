@@ -69,7 +69,7 @@ class DonorNamed:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """`contributions` in a row were not finite: the syncer asks this incarnation for no more, and it must restart."""
+    """So many contributions or losses in a row were not finite: this incarnation gives no more, and has to restart."""
 
     learner: str
     incarnation: int
@@ -125,6 +125,18 @@ class SpanReturned:
     span: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Samples [start, stop) ended two incarnations, this one last: they are not lent again."""
+
+    learner: str
+    incarnation: int
+    span: int
+    start: int
+    stop: int
+    step: int = 0  # its step on them, where that finished, with a loss that was not finite; 0: none did
 
 
 @dataclass(frozen=True)
@@ -268,29 +280,10 @@ class Finished:
     reason: str
 
 
-Record = Committed | SpanGranted | SpanReturned | Finished  # what the journal keeps for the next epoch
+Record = Committed | SpanGranted | SpanReturned | SetAside | Finished  # what the journal keeps for the next epoch
 
 SyncerFact = (
-    SyncerStarted
-    | FactsLost
-    | LearnerAttached
-    | LearnerFenced
-    | DonorNamed
-    | Quarantined
-    | DrainStarted
-    | LeaseExpired
-    | LeaseRenewed
-    | SpanGranted
-    | SpanReturned
-    | StepOpened
-    | StepReopened
-    | StepPassed
-    | Refused
-    | ReadFailed
-    | Committed
-    | LinkAdapted
-    | SnapshotTaken
-    | StateRebuilt
-    | StoreWaited
-    | Finished
-)
+    SyncerStarted | FactsLost | LearnerAttached | LearnerFenced | DonorNamed | Quarantined | DrainStarted
+    | LeaseExpired | LeaseRenewed | SpanGranted | SpanReturned | SetAside | StepOpened | StepReopened | StepPassed
+    | Refused | ReadFailed | Committed | LinkAdapted | SnapshotTaken | StateRebuilt | StoreWaited | Finished
+)  # fmt: skip

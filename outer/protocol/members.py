@@ -7,6 +7,7 @@ about quorums, merges or versions.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from outer.protocol.facts import (
     LeaseRenewed,
     Quarantined,
     Refused,
+    SetAside,
     SpanGranted,
     SpanReturned,
     SyncerFact,
@@ -28,13 +30,27 @@ from outer.protocol.leases import Leases, LinkRate
 from outer.protocol.link_estimate import LinkEstimate
 from outer.protocol.link_ladder import LadderPlace
 from outer.protocol.links import Links, UnderWay
-from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor, malformed
+from outer.protocol.messages import (
+    DRAINING,
+    STARTING,
+    STEPPING,
+    STOPPED,
+    Attach,
+    Contribution,
+    Report,
+    SeekDonor,
+    malformed,
+)
 from outer.protocol.sample_spans import Span, SpanPool, span_size
 
 if TYPE_CHECKING:
     from outer.protocol.recovery import Recovered
 
+AHEAD = 4  # batches, at most, that a process has built, or is building, and has not reported as done
+SUSPECTS_MAX = 256  # batches that one incarnation ended on
 REFUSED_MAX = 256  # refused reports that are remembered, so that each is recorded once
+
+ENDED = frozenset({"failed", "killed", "lease_expired"})  # reasons for fencing for which a batch may be the cause
 
 Key = tuple[str, int]  # learner, incarnation
 
@@ -87,10 +103,17 @@ class Members:
     """All members of a run. Facts that arise here are collected until `drain_facts`."""
 
     def __init__(
-        self, epoch: int, learners: Mapping[str, int], span_steps: int, ahead_s: float = 0.0, sample_tokens: int = 0
+        self,
+        epoch: int,
+        learners: Mapping[str, int],
+        span_steps: int,
+        ahead_s: float = 0.0,
+        sample_tokens: int = 0,
+        aside_max: int = 0,
     ) -> None:
         """`learners` maps every configured learner to its batch size in samples. A span has samples for `span_steps`
         steps, or for half of `ahead_s` seconds of stepping, if that is more. `sample_tokens`: of a sample, or 0.
+        `aside_max`: how often samples may be set aside.
         """
         self.step_s = 0.0  # xi_step in seconds; the last known value while no live learner has one
         self._epoch = epoch
@@ -99,6 +122,9 @@ class Members:
         self._lent_known = True  # whether every loan is
         self._leases = Leases()
         self._spans = SpanPool()
+        self._suspects: deque[tuple[int, int]] = deque(maxlen=SUSPECTS_MAX)  # samples [start, stop)
+        self._aside, self._aside_max = 0, aside_max
+        self.set_aside: tuple[int, int] | None = None  # the newest, of this epoch
         self._coverage: dict[Key, Coverage] = {}
         self._dead: set[Key] = set()  # fenced, with coverage that a contribution may still need
         self._refused: dict[tuple[str, int, str], None] = {}  # newest reports: (learner, incarnation, reason)
@@ -112,6 +138,7 @@ class Members:
     def restore(self, recovered: Recovered) -> None:
         """Take over the state of an earlier epoch. `resume` then says which incarnations are alive."""
         self._spans, self._coverage, self._lent_known = recovered.spans, recovered.coverage, recovered.whole
+        self._aside = recovered.set_aside
         self._dead = self._coverage.keys() - recovered.incarnations.items()
         for name, incarnation in recovered.incarnations.items():
             key = (name, incarnation)
@@ -231,9 +258,40 @@ class Members:
         self._leases.end(name)
         self._recount(member)
         self._facts.append(LearnerFenced(name, member.incarnation, reason))
-        for span in self._spans.release(name, member.incarnation, self._samples_committed(member)):
-            self._facts.append(SpanReturned(name, member.incarnation, span.identifier, span.start, span.stop))
+        key, aside = (name, member.incarnation), self._blame(member, reason)
+        for span, returns in self._spans.release(*key, self._samples_committed(member), aside):
+            back = (*key, span.identifier, span.start, span.stop)
+            self._facts.append(SpanReturned(*back) if returns else SetAside(*back, self._spoilt_step(member)))
         return True
+
+    @staticmethod
+    def _spoilt_step(member: Member) -> int:
+        """The first of the newest steps in a row whose losses were not finite; 0 without any."""
+        report = member.report
+        return report.step - report.non_finite + 1 if report and report.non_finite else 0
+
+    def _blame(self, member: Member, reason: str) -> tuple[int, int]:
+        """The samples to set aside: those that this incarnation ended on, and another before it.
+
+        A loop that fails, or waits for data, is on the batch after its last step, or on the first of those whose losses
+        were not finite. One that is killed may have begun the batches after it, too.
+        """
+        report = member.report
+        if reason not in ENDED or report is None or report.phase not in (STEPPING, STOPPED):
+            return 0, 0
+        batches = 1 if reason == "failed" or report.waits else AHEAD
+        used = (report.step - report.non_finite - member.first_step) * member.batch_size
+        ended_on = self._spans.part(member.name, member.incarnation, used, batches * member.batch_size)
+        if ended_on is None:
+            return 0, 0
+        for suspect in self._suspects:
+            both = max(suspect[0], ended_on[0]), min(suspect[1], ended_on[1])
+            if both[0] < both[1] and self._aside < self._aside_max:
+                self._aside += 1
+                self.set_aside = both
+                return both
+        self._suspects.append(ended_on)
+        return 0, 0
 
     def known(self, name: str) -> Member:
         """The newest incarnation of a learner that was asked for something."""
@@ -300,10 +358,13 @@ class Members:
         """
         if member.report is not None and report.sequence <= member.report.sequence:
             return False
+        if report.waits and member.unheard:
+            member.missed = report.sequence  # its loop cannot answer yet
         silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
         if silent_s is not None:
             self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
         member.report = report
+        member.non_finite = max(member.non_finite, report.non_finite)
         self._recount(member)
         return True
 
@@ -315,11 +376,13 @@ class Members:
 
     def expire(self, now: float) -> list[str]:
         """The learners whose leases expired since the last call."""
-        expired = self._leases.expire(now)
+        expired, before = self._leases.expire(now), self.step_s
         for name, lease in expired:
             member = self._members[name]
             self._recount(member)
             self._facts.append(LeaseExpired(name, member.incarnation, lease.phase, now - lease.renewed_at))
+        if not self._paces:
+            self.step_s = before  # of all that expired together, not of the last of them
         return [name for name, _ in expired]
 
     # -------------------------------------------------------------- spans

@@ -22,6 +22,8 @@ STARTING, IMPORTING, COMPILING, JOINING, STEPPING, DRAINING, STOPPED = (
     "stopped",
 )
 
+NON_FINITE_MAX = 3  # a learner with so many contributions, or losses, in a row that are not finite has to restart
+
 
 # ------------------------------------------------------------------ learner to syncer
 
@@ -46,7 +48,7 @@ class FragmentCounters(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """Progress, counters and a lease renewal. A learner sends it after each step and on entering a phase."""
+    """Progress, counters and a lease renewal. A learner sends it after each step, on entering a phase and in waits."""
 
     learner: str
     incarnation: int
@@ -62,6 +64,8 @@ class Report:
     newest_span: int = -1
     wants_span: bool = False
     loss: float | None = None  # of the last step
+    non_finite: int = 0  # losses in a row, up to the last step's, that were not finite
+    waits: bool = False  # its loop waits for the data of the next step
     aux: dict[str, float] | None = field(default=None, repr=False)  # the task's auxiliary values in the last step
     snapshot: int = 0  # the newest that this learner has saved its state for
 
@@ -243,10 +247,11 @@ def _values(value: Any) -> bool:
 
 _ALLOWED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("incarnation", "sequence", "step", "tokens", "syncer_step", "fragment", "attempt"), _count),
-    **dict.fromkeys(("processed", "newest_span", "snapshot"), _count),
+    **dict.fromkeys(("processed", "newest_span", "snapshot", "non_finite"), _count),
     **dict.fromkeys(("lease_s", "step_s", "held_s", "took_s"), _seconds),
     **dict.fromkeys(("learner", "phase", "digest", "codec", "defect"), _text),
     "epoch": lambda value: value is None or _count(value),
+    "waits": lambda value: isinstance(value, bool),
     "loss": lambda value: value is None or isinstance(value, float),
     "aux": lambda value: value is None or _values(value),
     "failed": lambda value: type(value) is tuple and all(map(_text, value)),

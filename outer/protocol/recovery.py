@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outer.protocol.coverage import Coverage, Mark
-from outer.protocol.facts import Committed, Finished, Record, SpanGranted
+from outer.protocol.facts import Committed, Finished, Record, SetAside, SpanGranted
 from outer.protocol.sample_spans import Span, SpanPool
 
 
@@ -39,6 +39,7 @@ class Recovered:
     merged_step: dict[Key, dict[int, int]] = field(default_factory=dict)  # then by fragment
     finished: Finished | None = None
     whole: bool = True  # whether every loan is known
+    set_aside: int = 0  # ranges of samples that are not lent again
     clock: int = 0  # the syncer step of the newest announced commit, where that commit was lost
 
 
@@ -94,9 +95,10 @@ class JournalReplay:
                 _name(found, *key)
             case Finished() as finished:
                 found.finished = finished
-            case returned:
-                key = (returned.learner, returned.incarnation)
-                found.spans.replay_return(*key, Span(returned.span, returned.start, returned.stop))
+            case back:
+                found.set_aside += type(back) is SetAside
+                span = Span(back.span, back.start, back.stop)
+                found.spans.replay_return(back.learner, back.incarnation, span, type(back) is not SetAside)
 
 
 def _commit(found: Recovered, commit: Committed) -> None:

@@ -115,8 +115,23 @@ class SpanPool:
         while len(borrower.spans) > 1 and borrower.finished + borrower.spans[0].samples <= committed:
             borrower.finished += borrower.spans.popleft().samples
 
-    def release(self, learner: str, incarnation: int, committed: int) -> list[Span]:
-        """End a loan. Everything after its first `committed` samples returns to the pool; returns those ranges."""
+    def part(self, learner: str, incarnation: int, used: int, samples: int) -> tuple[int, int] | None:
+        """The samples [start, stop) that follow the first `used` of a loan: at most so many, of one span."""
+        borrower = self._borrowers.get((learner, incarnation), _Borrower())
+        used -= borrower.finished
+        for span in borrower.spans:
+            if 0 <= used < span.samples:
+                return span.start + used, min(span.start + used + samples, span.stop)
+            used -= span.samples
+        return None
+
+    def release(
+        self, learner: str, incarnation: int, committed: int, aside: tuple[int, int] = (0, 0)
+    ) -> list[tuple[Span, bool]]:
+        """End a loan. Everything after its first `committed` samples returns to the pool, but for those set aside.
+
+        Returns those ranges, of each span the last one first, and whether each returned.
+        """
         borrower = self._borrowers.pop((learner, incarnation), None)
         if borrower is None:
             return []
@@ -125,9 +140,12 @@ class SpanPool:
         for span in borrower.spans:
             start = span.start + min(max(used, 0), span.samples)
             used -= span.samples
-            if start < span.stop:
-                self._add_returned(start, span.stop)
-                back.append(Span(span.identifier, start, span.stop))
+            begin, end = (min(max(place, start), span.stop) for place in aside)
+            for first, last, returns in ((end, span.stop, True), (begin, end, False), (start, begin, True)):
+                if first < last:
+                    back.append((Span(span.identifier, first, last), returns))
+                    if returns:
+                        self._add_returned(first, last)
         return back
 
     def _add_returned(self, start: int, stop: int) -> None:
@@ -151,14 +169,15 @@ class SpanPool:
         self._next_identifier = max(self._next_identifier, span.identifier + 1)
         self._borrowers.setdefault((learner, incarnation), _Borrower()).add(span)
 
-    def replay_return(self, learner: str, incarnation: int, back: Span) -> None:
-        """Replay a return that an earlier epoch recorded: the borrower keeps the part of the span before it."""
+    def replay_return(self, learner: str, incarnation: int, back: Span, returns: bool) -> None:
+        """Replay one of the ranges of `release`: the borrower keeps the part of the span before it."""
         borrower = self._borrowers[learner, incarnation]
         remaining = (
             Span(s.identifier, s.start, back.start) if s.identifier == back.identifier else s for s in borrower.spans
         )
         borrower.spans = deque(remaining)
-        self._add_returned(back.start, back.stop)
+        if returns:
+            self._add_returned(back.start, back.stop)
 
     def forget(self, learner: str) -> None:
         """Nothing that this learner's incarnations have borrowed comes back any more."""

@@ -225,7 +225,7 @@ class Sessions:
         if over := run.finished or run.suspended:
             return over
         if member.quarantined:
-            return f"failed: {member.non_finite} contributions in a row were not finite"
+            return f"failed: {member.non_finite} contributions or losses in a row were not finite"
         return "drained" if is_drained(member) else ""
 
     def stop(self, now: float, member: Member, reason: str, suspend: bool = False) -> None:

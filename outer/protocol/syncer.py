@@ -47,7 +47,7 @@ from outer.protocol.fragments import Fragment
 from outer.protocol.link_ladder import Clock, Uplinks
 from outer.protocol.links import EARLY, Links
 from outer.protocol.members import Members
-from outer.protocol.messages import STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
+from outer.protocol.messages import NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, StepTiming
 from outer.protocol.read_requests import REOPEN_S, ReadRequests
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from outer.protocol.recovery import Recovered
 
 __all__ = ["NON_FINITE_MAX", "REOPEN_S", "RESEND_S", "Budget", "Syncer"]
-
-NON_FINITE_MAX = 3  # a learner with this many non-finite contributions in a row has to restart
 
 
 class Syncer:
@@ -79,14 +77,15 @@ class Syncer:
         manifest: Mapping[str, Any],
         recovered: Recovered | None = None,
         ahead_s: float = 0.0,
+        aside_max: int = 0,
         reopened: bool = False,
         durability: str = "",
         uplinks: Uplinks | None = None,
         sample_tokens: int = 0,
     ) -> None:
-        """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`, `ahead_s` and
-        `sample_tokens`: as for Members. `recovered`: the state of earlier epochs. `durability`: for the log only.
-        `reopened`: a run that was stopped, or whose budget was raised, continues. `uplinks`: the bytes of
+        """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`, `ahead_s`,
+        `sample_tokens` and `aside_max`: as for Members. `recovered`: the state of earlier epochs. `durability`: for the
+        log only. `reopened`: a run that was stopped, or whose budget was raised, continues. `uplinks`: the bytes of
         contributions; without it, float32 and no other format.
         """
         assert 1 <= quorum <= len(learners)
@@ -104,7 +103,7 @@ class Syncer:
         self._config = config
         self._fragments = fragments
         self._schedule = Schedule(len(fragments), config.round_steps)
-        self._members = Members(epoch, learners, span_steps, ahead_s, sample_tokens)
+        self._members = Members(epoch, learners, span_steps, ahead_s, sample_tokens, aside_max)
         self._out = EffectBuffer(self._members)
         whole = tuple(4 * fragment.size for fragment in fragments)
         self._links = Links(config, uplinks or Uplinks(("",), (whole,)), self._out.emit)
@@ -230,6 +229,11 @@ class Syncer:
         return self._members.tokens_processed
 
     @property
+    def set_aside(self) -> tuple[int, int] | None:
+        """The samples [start, stop) that this epoch set aside last."""
+        return self._members.set_aside
+
+    @property
     def open_reads(self) -> set[tuple[int, int]]:
         """Syncer step and attempt of each read whose contributions may still merge."""
         open_ = [step for step in self._open if step.stage in (Stage.READING, Stage.MERGING)]
@@ -275,8 +279,11 @@ class Syncer:
         before = member.report
         if not self._members.record_report(now, member, event):
             return  # old news
+        if member.non_finite >= NON_FINITE_MAX and not member.quarantined:
+            self._sessions.quarantine(now, member, self._run_snapshot)
         if event.phase == STOPPED:
-            self._members.fence(member.name, "drained" if member.draining else "stopped")
+            failed = "failed" if event.non_finite >= NON_FINITE_MAX else "stopped"
+            self._members.fence(member.name, "drained" if member.draining else failed)
             self._stop_awaiting(member.name, "stopped")
             return
         if self.first_step_at is None and event.tokens > 0:

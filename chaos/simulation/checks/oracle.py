@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from chaos.simulation.checks.provenance import Content, Key, ValueVersion, uneven
 from chaos.simulation.profile import Options
 from learners.protocol.events_effects import Apply
-from outer.protocol.facts import Committed, SpanGranted, SpanReturned
+from outer.protocol.facts import Committed, SetAside, SpanGranted, SpanReturned
 
 NONE = -1
 SHOWN_MAX = 8  # violations of one check that are kept
@@ -131,8 +131,8 @@ class Oracle:
                 reason = f"{name} {incarnation} keeps {samples} samples after its end, {used} of them are committed"
                 self.broken("oracle.returned", reason)
 
-    def returned(self, back: SpanReturned) -> None:
-        """Check that no returned sample is committed."""
+    def returned(self, back: SpanReturned | SetAside) -> None:
+        """Check that no sample that is returned, or set aside, is committed."""
         key = (back.learner, back.incarnation)
         self._lent[key] -= back.stop - back.start
         used = self._committed.get(key, 0) * self._batch[back.learner]

@@ -330,6 +330,9 @@ class FaultSchedule:
         for learner in self._targets(fault)[:1]:
             learner.poison()
 
+    def _bad_sample(self, fault: Fault) -> None:
+        self._context.faults.to_spoil += 1
+
     def _wrong_manifest(self, fault: Fault) -> None:
         """Kill a learner, so that its next incarnation comes with another recipe."""
         for learner in self._targets(fault)[:1]:

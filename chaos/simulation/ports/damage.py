@@ -31,6 +31,8 @@ class Damage(Faults):
         self.flips: dict[str, tuple[float, float]] = {}  # kind -> (until, share) of what is damaged
         self.traps: dict[tuple[str, str], float] = {}  # (learner, moment) -> it dies so much later
         self.trapped: Callable[[str, str], None] = lambda learner, moment: None
+        self.to_spoil = 0  # batches that come: the first sample of each cannot be read, now or ever
+        self.bad: set[int] = set()  # samples
         self.misled: set[str] = set()  # whose next incarnation comes with another recipe
         self.dies_writing: set[int] = set()  # epochs that die as soon as something is on its way to the store
         self.dies_ending: dict[int, int] = {}  # epoch -> it dies so many effects after it has said that the run is over
@@ -39,6 +41,7 @@ class Damage(Faults):
 
     def heal(self, syncer: SyncerProcess | None) -> None:
         """Nothing is to be harmed any more."""
+        self.to_spoil = 0
         self.traps.clear()
         self.flips.clear()
         if syncer is not None:
@@ -56,6 +59,15 @@ class Damage(Faults):
         return True
 
     # -------------------------------------------------------------- learners
+
+    def spoils(self, learner: LearnerProcess, start: int) -> bool:
+        if self.to_spoil:
+            self.to_spoil -= 1
+            self.bad.add(start)
+        if not self.bad.intersection(range(start, start + self._options.batch[learner.name])):
+            return False
+        self._counts["bad_sample"] += 1
+        return True
 
     def reported(self, learner: LearnerProcess, report: Report) -> Report:
         if self.flips and report.phase in (STEPPING, DRAINING):

@@ -31,7 +31,7 @@ def check(data: DataConfig) -> None:
 
     Raises ValueError, naming the field and the fix, if there are none or they are too small for one sample.
     """
-    total = sum(path.stat().st_size for _, path in _files(data))
+    total = sum(path.stat().st_size for _, path in files(data))
     if total < 3 * data.sequence_length:  # one training sample at any phase, and one held-out sample
         raise _too_small(data, total)
 
@@ -48,11 +48,11 @@ class ByteCorpus:
     def __init__(self, data: DataConfig, seed: int) -> None:
         self._length = length = data.sequence_length
         self._seed = seed
-        files = [(name, path.read_bytes()) for name, path in _files(data)]
-        held = _held_out({name: len(text) for name, text in files}, data.held_out, length)
-        self.train = _joined([text[: len(text) - held[name]] for name, text in files])
-        self.held_out = _joined([text[len(text) - held[name] :] for name, text in files])
-        self.digest = _digest(files)
+        texts = [(name, path.read_bytes()) for name, path in files(data)]
+        held = _held_out({name: len(text) for name, text in texts}, data.held_out, length)
+        self.train = _joined([text[: len(text) - held[name]] for name, text in texts])
+        self.held_out = _joined([text[len(text) - held[name] :] for name, text in texts])
+        self.digest = _digest(texts)
         self.windows = (len(self.train) - length) // length  # the samples of one epoch: whole windows at every phase
         self._held_out_windows = (len(self.held_out) - 1) // length
         if self.windows < 1 or self._held_out_windows < 1:
@@ -111,7 +111,7 @@ def stride(windows: int) -> int:
 # ------------------------------------------------------------------ files
 
 
-def _files(data: DataConfig) -> list[tuple[str, Path]]:
+def files(data: DataConfig) -> list[tuple[str, Path]]:
     """(relative path, path) of every file, sorted. Raises ValueError if there is none."""
     if data.path is None:
         root = Path(sysconfig.get_path("stdlib"))

@@ -49,15 +49,15 @@ def corpus(data: DataConfig, seed: int) -> Corpus:
     if data.mixture is None:
         return _open(data, seed)
     check(data)
-    used = [(each.weight, of) for each, of in zip(data.mixture, _sources(data), strict=True) if each.weight]
-    sources, weights = [_open(of, seed) for _, of in used], [weight for weight, _ in used]
-    return MixedCorpus(sources, weights, seed, str(digest(data)))
+    used = [(each.weight, of) for each, of in zip(data.mixture, sources(data), strict=True) if each.weight]
+    opened, weights = [_open(of, seed) for _, of in used], [weight for weight, _ in used]
+    return MixedCorpus(opened, weights, seed, str(digest(data)))
 
 
 def check(data: DataConfig) -> None:
     """Check what `data` names without reading it whole. Raises ValueError as `corpus` does."""
     found = []
-    for each in _sources(data):
+    for each in sources(data):
         try:
             (token_corpus if each.kind == "tokens" else byte_corpus).check(each)
         except ValueError as error:
@@ -71,7 +71,7 @@ def check(data: DataConfig) -> None:
 def _check_alike(data: DataConfig) -> None:
     """Raises ValueError where the sources' tokens do not mean the same, or are not those of data.digest."""
     assert data.mixture is not None
-    coded = {each.name: coding(of) for each, of in zip(data.mixture, _sources(data), strict=True)}
+    coded = {each.name: coding(of) for each, of in zip(data.mixture, sources(data), strict=True)}
     first, *others = coded
     if odd := [name for name in others if coded[name] != coded[first]]:
         raise ValueError(
@@ -97,14 +97,14 @@ def coding(source: DataConfig) -> tuple[int, int | None, str | None]:
 
     Raises ValueError where a manifest cannot be read.
     """
-    source = _sources(source)[0]
+    source = sources(source)[0]
     if source.kind == "bytes":
         return ByteCorpus.vocabulary, None, None
     made = manifest.read(source.path)[0]
     return made.vocabulary, made.end_of_document, made.tokenizer.sha256 if made.tokenizer else None
 
 
-def _sources(data: DataConfig) -> list[DataConfig]:
+def sources(data: DataConfig) -> list[DataConfig]:
     """One for each corpus that `data` names; of a single one, itself."""
     return [data] if data.mixture is None else [data.of(each) for each in data.mixture]
 
@@ -115,7 +115,7 @@ def _open(data: DataConfig, seed: int) -> ByteCorpus | TokenCorpus:
 
 def digest(data: DataConfig) -> str | None:
     """The digest that a run's recipe keeps, of manifests; None without shards. Raises ValueError as `vocabulary`."""
-    found = [manifest.read(each.path)[1] if each.kind == "tokens" else "" for each in _sources(data)]
+    found = [manifest.read(each.path)[1] if each.kind == "tokens" else "" for each in sources(data)]
     if data.mixture is None or not any(found):
         return found[0] or None
     return hashlib.sha256(" ".join(found).encode()).hexdigest()
@@ -128,7 +128,7 @@ def vocabulary(data: DataConfig) -> int:
 
 def tokenizer(data: DataConfig) -> Path | None:
     """The file of the tokenizer that made the tokens, tokenizer.json; None where tokens are bytes."""
-    first = _sources(data)[0]
+    first = sources(data)[0]
     if first.kind == "bytes" or (made := manifest.read(first.path)[0].tokenizer) is None:
         return None
     return ShardFolder(first.path).file(made.file)

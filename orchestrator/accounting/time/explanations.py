@@ -62,9 +62,10 @@ _OF_FATE = {
     "stale_base": "wasted_refused",
     "refused": "wasted_refused",
     "run_ended": "wasted_run_ended",
+    "set_aside": "wasted_killed",
 }
 _FATE_RANKS = np.array([RANKS.index(_OF_FATE[fate]) for fate in FATES])
-OF_WAIT = {"span": "data_stall", "adoption": "sync_blocked", "snapshot": "sync_blocked"}
+OF_WAIT = {"span": "data_stall", "data": "data_stall", "adoption": "sync_blocked", "snapshot": "sync_blocked"}
 _OF_PHASE = {
     "starting": "startup",
     "importing": "startup",

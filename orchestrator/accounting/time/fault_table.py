@@ -17,13 +17,13 @@ from orchestrator.accounting.roster import KILLING, SYNCER, Incarnation, Injecte
 from orchestrator.eventlog.block import Block, ContributionRows, Floats
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultInjected, LearnerLost, SyncerLost
-from outer.protocol.facts import LearnerFenced, LeaseExpired, Refused, SyncerStarted
+from outer.protocol.facts import LearnerFenced, LeaseExpired, Quarantined, Refused, SyncerStarted
 
 ROWS = 1000  # that are kept: the newest
 EPOCHS_KEPT = 8
 _KEPT_FATES = [FATES.index(fate) for fate in (COMMITTED, IN_FLIGHT, "run_ended")]  # such tokens are not lost by a fault
 _KILLED = FATES.index("killed")
-_SIGNS = {"corrupt": "bad_digest", "non_finite": "non_finite"}  # the refusal that shows a fault
+_SIGNS = {"corrupt": "bad_digest", "non_finite": "non_finite"}  # the refusal, or quarantine, that shows a fault
 
 
 class FaultTable:
@@ -94,10 +94,11 @@ class FaultTable:
             if one.expired is None and one.fault is not None and event.at >= one.fault.at:
                 one.expired = event.at
 
-    def _refuse(self, event: Event, fact: Refused) -> None:
+    def _refuse(self, event: Event, fact: Refused | Quarantined) -> None:
+        reason = fact.reason if isinstance(fact, Refused) else "non_finite"
         for one in self._of(fact.learner, fact.incarnation):
             if one.refused is None and one.fault is not None and event.at >= one.fault.at:
-                one.refused = event.at if _SIGNS.get(one.fault.kind) == fact.reason else None
+                one.refused = event.at if _SIGNS.get(one.fault.kind) == reason else None
 
     def _of(self, learner: str, incarnation: int) -> list[OpenFault]:
         return [one for one in self._open if one.incarnation.key == (learner, incarnation)]
@@ -212,6 +213,7 @@ _FOLLOW: dict[type[Any], Callable[[FaultTable, Event, Any], None]] = {
     LearnerFenced: FaultTable._end,
     LearnerLost: FaultTable._end,
     LeaseExpired: FaultTable._expire,
+    Quarantined: FaultTable._refuse,
     Refused: FaultTable._refuse,
     SyncerLost: FaultTable._lose_syncer,
     SyncerStarted: FaultTable._serve,

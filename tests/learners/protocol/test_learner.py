@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 
 from learners.protocol.events_effects import (
     Answer,
     Apply,
     Boundary,
+    Decline,
     Enter,
     Exit,
     Fetch,
@@ -21,6 +24,7 @@ from learners.protocol.events_effects import (
     Staged,
     StateMissed,
     StepDone,
+    Waiting,
 )
 from learners.protocol.facts import PhaseEntered, StepFinished
 from learners.protocol.learner import HOLD_S
@@ -36,6 +40,7 @@ from outer.protocol.messages import (
     FragmentCounters,
     Grant,
     Notice,
+    StateRequest,
     Stop,
     Welcome,
 )
@@ -62,6 +67,45 @@ def test_it_steps_only_after_every_fragment_was_adopted_from_the_syncer() -> Non
 def test_phases_never_go_back() -> None:
     with pytest.raises(AssertionError):
         joined().do(Enter(COMPILING))
+
+
+# ------------------------------------------------------------------ losses that are not finite, data that is late
+
+
+def test_it_ends_itself_after_losses_in_a_row_that_are_not_finite_and_names_the_first_batch() -> None:
+    loop = joined()
+    for loss in (2.0, nan, nan, 2.0, inf, nan):
+        assert only(RunStep, loop.step(loss=loss))
+    assert [report.non_finite for report in loop.reports[-6:]] == [0, 1, 2, 0, 1, 2]
+    [end] = only(Exit, loop.step(loss=nan))
+    assert end.reason == "failed: the loss was not finite in 3 steps in a row, from the batch at sample 8 on"
+    assert (loop.reports[-1].phase, loop.reports[-1].non_finite) == (STOPPED, 3)
+
+
+def test_a_learner_whose_loss_is_not_finite_gives_nobody_its_state() -> None:
+    loop = joined()
+    for loss, reasons in ((2.0, []), (nan, ["non_finite"])):
+        loop.step(loss=loss)
+        effects = loop.do(StateRequest(1, "b", 1, "a", 3, 0, 5.0))
+        assert [decline.reason for decline in only(Decline, effects)] == reasons
+
+
+def test_a_loop_that_waits_for_data_is_alive_for_as_long_as_a_start_may_take() -> None:
+    loop = joined()
+    loop.steps(3)
+    lease_s = loop.reports[-1].lease_s
+    for _ in range(2 * 60 + 1):  # start_s is 60 s, and a loop says twice a second that it waits
+        loop.do(Waiting())
+        assert loop.reports[-1].waits and loop.machine.is_alive(loop.now + 0.5 * lease_s)
+        loop.now += HOLD_S
+    said = len(loop.reports)
+    loop.do(Waiting())
+    assert len(loop.reports) == said and not loop.machine.is_alive(loop.now + lease_s), "now it hangs"
+    loop.reach()
+    loop.done()
+    step = loop.facts(StepFinished)[-1]
+    assert (step.waited_for, step.waited_s, step.seconds) == ("data", 60.5, 1.0)
+    assert not loop.reports[-1].waits
 
 
 # ------------------------------------------------------------------ reads

@@ -41,6 +41,18 @@ def test_a_slow_batch_is_built_beside_the_loop_and_is_there_when_its_step_comes(
     assert building.begun == [8] and building.threads[0] is not threading.main_thread()
 
 
+def test_a_batch_that_nobody_predicted_is_waited_for_in_turns() -> None:
+    building = Building()
+    batches = Batches(building)
+    assert not batches.ready(8, 4, 0.0) and not batches.ready(8, 4, 0.0)
+    building.gate.set()
+    assert batches.ready(8, 4, DEADLINE_S) and batches.take(8, 4) == (8, 4)
+    assert building.begun == [8] and building.threads[0] is not threading.main_thread()
+    assert batches.ready(-1, 4, DEADLINE_S), "its error is raised where it is taken"
+    with pytest.raises(OSError, match="no sample -1"):
+        batches.take(-1, 4)
+
+
 def test_at_most_two_batches_are_ahead() -> None:
     building = Building()
     building.gate.set()

@@ -14,7 +14,7 @@ from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.accounting.ledger import REASONS
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import LearnerLost, RunFinished
-from outer.protocol.facts import Committed, Finished, LearnerFenced, Refused, StepOpened, SyncerStarted
+from outer.protocol.facts import Committed, Finished, LearnerFenced, Refused, SetAside, StepOpened, SyncerStarted
 from tests.orchestrator.histories import blocks, history, inserted, is_a, losing, script, settle, without
 
 A_MISSES = frozenset((second, "a") for second in (4, 6, 8))  # a's steps 3 to 7 are overwritten unread
@@ -39,6 +39,19 @@ def test_a_step_counts_once_however_many_fragments_it_is_merged_through() -> Non
     assert books.committed < sum(share.committed for share in books.token_fragments)
     assert all(share.processed == books.processed for share in books.token_fragments)
     assert [share.committed for share in books.token_fragments] == [680, 592]
+
+
+def test_a_step_on_samples_that_were_set_aside_with_its_incarnation_has_that_fate() -> None:
+    aside = inserted(history(), is_a(LearnerFenced, learner="c"), SetAside("c", 1, 0, 0, 16, step=9))
+    for books in (settle(aside), settle(blocks(aside, 7))):
+        assert books.balanced and books.discarded == nothing(set_aside=16, overlap=8)
+        assert books.fates[("c", 1, 9)] == "set_aside"
+        before = settle(history()).token_fragments
+        for share, without_it in zip(books.token_fragments, before, strict=True):
+            lost = without_it.discarded["killed"] - share.discarded["killed"]
+            assert share.balanced and lost == share.discarded["set_aside"]
+    elsewhere = inserted(history(), is_a(LearnerFenced, learner="c"), SetAside("c", 1, 0, 0, 16))
+    assert settle(elsewhere).discarded == nothing(killed=16, overlap=8), "no step finished on them"
 
 
 def test_what_every_fragment_overwrote_unread_is_overlap() -> None:

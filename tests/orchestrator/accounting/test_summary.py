@@ -49,6 +49,7 @@ KEYS = [
     "reason",
     "initial_eval_loss",
     "eval_loss",
+    "eval_fault",
     "loss_unit",
     "eval_metrics",
     "tokens",
@@ -66,6 +67,7 @@ KEYS = [
     "participation",
     "faults",
     "faults_left_out",
+    "set_aside",
     "refusals",
     "wire_bytes",
     "checks",
@@ -150,7 +152,7 @@ def test_a_recipe_serves_as_well_as_its_plain_form() -> None:
 def test_an_empty_log_is_null_and_not_zero() -> None:
     told = summary([])
     known = {name for name, value in told.items() if value is not None and name not in ("checks", "ok")}
-    assert known == {"name", "tokens", "faults", "faults_left_out", "refusals", "wire_bytes"}
+    assert known == {"name", "tokens", "faults", "faults_left_out", "set_aside", "refusals", "wire_bytes"}
     assert told["ok"] is False
 
 

@@ -27,6 +27,7 @@ from outer.protocol.facts import (
     LearnerFenced,
     LinkAdapted,
     Participant,
+    SetAside,
     SpanGranted,
     SpanReturned,
     StepOpened,
@@ -264,6 +265,16 @@ def test_one_that_leaves_may_rebase_any_number_of_times_after_its_last_step_befo
     read: Any = SimpleNamespace(parts=SimpleNamespace(step=np.array([41])), slots=np.array([0]), fragment=np.array([0]))
     for wanted, found in ((56, 56), (60, 60), (96, 96), (100, 56)):
         assert versions[bases.of(None, read, np.array([wanted]))] == [found]  # type: ignore[arg-type]
+
+
+def test_samples_that_are_set_aside_are_lent_no_more() -> None:
+    [back] = [event.fact for event in history() if is_a(SpanReturned)(event)]
+    aside = SetAside(back.learner, back.incarnation, back.span, back.start, back.start + 4)
+    events = altered(inserted(history(), is_a(SpanReturned), aside), is_a(SpanReturned), start=aside.stop)
+    assert statuses(events)["books.loans"] == "pass"
+    again = replace(GRANT, span=91, start=aside.start, stop=aside.stop)
+    assert statuses(inserted(events, is_a(Finished), again))["books.loans"] == "violated"
+    assert statuses(altered(events, is_a(SetAside), learner="b"))["books.loans"] == "violated"
 
 
 # ------------------------------------------------------------------ facts that are lost

@@ -16,7 +16,7 @@ from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump
 from orchestrator.recipe.validation import resolve, validate
 from orchestrator.store.checkpoints import REQUEST_FILE
-from orchestrator.store.resume import reopen, taken, unlike
+from orchestrator.store.resume import data_changed, reopen, taken, unlike
 from orchestrator.store.run_store import RunStore
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
@@ -148,3 +148,15 @@ def test_what_was_said_at_an_end_is_taken_back_and_the_rest_stays(store: RunStor
     assert not [name for name in said if store.path(name).exists()]
     assert all(store.path(name).exists() for name in (*stays, "config.toml"))
     assert store.granted("epoch", "syncer") == 1
+
+
+def test_a_resumed_run_knows_that_its_text_has_changed(store: RunStore, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "a.txt").write_text("some words " * 99)
+    with_text = recipe(data={"mixture": [{"name": "a", "path": str(text)}]})
+    assert not data_changed(store, with_text), "it begins"
+    assert not data_changed(store, with_text)
+    (text / "b.txt").write_text("more")
+    assert data_changed(store, with_text)
+    assert not data_changed(store, with_text), "it is told once"

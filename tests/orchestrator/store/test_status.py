@@ -334,6 +334,11 @@ def test_elsewhere_it_speaks_every_five_seconds_and_at_changes() -> None:
     killed = changed(2, state="restarting", last_fault="kill")
     assert said_at(6.0, killed)[:2] == [f"{NAMES[2]}: kill", f"{NAMES[2]}: stepping -> restarting"]
     assert said_at(7.0, killed) == []
+    news = killed | {"syncer": {"set_aside": [300, 304]}, "run": killed["run"] | {"eval_fault": "slow"}}
+    assert said_at(7.5, news)[:2] == [
+        "an evaluation failed: slow",
+        "samples 300 to 303 are set aside: two learners have ended on them",
+    ]
     waiting = copy.deepcopy(killed)
     waiting["run"]["conditions"][0] |= {"status": "False", "reason": "NoPlace", "message": "pool a waits"}
     assert said_at(8.0, waiting)[0] == "pool a waits", "at once"

@@ -11,10 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outer.protocol.events_effects import Expect
-from outer.protocol.facts import LeaseExpired, LeaseRenewed, Refused
+from outer.protocol.facts import LeaseExpired, LeaseRenewed, Refused, SetAside
 from outer.protocol.leases import Leases
 from outer.protocol.members import Members
-from outer.protocol.messages import COMPILING, DRAINING, STEPPING, Contribution, FragmentCounters, Report
+from outer.protocol.messages import (
+    COMPILING,
+    DRAINING,
+    JOINING,
+    STEPPING,
+    STOPPED,
+    Contribution,
+    FragmentCounters,
+    Report,
+)
 
 
 def report(learner: str = "a", incarnation: int = 1, epoch: int | None = 7, **change: Any) -> Report:
@@ -145,6 +154,48 @@ def test_nobody_has_made_more_than_it_was_lent_samples_for() -> None:
     assert {fact.reason for fact in members.drain_facts() if isinstance(fact, Refused)} == {"wrong_counters"}
 
 
+# ------------------------------------------------------------------ samples that end learners
+
+
+@pytest.mark.parametrize(
+    ("ends", "aside_max", "aside"),
+    [
+        ([("failed", 3, {}), ("failed", 3, {})], 1, [(6, 8)]),
+        ([("failed", 3, {}), ("failed", 3, {})], 0, []),
+        ([("failed", 3, {}), ("failed", 4, {})], 1, []),
+        ([("killed", 1, {}), ("killed", 3, {})], 1, [(6, 10)]),  # each may have begun four batches
+        ([("killed", 1, {}), ("failed", 4, {})], 1, [(8, 10)]),
+        ([("lease_expired", 5, {"waits": True})] * 2, 1, [(10, 12)]),
+        ([("failed", 5, {"non_finite": 3, "phase": STOPPED})] * 2, 1, [(4, 6)]),
+        ([("drained", 3, {}), ("superseded", 3, {}), ("stopped", 3, {})] * 2, 1, []),
+        ([("killed", 3, {"phase": JOINING})] * 2, 1, []),
+        ([("failed", 3, {})] * 2 + [("failed", 1, {})] * 2, 1, [(6, 8)]),
+        ([("failed", 3, {})] * 2 + [("failed", 1, {})] * 2, 2, [(6, 8), (2, 4)]),
+    ],
+)
+def test_samples_on_which_two_incarnations_ended_are_set_aside(
+    ends: list[tuple[str, int, dict[str, Any]]], aside_max: int, aside: list[tuple[int, int]]
+) -> None:
+    members = Members(7, {"a": 2}, span_steps=8, aside_max=aside_max)
+    said: list[Any] = []
+    for incarnation, (reason, step, change) in enumerate(ends, start=1):
+        assert members.expect(0.0, Expect("a", incarnation, 60.0, 2))
+        stepping(members, incarnation=incarnation, step=0)
+        span = members.lend(members.known("a"))
+        stepping(members, incarnation=incarnation, newest_span=span.identifier, **({"step": step} | change))
+        members.fence("a", reason)
+        said += members.drain_facts()
+    assert [(fact.start, fact.stop) for fact in said if isinstance(fact, SetAside)] == aside
+    assert members.expect(0.0, Expect("a", 99, 60.0, 2))
+    lent: list[int] = []
+    while len(lent) < 40:
+        stepping(members, incarnation=99, newest_span=(lent and span.identifier) or -1)
+        span = members.lend(members.known("a"))
+        lent += range(span.start, span.stop)
+    gone = {sample for start, stop in aside for sample in range(start, stop)}
+    assert set(range(16)) - set(lent) == gone
+
+
 # ------------------------------------------------------------------ leases
 
 
@@ -171,20 +222,9 @@ def test_who_is_live_and_the_median_step_time_follow_every_change(
     story: list[tuple[str, str, float, float]],
 ) -> None:
     members, now, kept = Members(7, dict.fromkeys("abc", 2), span_steps=4), 0.0, 0.0
-    for sequence, (name, what, step_s, later_s) in enumerate(story):
-        now += later_s
-        members.expire(now)
-        newest = members.known(name)
-        if what == "expect":
-            members.expect(now, Expect(name, newest.incarnation + 1, 2.0, 2))
-        elif what == "fence":
-            members.fence(name, "killed")
-        elif not newest.fenced and what == "quarantine":
-            members.quarantine(newest)
-        elif not newest.fenced:
-            phase = {"drain": DRAINING, "compile": COMPILING}.get(what, STEPPING)
-            said = report(name, newest.incarnation, sequence=sequence, phase=phase, step_s=step_s)
-            members.record_report(now, newest, said)
+
+    def judge() -> None:
+        nonlocal kept
         expected = [
             member
             for member in map(members.known, "abc")
@@ -196,3 +236,20 @@ def test_who_is_live_and_the_median_step_time_follow_every_change(
         paces = [member.report.step_s for member in expected if member.report and member.report.step_s]
         kept = median(paces) if paces else kept
         assert members.live == expected and members.step_s == kept
+
+    for sequence, (name, what, step_s, later_s) in enumerate(story):
+        now += later_s
+        members.expire(now)
+        judge()
+        newest = members.known(name)
+        if what == "expect":
+            members.expect(now, Expect(name, newest.incarnation + 1, 2.0, 2))
+        elif what == "fence":
+            members.fence(name, "killed")
+        elif not newest.fenced and what == "quarantine":
+            members.quarantine(newest)
+        elif not newest.fenced:
+            phase = {"drain": DRAINING, "compile": COMPILING}.get(what, STEPPING)
+            said = report(name, newest.incarnation, sequence=sequence, phase=phase, step_s=step_s)
+            members.record_report(now, newest, said)
+        judge()

@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from outer.protocol.events_effects import DrainRequested, StopRequested, Tick
+from outer.journal.groups import decode_replay, encode_replay
+from outer.protocol.events_effects import DrainRequested, Fence, StopRequested, Tick
 from outer.protocol.facts import (
     Committed,
     Finished,
     LearnerFenced,
     LeaseExpired,
     Refused,
+    SetAside,
 )
 from outer.protocol.messages import STARTING, Attach, Drain, Stop
-from outer.protocol.recovery import Entry, recover
+from outer.protocol.recovery import Entry, JournalReplay, recover
 from tests.golden.bench import MANIFEST, bench
 
 
@@ -59,6 +61,30 @@ def test_one_that_lives_has_time_to_attach_and_is_then_no_more_alive() -> None:
     made.now += 60.0
     made.do(Tick())
     assert [fact.phase for fact in made.facts(LeaseExpired)] == [STARTING] * 2
+
+
+def test_samples_that_were_set_aside_are_so_in_the_next_epoch_and_count_there() -> None:
+    made = bench("a", "b")
+
+    def fails_twice() -> None:
+        for _ in range(2):
+            made.step("a", wants_span=True)
+            made.step("a")
+            made.do(Fence("a", made.peers["a"].incarnation, "failed"))
+            made.join("a")
+
+    fails_twice()
+    [aside] = made.facts(SetAside)
+    assert (aside.learner, aside.incarnation, aside.start, aside.stop) == ("a", 2, 4, 6)
+    replay = JournalReplay.empty(1)
+    for entry in made.journal:
+        replay.apply(entry)
+    found = decode_replay(encode_replay(replay)).found
+    assert found.set_aside == 1
+    assert sorted(found.spans.state()[2]) == [(0, 4), (6, 8)], "the rest of the span returned"
+    made.crash()
+    fails_twice()
+    assert made.facts(SetAside) == [aside], "no more than the run may set aside"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import permutations
 
 import pytest
@@ -12,7 +13,7 @@ from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.sample_spans import RETURNED_MAX, SPAN_STEPS_MAX, Span, SpanPool, span_size
 
 
-def ranges(spans: list[Span]) -> list[tuple[int, int]]:
+def ranges(spans: Iterable[Span]) -> list[tuple[int, int]]:
     return [(span.start, span.stop) for span in spans]
 
 
@@ -54,8 +55,8 @@ def test_deaths_do_not_crumble_the_pool_and_rests_too_small_for_anybody_do_not_p
     for incarnation in range(3 * RETURNED_MAX):
         for name in ("dies", "lives"):
             heir.replay_grant(name, incarnation, pool.grant(name, incarnation, 8, 8))
-        for back in pool.release("dies", incarnation, committed=incarnation % 7):
-            heir.replay_return("dies", incarnation, back)
+        for back, returns in pool.release("dies", incarnation, committed=incarnation % 7):
+            heir.replay_return("dies", incarnation, back, returns)
         span = pool.grant("small", incarnation, 3, 3)
         heir.replay_grant("small", incarnation, span)
     _, _, returned, _ = pool.state()

@@ -21,13 +21,6 @@ def donor_before_the_clock(method: Any, self: Any, now: Any, syncer_step: Any) -
     return method(self, now, 10**9)
 
 
-@around(Learner, "_unfit")
-def donor_not_finite(method: Any, self: Learner, request: Any) -> str:
-    """A donor whose loss is not finite declines."""
-    reason: str = method(self, request)
-    return "" if reason == "non_finite" else reason
-
-
 @around(Joining, "inherit")
 def joiner_takes_the_donors_bases(method: Any, self: Joining, now: float) -> Any:
     """A joiner contributes a fragment only once that came from the syncer: what it copied holds a donor's steps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from learners.protocol import learner
 from learners.protocol.learner import Learner
 from outer.protocol import sessions as steward
 from outer.protocol import syncer
@@ -117,6 +118,7 @@ def lease_never_renewed(method: Any, self: Leases, learner: str, *given: Any) ->
 def never_quarantined(plant: Plant) -> None:
     """A learner that stays non-finite is ended, and starts anew."""
     plant.put(syncer, "NON_FINITE_MAX", 10**9)
+    plant.put(learner, "NON_FINITE_MAX", 10**9)
 
 
 @mutant
@@ -139,9 +141,19 @@ def donor_before_it_is_whole(plant: Plant) -> None:
 
 
 @around(SpanPool, "release")
-def span_wholly_returned(method: Any, self: Any, learner: Any, incarnation: Any, committed: Any) -> Any:
+def span_wholly_returned(method: Any, self: Any, name: Any, incarnation: Any, committed: Any, aside: Any) -> Any:
     """What returns of a dead learner's spans comes after its last committed step."""
-    return method(self, learner, incarnation, 0)
+    return method(self, name, incarnation, 0, aside)
+
+
+@around(SpanPool, "release")
+def set_aside_and_lent_again(method: Any, self: SpanPool, *given: Any) -> Any:
+    """Samples that are set aside are lent no more."""
+    found = method(self, *given)
+    for span, returns in found:
+        if not returns:
+            self._add_returned(span.start, span.stop)
+    return found
 
 
 @around(SpanPool, "release")

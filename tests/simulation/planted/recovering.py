@@ -106,7 +106,7 @@ def returned_span_lent_twice(method: Any, self: SpanPool, *given: Any) -> None:
 @mutant
 def return_not_recovered(plant: Plant) -> None:
     """What an earlier epoch took back does not return twice."""
-    plant.put(SpanPool, "replay_return", lambda self, learner, incarnation, back: None)
+    plant.put(SpanPool, "replay_return", lambda self, learner, incarnation, back, returns: None)
 
 
 @around(Members, "restore")

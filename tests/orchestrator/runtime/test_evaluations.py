@@ -1,0 +1,60 @@
+"""An evaluation that raises or hangs is told, with why, and the next one is made."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from orchestrator.accounting.summary import summarise
+from orchestrator.eventlog.facts import Evaluated, EvaluationFailed
+from orchestrator.recipe.config import Recipe
+from orchestrator.runtime import evaluator
+from orchestrator.runtime.evaluator import Evaluations
+from tests.orchestrator.histories import history, is_a
+
+RECIPE = Recipe.model_validate(
+    {"name": "r", "pools": [{"name": "p"}], "budget": {"syncer_steps": 9}, "eval": {"timeout_s": 0.01}}
+)
+FOUND = Evaluated(4, 2.5, 10)
+
+
+async def raises() -> Evaluated:
+    raise ray.exceptions.RayError("Traceback\nValueError: no held-out data on this host")
+
+
+async def hangs() -> Evaluated:
+    await asyncio.Event().wait()
+    return FOUND
+
+
+async def answers() -> Evaluated:
+    return FOUND
+
+
+def test_why_an_evaluation_failed_is_a_fact_until_one_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    anything: Any = SimpleNamespace()
+    made = Evaluations(RECIPE, anything, anything, "code", said.append)
+    monkeypatch.setattr(evaluator.ray, "kill", lambda actor: None)
+    for method, why in (
+        (raises, "no held-out data on this host"),
+        (hangs, "longer than eval.timeout_s"),
+        (answers, ""),
+    ):
+        actor = SimpleNamespace(current=SimpleNamespace(remote=method))
+        monkeypatch.setattr(made, "_create", lambda syncer, actor=actor: actor)
+        asyncio.run(made.finish(None))
+        assert why in made.fault and bool(made.fault) == bool(why)
+    assert [type(fact) for fact in said] == [EvaluationFailed, EvaluationFailed, Evaluated] and made.loss == 2.5
+
+
+def test_the_summary_says_why_the_last_evaluation_failed() -> None:
+    events = history()
+    [*_, last] = [event for event in events if is_a(Evaluated)(event)]
+    failed = [*events, *[type(last)(last.writer, last.incarnation, 10**6, last.at + 99.0, EvaluationFailed("slow"))]]
+    assert summarise(failed, RECIPE, [])["eval_fault"] == "slow"
+    assert summarise(events, RECIPE, [])["eval_fault"] is None
