@@ -173,24 +173,30 @@ class RayLink:
             with self._lock:
                 self._uploading = False
 
-    def flush(self, learner: str, incarnation: int, facts: FactBuffer) -> None:
+    def flush(self, learner: str, incarnation: int, facts: FactBuffer, patient: bool) -> None:
         facts.rewind()
         deadline = time.monotonic() + FLUSH_S
         while facts.recorded is None and (left_s := deadline - time.monotonic()) > 0.0:
-            self._send(learner, incarnation, facts, min(CALL_S, left_s))
+            if self._send(learner, incarnation, facts, min(CALL_S, left_s)) and patient:
+                deadline = time.monotonic() + FLUSH_S  # it lives, and waits for its store
 
-    def _send(self, learner: str, incarnation: int, facts: FactBuffer, deadline_s: float) -> None:
-        """Send the next facts and hear what is durable by then. Pauses where that is nothing new."""
-        before = facts.oldest
+    def _send(self, learner: str, incarnation: int, facts: FactBuffer, deadline_s: float) -> bool:
+        """Send the next facts and hear what is durable by then; returns whether the syncer answered.
+
+        Pauses where nothing new is durable.
+        """
+        before, answered = facts.oldest, False
         with contextlib.suppress(ray.exceptions.RayError):  # sent again, perhaps to another epoch of the syncer
             facts.acknowledge(
                 self._call(
                     lambda: self._syncer.record.remote(learner, incarnation, facts.pending(), facts.oldest), deadline_s
                 )
             )
+            answered = True
         if facts.oldest == before:
             facts.rewind()
             time.sleep(PAUSE_S)
+        return answered
 
     def record(self, learner: str, incarnation: int, facts: list[Any], oldest: int) -> bool:
         durable: int = self._call(lambda: self._syncer.record.remote(learner, incarnation, facts, oldest), CALL_S)

@@ -94,6 +94,11 @@ class CheckpointWriter:
             else:
                 self._writes = {save.snapshot: self._writer.submit(self._write, save, snapshot)}
 
+    @property
+    def finishing(self) -> bool:
+        """Whether there is a final part, from which another process continues exactly if all facts are logged."""
+        return self._final is not None
+
     def finish(self) -> None:
         """All facts are logged: write the final part, from which another process continues."""
         with self._lock:
@@ -110,6 +115,8 @@ class CheckpointWriter:
         give_up_at = time.monotonic() + deadline_s
         in_vain = False  # the machine will not save it; look once more, since its effect may just have been performed
         while (write := self._writes.get(snapshot)) is None:
+            if time.monotonic() >= give_up_at and self._is_final(snapshot):
+                raise StoreAway("the last facts wait for the store")
             if time.monotonic() >= give_up_at or in_vain:
                 return None
             in_vain = not (self._is_final(snapshot) or coming(snapshot))

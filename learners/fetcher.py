@@ -80,8 +80,8 @@ class SyncerLink(Protocol):
         """Send and forget; facts go along, and the answers to earlier reports say which are durable."""
         ...
 
-    def flush(self, learner: str, incarnation: int, facts: FactBuffer) -> None:
-        """Wait, for a limited time, until the last facts are durable."""
+    def flush(self, learner: str, incarnation: int, facts: FactBuffer, patient: bool) -> None:
+        """Wait until the last facts are durable, for a limited time; `patient`: for as long as the syncer answers."""
         ...
 
     def upload(self, learner: str, incarnation: int, facts: FactBuffer) -> None:

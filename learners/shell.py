@@ -350,7 +350,7 @@ class LearnerShell:
                 raise self._failure
             match self._next.get_nowait():
                 case events_effects.Exit(reason):
-                    self._flush()
+                    self._flush(patient=self._writer is not None and self._writer.finishing)
                     if self._writer is not None:
                         self._writer.finish()
                     self._prepared.end()
@@ -430,9 +430,9 @@ class LearnerShell:
         if welcome is not None:  # else it attaches to the next epoch as soon as it hears of that
             self._drive(welcome)
 
-    def _flush(self) -> None:
+    def _flush(self, patient: bool = False) -> None:
         self._reports.finish(SEND_S)
-        self._link.flush(self._spec.name, self._spec.incarnation, self._facts)
+        self._link.flush(self._spec.name, self._spec.incarnation, self._facts, patient)
 
 
 def _read_key(asked: ReadRequest | Contribution) -> tuple[Any, ...]:

@@ -320,7 +320,7 @@ class OrchestratorActor:
         else:
             if self._stop_reason:
                 await self._call("stop", self._stop_reason, patience_s=SNAPSHOT_S)
-            await self._learners.leave(LEAVE_S)
+            await self._left()
         await self._evaluations.finish(self._syncer.handle)
         syncer_step, thetas, fragments = await self._syncer.newest(SNAPSHOT_S)
         left_out = (self._syncer_status().get("task") or {}).get("left_out") or {}
@@ -328,13 +328,23 @@ class OrchestratorActor:
         await self._patience.stored(write_final, self._store, syncer_step, fragments, thetas, left_out, unsent)
         self._digest = await asyncio.to_thread(codecs.digest, *thetas)
 
+    async def _left(self) -> None:
+        """Wait until the learners have left, for LEAVE_S, and for as long as the store refuses their last facts."""
+        while await self._learners.leave(LEAVE_S) and await self._look():
+            if not (self._view["journal"]["trouble"] or store_trouble(self._view)):
+                return
+
     async def _suspend(self) -> None:
         """Every learner saves its state and leaves, so that the run can be resumed exactly."""
         while not await self._look():
             await asyncio.sleep(POLL_S)
         await self._checkpoints.finish()
-        identifier = await self._checkpoints.cut(final=self._stop_reason)
-        await self._learners.leave(LEAVE_S)
+        epoch, identifier = self._syncer.epoch, await self._checkpoints.cut(final=self._stop_reason)
+        while identifier is not None and self._syncer.epoch == epoch:
+            if await self._look() and (self._view["suspended"] or self._view["finished"]):
+                break  # a commit under way came first, and perhaps its store
+            await asyncio.sleep(POLL_S)
+        await self._left()
         if identifier is not None:
             await self._checkpoints.gather(identifier, self._learners.savers(gone=True), final=True)
 

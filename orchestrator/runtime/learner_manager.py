@@ -185,13 +185,17 @@ class LearnerManager:
 
     # -------------------------------------------------------------- the end
 
-    async def leave(self, seconds: float) -> None:
-        """Wait until every training loop has returned, but no longer. Learners that wait for a place wait no more."""
+    async def leave(self, seconds: float) -> bool:
+        """Wait until every training loop has returned, but no longer; whether some have not.
+
+        Learners that wait for a place wait no more.
+        """
         for name, task in self._starts.items():
             if (process := self._processes.get(name)) is None or process.actor is None:
                 task.cancel()
         if self._tasks.running:
             await asyncio.wait(self._tasks.running, timeout=seconds)
+        return bool(self._tasks.running)
 
     def cancel(self) -> None:
         for task in self._tasks.running | self._probes.running:

@@ -152,19 +152,24 @@ def test_a_backlog_is_uploaded_beside_the_loop_and_reports_take_none_of_it(synce
         reports.report(report(number), facts)
     syncer.deaf = False
     until(lambda: not facts.behind, "the backlog is durable")
-    reports.flush("a", 1, facts)
+    reports.flush("a", 1, facts, False)
     assert facts.recorded == 5 * ANSWER_MAX and syncer.taken == list(range(5 * ANSWER_MAX))
     assert max(syncer.sizes) <= ANSWER_MAX
 
 
-def test_the_last_facts_have_a_deadline(syncer: FakeSyncer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("patient", [True, False])
+def test_the_last_facts_have_a_deadline(syncer: FakeSyncer, monkeypatch: pytest.MonkeyPatch, patient: bool) -> None:
     clock = [0.0]
     monkeypatch.setattr(actor.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(actor.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     syncer.deaf = True
     facts = buffer(3)
-    link(syncer).flush("a", 1, facts)
+    link(syncer).flush("a", 1, facts, patient)
     assert facts.recorded is None and clock[0] >= actor.FLUSH_S
+    syncer.deaf, began, record = False, clock[0], syncer.record.remote
+    syncer.record.remote = lambda *given: record(*given) if clock[0] > began + 3 * actor.FLUSH_S else Call(-1)
+    link(syncer).flush("a", 1, facts, patient)
+    assert (facts.recorded == 3) is patient, "the syncer answers, and its store is away"
 
 
 @pytest.mark.parametrize("deadlines", [[5.0], [30.0, 5.0, 29.0]])
@@ -420,6 +425,8 @@ def test_a_final_part_waits_for_its_store_and_any_other_is_refused(
     with pytest.raises(OSError, match="no space left"):
         writer.described(1, DEADLINE_S, lambda _: True)
     writer.save(Save(2, state, True), snapshot)
+    with pytest.raises(StoreAway, match="the last facts"):
+        writer.described(2, 0.0, lambda _: True)
     writer.finish()
     with pytest.raises(StoreAway, match="no space left"):
         writer.described(2, 0.2, lambda _: True)
