@@ -23,7 +23,6 @@ class SyncerSpec:
     quorum: int
     span_steps: int
     ahead_s: float
-    aside_max: int
     budget: Budget
     shared: Mapping[str, Any]  # the recipe's tables that every learner must share
     code: str  # digest of the sources that the run was started with
@@ -34,6 +33,7 @@ class SyncerSpec:
     begun: int = 0  # the epoch that started the run, or resumed it, and saved its first values; 0: this one does
     shards: int = 1  # processes that hold and merge the fragments; 1: the syncer itself
     shard_options: Mapping[str, Any] = field(default_factory=dict)  # of their Ray actors
+    aside_max: int = 0  # times that samples may be set aside
     shard_lease_s: float = 5.0  # a shard that is silent for this long ends the epoch
 
     @property
