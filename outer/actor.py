@@ -369,7 +369,11 @@ class SyncerActor:
         if proposal.stored_s > WAITED_S:
             self._wait(proposal.stored_s, "it did not take a value")
         self._reach(MERGED)
-        self._drive(events_effects.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
+        self._drive(
+            events_effects.Merged(
+                syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite, proposal.outlier
+            )
+        )
 
     # -------------------------------------------------------------- to learners
 

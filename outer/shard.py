@@ -89,6 +89,7 @@ class Proposed:
     norm: float  # L2 norm of the merged outer gradient
     digest: str  # of theta
     finite: bool
+    outlier: int  # as of a Proposal
     arrays: Sequence[NDArray[Any]] = ()  # the value for the commit's group, if that has it
     stored: Stored | None = None  # where the value is, if it is an object of its own
     stored_s: float = 0.0  # that it took to put it there
@@ -306,7 +307,9 @@ class FragmentShard:
         self._pending[fragment] = _Pending(version, proposal, stored)
         arrays = proposal.arrays if self._alone else ()
         stored_s = time.monotonic() - began
-        return Proposed(fragment, proposal.norm, proposal.digest, proposal.finite, arrays, stored, stored_s)
+        return Proposed(
+            fragment, proposal.norm, proposal.digest, proposal.finite, proposal.outlier, arrays, stored, stored_s
+        )
 
     async def _store(self, fragment: int, version: int, proposal: Proposal) -> Stored:
         """Write a value; retries for ever, and nothing commits meanwhile."""

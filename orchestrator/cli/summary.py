@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.report.headline import STATUS_WORDS, checks_words
+from orchestrator.report.headline import STATUS_WORDS, checks_words, set_aside
 from orchestrator.store.status_text import DASH, loss, number, part, percent, seconds, text
 
 
@@ -55,9 +55,9 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             ]
         ),
     )
-    if aside := summary.get("set_aside"):
-        named = ", ".join(f"{start} to {stop - 1}" for start, stop in aside[:8]) + " and more" * (len(aside) > 8)
-        yield "set aside", f"{number(sum(b - a for a, b in aside))} samples on which two learners had ended: {named}"
+    samples, named = set_aside(summary)
+    if samples:
+        yield "set aside", f"{number(samples)} samples on which two learners had ended: {named}"
     yield (
         "outer steps",
         (

@@ -76,10 +76,17 @@ def _line(reason: str) -> str:
     return lines[-1][:300].rstrip(".") if lines else DASH
 
 
+def set_aside(summary: Mapping[str, Any]) -> tuple[int, str]:
+    """How many samples were set aside, and which: ranges of their numbers."""
+    ranges = summary.get("set_aside") or []
+    named = ", ".join(f"{start} to {stop - 1}" for start, stop in ranges[:8]) + " and more" * (len(ranges) > 8)
+    return sum(stop - start for start, stop in ranges), named
+
+
 def tiles(summary: Mapping[str, Any]) -> list[Tile]:
     tokens, shares, faults = summary["tokens"], part(summary, "participation"), summary["faults"]
     discarded, recovered = sum(tokens["discarded"].values()), sum(fault["recovery_s"] is not None for fault in faults)
-    rows = (
+    rows: tuple[tuple[str, str, str], ...] = (
         ("Held-out loss", number(summary["eval_loss"], 3), _losses(summary)),
         (
             "Tokens committed",
@@ -110,10 +117,14 @@ def tiles(summary: Mapping[str, Any]) -> list[Tile]:
         ("Outer downtime", seconds(summary["outer_downtime_s"]), "without a commit, beyond twice the median gap"),
         ("Faults", number(len(faults)), f"{recovered} recovered from" if faults else "none injected, none met"),
     )
+    samples, named = set_aside(summary)
+    rows += (("Samples set aside", number(samples), f"two learners had ended on {named}"),) if samples else ()
     return [Tile(name, value, told if value != DASH else "not known from this log") for name, value, told in rows]
 
 
 def _losses(summary: Mapping[str, Any]) -> str:
+    if summary.get("eval_fault"):
+        return f"the last evaluation failed: {summary['eval_fault']}"
     if summary["initial_eval_loss"] is None:
         return "not known from this log"
     unit = f"{summary['loss_unit']}; " if summary.get("loss_unit") else ""

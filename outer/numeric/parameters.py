@@ -43,6 +43,7 @@ class Proposal:
     digest: str  # of theta, as codec.digest
     finite: bool  # whether every element of theta, and of the state, is finite
     exact: NDArray[np.float32] | None = None  # [n], read-only: with a chain, what theta rounds
+    outlier: int = -1  # where it is not finite: the payload with the largest number, which may be why
     delta: Delta | None = None  # with a chain: what leads from the version before to theta
 
     @property
@@ -124,11 +125,12 @@ class GlobalParameters:
             )
             finite = finite and bool(np.isfinite(stepped[place]).all())
         if self._chain is None or not finite:
-            return Proposal(fragment, _frozen(stepped), state, norm, codecs.digest(stepped), finite)
+            outlier = -1 if finite else _outlier(codec, payloads, anchor)
+            return Proposal(fragment, _frozen(stepped), state, norm, codecs.digest(stepped), finite, outlier=outlier)
         delta = self._chain.delta(fragment, version, stepped, anchor)
         published = self._chain.extend(fragment, anchor, [delta])
         finite, digest = bool(np.isfinite(published).all()), codecs.digest(published)
-        return Proposal(fragment, published, state, norm, digest, finite, _frozen(stepped), delta)
+        return Proposal(fragment, published, state, norm, digest, finite, _frozen(stepped), delta=delta)
 
     def _sgd(self, given: Contributions, laid: VectorLayout, theta: NDArray[np.float32], state: Any) -> Stepped:
         """SGD with momentum, merged and stepped in one pass."""
@@ -241,6 +243,11 @@ class GlobalParameters:
 
 def _finish(_anchor: Any, _payloads: Any, _kind: Any, *settings: Any) -> None:
     kernel.sgd_of_sums(*settings)
+
+
+def _outlier(codec: str, payloads: Sequence[NDArray[Any]], anchor: NDArray[np.float32]) -> int:
+    """Which payload has the largest element of all, by its outer gradient."""
+    return int(np.argmax([np.abs(codecs.decode(codec, each, anchor)).max(initial=0.0) for each in payloads]))
 
 
 def _stays_finite(before: Any, after: Any) -> bool:

@@ -94,6 +94,7 @@ class Merged:
     digest: str
     norm: float
     finite: bool
+    outlier: int = -1  # where it is not finite: the payload that may be why
 
 
 @dataclass(frozen=True)

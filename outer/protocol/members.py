@@ -82,6 +82,7 @@ class Member:
     under_way: UnderWay | None = None  # an answer over a slow link that no syncer step need wait for
     owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer
     non_finite: int = 0  # contributions in a row that were refused as non-finite
+    outliers: int = 0  # merges that were not finite, with its contribution as the largest
     stopped_at: float = float("-inf")  # when Stop was last sent
     granted_at: float = float("-inf")  # when its newest span was last sent
     durable_span: int = -1  # the newest durable grant; only durable grants are sent

@@ -435,10 +435,23 @@ class Syncer:
             return  # the run ended meanwhile
         assert step.stage is Stage.MERGING
         if not event.finite:
-            self._read_requests.reopen(now, step, "the merged update is not finite")
+            self._read_requests.reopen(now, step, "the merged update is not finite" + self._blame(now, step, event))
             return
         step.result, step.merge_s = event, now - step.read_at
         step.move(Stage.MERGED)
+
+    def _blame(self, now: float, step: OpenStep, event: Merged) -> str:
+        """Quarantine the learner whose contribution was the largest of NON_FINITE_MAX such merges; say who it was."""
+        if event.outlier < 0:
+            return ""
+        largest = step.chosen[event.outlier]
+        member = self._members.get(largest.learner, largest.incarnation)
+        if member is not None:
+            member.outliers += 1
+            if member.outliers >= NON_FINITE_MAX and not member.quarantined:
+                member.non_finite = member.outliers
+                self._sessions.quarantine(now, member, self._run_snapshot)
+        return f"; the largest change is that of {largest.learner} {largest.incarnation}"
 
     def _commit_next(self, now: float) -> bool:
         """Journal the oldest open step if it is merged: steps commit in the order of t."""

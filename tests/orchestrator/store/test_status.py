@@ -16,6 +16,7 @@ from orchestrator.accounting.verdicts import Verdict
 from orchestrator.cli.summary import block
 from orchestrator.cli.terminal import LiveView, picture
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
+from orchestrator.report.headline import tiles
 from orchestrator.store import status_text as words
 from orchestrator.store.status_model import LearnerPlace, ProgressTracker, RunInfo, away, model
 from orchestrator.store.status_text import changes, lines
@@ -290,6 +291,13 @@ def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
         "/runs/demo",
     ):
         assert part in text, text
+    troubled = SUMMARY | {"set_aside": [[300, 304], [320, 321]], "eval_fault": "no held-out data"}
+    text = block(troubled, "/runs/demo")
+    assert "5 samples on which two learners had ended: 300 to 303, 320 to 320" in text
+    assert "the last evaluation failed: no held-out data" in text
+    shown = {tile.label: tile.detail for tile in tiles(troubled)}
+    assert shown["Samples set aside"] == "two learners had ended on 300 to 303, 320 to 320"
+    assert shown["Held-out loss"] == "the last evaluation failed: no held-out data"
     assert "None" not in block(hollow(SUMMARY), "here")
     assert "NOT OK" in block({}, "here")
 

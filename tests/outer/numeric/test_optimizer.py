@@ -130,8 +130,8 @@ def test_an_outer_step_that_overflows_is_marked() -> None:
     adagrad = parameters(optimizer="adagrad")
     outlier = np.array(adagrad.thetas[0])
     outlier[0] = -1e20  # its square is beyond float32: the weight would never move again
-    held_fast = adagrad.propose(0, [outlier], [1.0])
-    assert np.isfinite(held_fast.theta).all() and not held_fast.finite
+    held_fast = adagrad.propose(0, [*payloads(adagrad, 0, 2), outlier], [0.3, 0.3, 0.4])
+    assert np.isfinite(held_fast.theta).all() and not held_fast.finite and held_fast.outlier == 2
     assert adagrad.propose(0, payloads(adagrad, 0, 1), [1.0]).finite
 
 
