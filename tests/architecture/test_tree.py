@@ -13,34 +13,34 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4150,
+    "outer/protocol": 4100,
     "outer/numeric": 2200,
     "outer/journal": 2000,
-    "outer": 2200,
-    "learners/protocol": 2000,
-    "learners/training": 4850,
+    "outer": 2100,
+    "learners/protocol": 1900,
+    "learners/training": 4800,
     "learners/conformance": 650,
-    "learners": 2350,
-    "orchestrator/recipe": 1650,
-    "orchestrator/store": 1750,
+    "learners": 2300,
+    "orchestrator/recipe": 1600,
+    "orchestrator/store": 1700,
     "orchestrator/planner": 2500,
     "orchestrator/report": 1700,
     "orchestrator/replay": 1800,
-    "orchestrator/runtime": 4100,
+    "orchestrator/runtime": 4000,
     "orchestrator/compare": 800,
     "orchestrator/prepare": 850,
     "orchestrator/lifecycle": 700,
     "orchestrator/cli": 3400,
     "orchestrator/eventlog": 1900,
-    "orchestrator/accounting": 3150,
-    "orchestrator/checkers": 3200,
+    "orchestrator/accounting": 3050,
+    "orchestrator/checkers": 3100,
     "orchestrator/telemetry": 950,
-    "orchestrator/simulation": 1900,
+    "orchestrator/simulation": 1850,
     "orchestrator": 50,
-    "chaos/simulation": 3300,
-    "chaos": 500,
+    "chaos/simulation": 3000,
+    "chaos": 450,
 }
-TOTALS = {PACKAGES: 53_400, ("tests",): 34_600, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 53_000, ("tests",): 34_300, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
