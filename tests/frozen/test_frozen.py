@@ -52,6 +52,8 @@ def test_a_frozen_run_is_computed_again_to_the_bit(tmp_path: pytest.TempPathFact
     command = [sys.executable, "-m", "orchestrator", "replay", str(FOLDERS / REPLAYED), "--out", out]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
+    if done.returncode and "perhaps because of python" in said:
+        pytest.skip("it was trained on the library of another Python: see what replay says")
     if done.returncode and "perhaps because of processor" in said:  # another one may round otherwise, and no more
         differs = re.search(r"first difference: .* the loss of .* recorded ([\d.]+), found ([\d.]+)", said)
         assert differs, said
