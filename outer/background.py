@@ -52,6 +52,6 @@ def tell(error: BaseException) -> None:
 
 
 def end_process(error: BaseException) -> None:
-    """A rule for `failed`: without this work the process is of no use, and whoever started it starts another."""
+    """A rule for `failed`: without this work the process is of no use; the one that started it starts another."""
     tell(error)
     os._exit(1)

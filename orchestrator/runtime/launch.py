@@ -87,7 +87,7 @@ def run_attached(
 
 
 def _namespace(recipe: Recipe, store: RunStore) -> str:
-    """Ray's namespace of this run, and of no other of its name: whoever takes the run over finds its own actors."""
+    """Ray's namespace of this run, and of no other of its name: a later orchestrator finds this run's own actors."""
     known = object_of(store, CLUSTER_FILE) or {}
     ours = known.get("namespace") if known.get("token_path") is None else None  # else a local cluster's, which is gone
     return ours or f"diloco-{recipe.name}-{secrets.token_hex(4)}"

@@ -278,7 +278,7 @@ def test_what_goes_wrong_there_is_raised_in_the_loop() -> None:
 
 
 def test_what_the_machine_raises_in_another_thread_is_raised_in_the_loop() -> None:
-    """Whoever brought the message hears it too, and may drop it; the machine is of no use any more."""
+    """The caller that brought the message gets the error too, and may drop it; the machine is of no use any more."""
 
     def handle(now: float, event: Any) -> list[Any]:
         if isinstance(event, Resume):
