@@ -7,6 +7,7 @@ A fault with a duration heals by itself, even if this actor is dead by then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -122,6 +123,8 @@ class ChaosActor:
                 fault.delay_s,
             )
         )
+        with contextlib.suppress(ValueError):  # it is dead: its status does not count this one
+            ray.get_actor("orchestrator", self._namespace).injected.remote(fault.kind)
         if fault.duration_s:
             self._healing.spawn(self._heal(fault))
         return f"injected {fault.kind} into {fault.learner} (pid {target['pid']})"

@@ -32,14 +32,11 @@ class Relays:
 
     def count(self, learner: str, size: int) -> None:
         """The syncer has sent a learner this many bytes of versions."""
-        self._sent[self.region(learner)] += size
+        self._sent[learner] += size
 
     def sent(self, by_shards: Mapping[str, int]) -> dict[str, int]:
-        """Bytes of versions sent so far, by the learners' region. `by_shards`: by learner, what shards have sent."""
-        sent = Counter(self._sent)
-        for learner, size in by_shards.items():
-            sent[self.region(learner)] += size
-        return dict(sent)
+        """Bytes of versions sent so far, by learner; `by_shards`: what shards have sent."""
+        return dict(self._sent + Counter(by_shards))
 
     def expect(self, learner: str, region: str) -> None:
         """A new incarnation of this learner starts: it holds nothing. `region`: empty for none."""

@@ -7,6 +7,7 @@ report what happened and carry out the actions. Times are seconds of the shell's
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -125,6 +126,11 @@ class Unit:
     failures: int = 0  # in a row
     start_at: float = float("-inf")
     began_at: float = 0.0
+    ended_by: str = ""  # what ended the incarnation before
+    restarts: Counter[str] = field(default_factory=Counter)  # by what ended the incarnation before
+    lost_at: float | None = None  # when it was lost, until it contributes again
+    recoveries: int = 0
+    recovery_s: float | None = None  # the newest: from the loss to a contribution of a later incarnation
 
     def move(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
@@ -272,6 +278,8 @@ class Controller:
             CurrentIncarnation(incarnation, tuple(RankState() for _ in range(ranks))),
         )
         unit.incarnation.resumed = resumed
+        if before.number and unit.ended_by:
+            unit.restarts[unit.ended_by] += 1
         if unit.leaves:
             unit.incarnation.leaving, unit.incarnation.leave_by = before.leaving, before.leave_by
 
@@ -331,7 +339,7 @@ class Controller:
         """It has left without losing anything."""
         unit = self.units[learner]
         if unit.incarnation.number == incarnation and unit.state not in GONE:
-            unit.failures, unit.start_at = 0, float("-inf")
+            unit.failures, unit.start_at, unit.ended_by = 0, float("-inf"), "drained"
             unit.end()
 
     # -------------------------------------------------------------- failing
@@ -389,16 +397,23 @@ class Controller:
         unit.incarnation.gone, unit.fault = True, fault
         return True
 
-    def lost(self, now: float, learner: str, incarnation: int) -> float | None:
+    def lost(self, now: float, learner: str, incarnation: int, cause: str = "died") -> float | None:
         """It is gone. Returns the seconds until it starts again; None if that is old news."""
         unit = self.units[learner]
         if unit.incarnation.number != incarnation or unit.state in GONE:
             return None
         unit.failures = 1 if now - unit.began_at >= SOUND_S else unit.failures + 1
         wait = 0.0 if unit.failures == 1 else min(BACKOFF_S_MAX, self._backoff_s * 2.0 ** (unit.failures - 2))
-        unit.start_at = now + wait
+        unit.start_at, unit.ended_by = now + wait, cause
+        unit.lost_at = now if unit.lost_at is None else unit.lost_at
         unit.end()
         return wait
+
+    def contributed(self, now: float, learner: str, incarnation: int) -> None:
+        """A commit contains steps of this incarnation: the learner has recovered, if it was lost."""
+        unit = self.units[learner]
+        if unit.lost_at is not None and self.alive(learner, incarnation):
+            unit.recoveries, unit.recovery_s, unit.lost_at = unit.recoveries + 1, now - unit.lost_at, None
 
     def finished(self, learner: str, incarnation: int) -> None:
         """Its training loop returned because the run is over."""

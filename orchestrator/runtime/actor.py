@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from orchestrator.runtime.learner_manager import LearnerManager
 from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement, agent_name
 from orchestrator.runtime.ray_await import CALL_S, within
-from orchestrator.runtime.run_accounts import RunAccounts
+from orchestrator.runtime.run_accounts import finish
 from orchestrator.runtime.specs import syncer_spec, versions
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store import checkpoints
@@ -78,7 +79,6 @@ class OrchestratorActor:
             self._number = self._store.grant("incarnation", NAME)
             self._log = FactLog(self._objects, NAME, self._number, end_process)
         self._patience, self._unwritten = Patience(), ""  # why the newest status could not be written
-        self._accounts = RunAccounts(recipe, self._store, self._objects)
         self._learners = LearnerManager(
             recipe,
             placement,
@@ -111,6 +111,7 @@ class OrchestratorActor:
         self._progress = ProgressTracker(time.monotonic)
         self._state, self._reason = "starting", ""
         self._stop_reason = ""
+        self._faults: Counter[str] = Counter()  # injected, by kind
         self._started_at = time.time()
         self._digest = ""  # of the final parameters
         self._background = Background(tell)
@@ -140,6 +141,10 @@ class OrchestratorActor:
     async def misconfigure(self, learner: str, incarnation: int) -> bool:
         """For chaos: give the next incarnation another recipe. False: this one is gone."""
         return self._learners.misconfigure(learner, incarnation)
+
+    async def injected(self, kind: str) -> None:
+        """Chaos has injected a fault."""
+        self._faults[kind] += 1
 
     async def stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
@@ -321,6 +326,7 @@ class OrchestratorActor:
             if self._stop_reason:
                 await self._call("stop", self._stop_reason, patience_s=SNAPSHOT_S)
             await self._left()
+        await self._look()  # what the learners said last is in the final status
         await self._evaluations.finish(self._syncer.handle)
         syncer_step, thetas, fragments = await self._syncer.newest(SNAPSHOT_S)
         left_out = (self._syncer_status().get("task") or {}).get("left_out") or {}
@@ -367,7 +373,7 @@ class OrchestratorActor:
         ends[NAME] = end
         if len(known := {log: end for log, end in ends.items() if end is not None}) == len(LOGS):
             await self._patience.stored(self._store.write_json, SEAL_FILE, seal(known))
-        return await self._patience.stored(self._accounts.finish)
+        return await self._patience.stored(finish, self._recipe, self._store, self._objects)
 
     def _dismiss(self) -> None:
         """End every actor of the run except this one, and give their places back."""
@@ -417,7 +423,8 @@ class OrchestratorActor:
             self._checkpoints.newest,
             self._away,
             self._evaluations.fault,
-            self._accounts.tokens,
+            dict(self._evaluations.counts),
+            dict(self._faults),
         )
         status = model(self._recipe, about, self._view, self._syncer_status(), learners.placed)
         try:

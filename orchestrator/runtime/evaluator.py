@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,6 +94,7 @@ class Evaluations:
     ) -> None:
         self.loss: float | None = None  # of the newest
         self.fault = ""  # why the newest failed
+        self.counts: Counter[str] = Counter()  # of those that gave a loss, by whether it is finite
         self._recipe, self._placement, self._store, self._code, self._emit = recipe, placement, store, code, emit
         self._timeout_s = recipe.eval.timeout_s
         self._background = Background(tell)
@@ -145,6 +148,7 @@ class Evaluations:
             method = self._actor.initial if initial else self._actor.current
             evaluated: Evaluated = await within(self._timeout_s, method.remote())
             self.loss = evaluated.loss
+            self.counts["finite" if math.isfinite(evaluated.loss) else "non_finite"] += 1
             self._emit(evaluated)
             self.fault = ""
         except Exception as error:  # the run goes on without, and the next evaluation starts another actor

@@ -178,6 +178,9 @@ class LearnerManager:
                 unit.no_place,
                 self.actors.standbys.ready(name),
                 tuple((each.pid, each.node) for each in others),
+                dict(unit.restarts),
+                unit.recoveries,
+                unit.recovery_s,
             )
             for name, unit in self.controller.units.items()
             for first, *others in [unit.incarnation.ranks or (RankState(),)]
@@ -244,6 +247,8 @@ class LearnerManager:
             name, incarnation, silent_s = row["name"], row["incarnation"], row["lease_age_s"]
             if name not in self.controller.units:
                 continue  # added by scaling under an earlier orchestrator; this one has yet to read the request
+            if row["merged"]:
+                self.controller.contributed(time.monotonic(), name, incarnation)
             if row["alive"]:
                 self.controller.reachable(name, incarnation)
             elif silent_s is not None:
@@ -399,7 +404,7 @@ class LearnerManager:
         if process.others:  # and ranks that are frozen
             self._probes.spawn(self.actors.kill(process, self.controller.units[name].incarnation.ranks))
         await self._call("fence", name, incarnation, {"died": "killed"}.get(cause, cause))
-        self.controller.lost(time.monotonic(), name, incarnation)
+        self.controller.lost(time.monotonic(), name, incarnation, cause)
         if not self.controller.units[name].wanted:
             self.actors.release(name)
         if not self._over():

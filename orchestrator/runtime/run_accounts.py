@@ -1,123 +1,76 @@
-"""Follows a run's log in a thread, and keeps accounts, checks, report and metrics up to date: one process folds.
+"""Sums up a run whose log is complete: the analysis reads the log in a process of its own, never in the orchestrator's.
 
-An orchestrator that takes over, or resumes a run, reads the log from its beginning, beside the run. At the end only the
-log's last seconds are left to read.
+It writes summary.json and report.html. `python -m orchestrator.analysis RUN_DIR` repeats it.
 """
 
 from __future__ import annotations
 
-import threading
-import time
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from typing import Any
 
-from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.summary import summarise
-from orchestrator.checkers.suite import Suite
-from orchestrator.eventlog.block import Block
-from orchestrator.eventlog.reader import LogReader
 from orchestrator.recipe.config import Recipe
-from orchestrator.report.fold import ReportFold
-from orchestrator.report.write import attempt
+from orchestrator.store.readers import object_of
 from orchestrator.store.run_store import RunStore
-from orchestrator.telemetry.catalog import Buckets
-from orchestrator.telemetry.fold import MetricsFold
-from orchestrator.telemetry.run_samples import publish
-from outer.background import tell, thread
 from outer.journal.object_store import Objects
 
-LOOK_S = 2.0  # between two looks at the log
-HOLD_S = 5.0  # younger facts wait: others may still have to go before them
+ANALYSIS = "orchestrator.analysis"
+SUMMARY_FILE = "summary.json"
+DEADLINE_S = 3600.0  # a log of 10^7 facts takes a minute
+STORE_AWAY = 75  # the analysis's exit status when it could not read or write: to be tried again
+SHOWN = 2000  # characters of what it says, at most
 
 
-class Folds:
-    """Everything that is computed from a run's log."""
+class NotAnalysed(Exception):
+    """The log could not be summed up; the message says why, and what to do. The run itself is complete."""
 
-    def __init__(self, codec: str) -> None:
-        self.accounts = Accounts()
-        self.suite = Suite(self.accounts)
-        self.report = ReportFold(self.accounts)
-        self.metrics = MetricsFold(codec, self.accounts)
 
-    def take(self, block: Block) -> None:
-        for fold in (self.accounts, self.suite, self.report, self.metrics):
+def finish(recipe: Recipe, store: RunStore, objects: Objects) -> dict[str, Any]:
+    """Write summary and report; returns the summary. Raises OSError, and then it may be called again; NotAnalysed."""
+    if find_spec(f"{ANALYSIS}.__main__") is None:
+        return _folded(recipe, store, objects)
+    command = [sys.executable, "-m", ANALYSIS, str(store.root)]
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
+    }  # Ray gives its workers paths of their own
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired as error:
+        raise NotAnalysed(_words(command, f"took longer than {DEADLINE_S:g} s")) from error
+    said = done.stderr.strip()[-SHOWN:]
+    if done.returncode == STORE_AWAY:
+        raise OSError(said)
+    if done.returncode:
+        raise NotAnalysed(_words(command, f"ended with exit status {done.returncode}: {said or 'it said nothing'}"))
+    summary = object_of(store, SUMMARY_FILE)
+    if summary is None:
+        raise NotAnalysed(_words(command, f"left no {SUMMARY_FILE} that can be read"))
+    return dict(summary)
+
+
+def _words(command: list[str], what: str) -> str:
+    return f"the run is over and its log complete, but the analysis {what}; repeat it: {' '.join(command)}"
+
+
+def _folded(recipe: Recipe, store: RunStore, objects: Objects) -> dict[str, Any]:
+    """The same by the folds, in this process, where that module is not there."""
+    from orchestrator.accounting.accounts import Accounts
+    from orchestrator.accounting.summary import summarise
+    from orchestrator.checkers.suite import Suite
+    from orchestrator.eventlog.reader import LogReader
+    from orchestrator.report.fold import ReportFold
+    from orchestrator.report.render import Contents
+    from orchestrator.report.write import attempt
+
+    accounts = Accounts()
+    suite, report = Suite(accounts), ReportFold(accounts)
+    for block in LogReader(store.root, objects).rest():
+        for fold in (accounts, suite, report):
             fold.take(block)
-
-
-class RunAccounts:
-    """Follows the run in `store`, whose log is in `objects`. Only `finish` raises."""
-
-    def __init__(self, recipe: Recipe, store: RunStore, objects: Objects) -> None:
-        self._recipe, self._store, self._objects = recipe, store, objects
-        self.tokens: tuple[int, int] | None = None  # (processed, committed), as of the newest look
-        self._ended = threading.Event()
-        self._folds: Folds | None = None  # None: they have to be computed anew
-        self._reader: LogReader | None = None
-        self._thread = thread("accounts", self._follow, tell)
-
-    def finish(self) -> dict[str, Any]:
-        """The log is complete: read the rest of it, write the summary and the report. Returns the summary.
-
-        Raises OSError; then call it again.
-        """
-        self._ended.set()
-        self._thread.join()
-        try:
-            return self._finish()
-        except OSError:
-            self._folds = None
-            raise
-
-    def _finish(self) -> dict[str, Any]:
-        if self._folds is None or self._reader is None:  # it could not be followed: read it from the beginning
-            self._begin()
-        folds, reader = self._folds, self._reader
-        assert folds is not None and reader is not None
-        for block in reader.rest():
-            folds.take(block)
-        verdicts = folds.suite.verdicts()
-        summary = summarise(folds.accounts, self._recipe, verdicts)
-        self._store.write_json("summary.json", summary)
-        self._report(folds, summary, verdicts)
-        return summary
-
-    def _report(self, folds: Folds, summary: dict[str, Any], verdicts: list[Any]) -> None:
-        from orchestrator.report.render import Contents  # matplotlib takes a second to import
-
-        folds.metrics.finish(folds.accounts.results().books)
-        self._publish()
-        attempt(self._store, Contents(folds.report, summary, verdicts))
-
-    # -------------------------------------------------------------- in the thread
-
-    def _follow(self) -> None:
-        while not self._ended.wait(LOOK_S):
-            try:
-                self._look()
-            except OSError:
-                continue  # the next look goes on
-            except Exception:
-                self._folds = None  # the run goes on without; `finish` reads the log again
-                raise
-
-    def _begin(self) -> None:
-        self._folds = Folds(self._recipe.sync.codec)
-        self._reader = LogReader(self._store.root, self._objects, HOLD_S)
-
-    def _look(self) -> None:
-        if self._folds is None or self._reader is None:
-            self._begin()
-        assert self._folds is not None and self._reader is not None
-        for block in self._reader.poll():
-            began = time.monotonic()
-            self._folds.take(block)
-            if self._ended.wait(time.monotonic() - began):  # of a long log: half of the time is the orchestrator's
-                return
-        self._publish()
-
-    def _publish(self) -> None:
-        assert self._folds is not None and self._reader is not None
-        metrics = self._folds.metrics
-        counters = (each.value for each in metrics.samples() if each.name == "diloco_tokens_processed_total")
-        processed = sum(int(value) for value in counters if not isinstance(value, Buckets))
-        self.tokens = processed, self._folds.accounts.books.committed
-        publish(self._store, metrics, self._reader)
+    verdicts = suite.verdicts()
+    summary = summarise(accounts, recipe, verdicts)
+    store.write_json(SUMMARY_FILE, summary)
+    attempt(store, Contents(report, summary, verdicts))
+    return summary

@@ -5,6 +5,7 @@ views. orchestrator/store/status_text.py renders it as text.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,8 @@ class RunInfo:
     checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
     away: str = ""  # what a store says that is away, for which the run waits
     eval_fault: str = ""  # why the newest evaluation failed
-    tokens: tuple[int, int] | None = None  # processed and committed in the whole run, by the log as far as it was read
+    evaluations: Mapping[str, int] = field(default_factory=dict)  # finite | non_finite: how many
+    faults: Mapping[str, int] = field(default_factory=dict)  # injected, by kind
 
     @property
     def ended(self) -> bool:
@@ -42,10 +44,12 @@ class RunInfo:
 
 
 class ProgressTracker:
-    """Joins the running times of successive syncer epochs, each of which counts its own only. `clock`: monotonic s."""
+    """Joins the times of successive syncer epochs, each of which knows its own only. `clock`: monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
+        self._clock, self._wall = clock, wall
+        self._moved_at: float | None = None  # when a syncer step was last committed or passed, in Unix seconds
+        self._interval_s: float | None = None  # mean, between the commits of the newest epoch with one
         self._began: float | None = None  # when this process first saw a running step
         self._before: tuple[int, float] | None = None  # tokens and progress at the start of this process
 
@@ -55,7 +59,13 @@ class ProgressTracker:
         if self._began is None and view["running_s"] is not None:
             self._began = self._clock() - view["running_s"]
         running_s = None if self._began is None else self._clock() - self._began
-        return {**view, "running_s": running_s, "tokens_before": self._before[0], "progress_before": self._before[1]}
+        if (age := view.get("moved_s_ago")) is not None:
+            self._moved_at = self._wall() - age
+            if view["running_s"] is not None and (commits := view["counts"]["commits"]):
+                self._interval_s = max(0.0, view["running_s"] - age) / commits
+        before = {"tokens_before": self._before[0], "progress_before": self._before[1]}
+        moves = {"moved_at": self._moved_at, "commit_interval_s": self._interval_s}
+        return {**view, "running_s": running_s, **moves, **before}
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,9 @@ class LearnerPlace:
     no_place: str = ""  # why nothing is reserved for it yet
     standbys: int = 0  # that are ready to take over
     others: tuple[tuple[int | None, str | None], ...] = ()  # pid and node of ranks 1, 2, ...
+    restarts: Mapping[str, int] = field(default_factory=dict)  # by what ended the incarnation before
+    recoveries: int = 0
+    recovery_s: float | None = None  # the newest
 
 
 def model(
@@ -82,7 +95,12 @@ def model(
     sample = task.get("tokens_per_sample")
     progress, running_s, tokens = view.get("progress", 0.0), view.get("running_s"), view.get("tokens", 0)
     done = progress - view.get("progress_before", 0.0)
-    processed, committed = about.tokens or (0, 0)
+    sent = view.get("sent_bytes", {})
+    counts = {"learners": {}, **view.get("counts", {})}
+    counted = counts.pop("learners")
+    processed, committed = (
+        sum(each[name] for each in counted.values()) for name in ("tokens_processed", "tokens_committed")
+    )
     return {
         "run": {
             "name": recipe.name,
@@ -92,10 +110,13 @@ def model(
             "progress": progress,
             "eval_loss": _finite(about.eval_loss),
             "eval_fault": about.eval_fault,
+            "evaluations": dict(about.evaluations),
             "loss_unit": task.get("loss_unit", ""),
             "aux": _means(
                 row["aux"] for row in view.get("learners", []) if row.get("aux") and (row["alive"] or about.ended)
             ),
+            "tokens_processed": processed,
+            "tokens_committed": tokens,
             "goodput": committed / processed if processed else None,
             "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
@@ -105,6 +126,7 @@ def model(
         },
         "learners": [
             _learner(recipe, about, row, placed.get(row["name"]), sample)
+            | {"counts": counted.get(row["name"], {}) | {"version_bytes": sent.get(row["name"], 0)}}
             for row in view.get("learners", [])
             if row["alive"] or row["name"] in _wanted(recipe, about)
         ],
@@ -117,7 +139,9 @@ def model(
             "quorum": recipe.quorum,
             "grace_s": view.get("grace_s"),
             "set_aside": view.get("set_aside"),
-            "sent_bytes": view.get("sent_bytes", {}),
+            "moved_at": view.get("moved_at"),
+            "commit_interval_s": view.get("commit_interval_s"),
+            "counts": counts,
             "shards": view.get("shards", []),
         },
         "durability": {
@@ -125,7 +149,7 @@ def model(
             "journal": view.get("journal"),
             "checkpoint": about.checkpoint,
         },
-        "orchestrator": {"pid": about.pid},
+        "orchestrator": {"pid": about.pid, "faults": dict(about.faults)},
         "written_at": about.written_at,
     }
 
@@ -180,6 +204,9 @@ def _learner(
         "link": {name: row.get(name) for name in ("codec", "every", "latency_s", "bytes_s")},
         "last_fault": placed.fault if placed else None,
         "standbys": placed.standbys if placed else 0,
+        "restarts": dict(placed.restarts) if placed else {},
+        "recoveries": placed.recoveries if placed else 0,
+        "recovery_s": placed.recovery_s if placed else None,
     }
 
 

@@ -30,6 +30,16 @@ class Coverage:
         """The last covered step, or 0."""
         return self.intervals[-1][1].step if self.intervals else 0
 
+    @property
+    def last_tokens(self) -> int:
+        """The tokens that it had processed by then."""
+        return self.intervals[-1][1].tokens if self.intervals else 0
+
+    @property
+    def left_out(self) -> int:
+        """Tokens of steps before the last covered one that are not covered."""
+        return self.last_tokens - self.tokens
+
     def add(self, begin: Mark, end: Mark) -> int:
         """Cover the steps (begin, end]. Returns how many of their tokens were not covered before."""
         assert begin.step < end.step and begin.tokens < end.tokens

@@ -59,6 +59,9 @@ class EffectBuffer:
         """Return all effects so far. The shell performs them before any effect collected after this call."""
         self._collect()
         effects, self._effects = self._effects, []
+        for effect in effects:
+            if isinstance(effect, Emit):
+                self._members.counts.note(effect.fact)
         return effects
 
     def _collect(self) -> None:

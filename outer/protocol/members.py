@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from outer.protocol.counts import LEFT_OUT, Counts, add
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.events_effects import Expect
 from outer.protocol.facts import (
@@ -129,7 +130,10 @@ class Members:
         self._coverage: dict[Key, Coverage] = {}
         self._dead: set[Key] = set()  # fenced, with coverage that a contribution may still need
         self._refused: dict[tuple[str, int, str], None] = {}  # newest reports: (learner, incarnation, reason)
-        self._processed_before = 0  # by earlier incarnations
+        self._left: dict[Key, tuple[str, int]] = {}  # fenced: why, and the tokens that it had processed
+        self.counts = Counts()  # for status pages
+        for name in learners:
+            self.counts.of(name)
         self._facts: list[SyncerFact] = []
         # Kept up to date, one member at a time, so that an event costs the same however many learners there are.
         self.live: list[Member] = []  # a valid lease, stepping or draining, not quarantined; by name
@@ -225,9 +229,8 @@ class Members:
 
     @property
     def tokens_processed(self) -> int:
-        """Tokens that all incarnations together have reported as processed."""
-        now = sum(member.report.tokens for member in self._members.values() if member.report)
-        return self._processed_before + now
+        """Tokens that all incarnations together have processed in this epoch, as they reported."""
+        return sum(each.tokens_processed for each in self.counts.learners.values())
 
     # -------------------------------------------------------------- incarnations
 
@@ -244,8 +247,8 @@ class Members:
                 self.refuse(event, "expect", "stale_incarnation")
                 return False
             self.fence(name, "superseded")
-            self._processed_before += member.report.tokens if member.report else 0
         self._members[name] = Member(name, event.batch_size, event.region, event.incarnation, fenced=False)
+        self.counts.of(name)
         self._leases.renew(name, STARTING, now, event.lease_s)
         return True
 
@@ -256,6 +259,7 @@ class Members:
             return False
         member.fenced = True
         self._dead.add((name, member.incarnation))
+        self._left[name, member.incarnation] = reason, member.report.tokens if member.report else 0
         self._leases.end(name)
         self._recount(member)
         self._facts.append(LearnerFenced(name, member.incarnation, reason))
@@ -364,6 +368,9 @@ class Members:
         silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
         if silent_s is not None:
             self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
+        coverage = self._coverage.get((member.name, member.incarnation))
+        known = member.report.tokens if member.report else coverage.last_tokens if coverage else 0
+        self.counts.of(member.name).tokens_processed += max(0, report.tokens - known)
         member.report = report
         member.non_finite = max(member.non_finite, report.non_finite)
         self._recount(member)
@@ -409,6 +416,7 @@ class Members:
             Mark(counters.base_step, contribution.processed - counters.tokens),
             Mark(contribution.step, contribution.processed),
         )
+        self.counts.of(contribution.learner).tokens_committed += fresh
         member = self._members[contribution.learner]
         if member.incarnation == contribution.incarnation:
             self._spans.trim(*key, self._samples_committed(member))
@@ -417,8 +425,12 @@ class Members:
     def forget_dead(self, merging: Collection[Key]) -> None:
         """Forget what fenced incarnations have covered, but for those with a contribution that is yet to merge."""
         for key in self._dead.difference(merging):
-            self._coverage.pop(key, None)
+            coverage = self._coverage.pop(key, None) or Coverage()
             self._dead.discard(key)
+            reason, processed = self._left.pop(key, ("", 0))  # of an earlier epoch's it is not known
+            for why, tokens in ((reason, processed - coverage.last_tokens), (LEFT_OUT, coverage.left_out)):
+                if reason and tokens > 0:
+                    add(self.counts.of(key[0]).tokens_discarded, why, tokens)
 
     @property
     def has_dead(self) -> bool:
@@ -466,5 +478,6 @@ class Members:
             "tokens": report.tokens if report else 0,
             "loss": report.loss if report else None,
             "aux": report.aux if report else None,
+            "merged": bool(member.merged_step),  # a commit contains steps of this incarnation
             "version_lag": sum(ours > theirs for ours, theirs in zip(versions, held, strict=False)) if held else None,
         }

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from outer.protocol.counts import Counts
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import (
     Cut,
@@ -106,7 +107,9 @@ class Syncer:
         self._members = Members(epoch, learners, span_steps, ahead_s, sample_tokens, aside_max)
         self._out = EffectBuffer(self._members)
         whole = tuple(4 * fragment.size for fragment in fragments)
-        self._links = Links(config, uplinks or Uplinks(("",), (whole,)), self._out.emit)
+        uplinks = uplinks or Uplinks(("",), (whole,))
+        self._payload_sizes = dict(zip(uplinks.codecs, uplinks.sizes, strict=True))
+        self._links = Links(config, uplinks, self._out.emit)
         self._sessions = Sessions(epoch, config, manifest, self._members, self._out, self._links)
         self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out, self._links, whole)
         self._digests = [""] * len(fragments)  # of the versions
@@ -225,8 +228,13 @@ class Syncer:
 
     @property
     def tokens_processed(self) -> int:
-        """Tokens that all incarnations have reported as processed."""
+        """Tokens that all incarnations have processed in this epoch, as they reported."""
         return self._members.tokens_processed
+
+    @property
+    def counts(self) -> Counts:
+        """What this epoch has counted, for status pages."""
+        return self._members.counts
 
     @property
     def set_aside(self) -> tuple[int, int] | None:
@@ -487,6 +495,7 @@ class Syncer:
         self._timing.sync_s.add(now - step.decided_at)
         self._timing.merge_s.add(step.merge_s + now)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
+        self.counts.commit(record, self._payload_sizes)
         self._members.note_merged(record)
         run = self._run_snapshot
         for member in self._members.attached:

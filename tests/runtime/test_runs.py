@@ -80,7 +80,8 @@ def test_the_files_say_what_the_log_does(plain):
 
 def test_a_version_leaves_the_syncer_once_for_a_region(plain):
     """Without relays each of the three learners would fetch every version."""
-    sent = max(status["syncer"]["sent_bytes"].get("eu", 0) for status in plain.statuses)
+    rows = [[row for row in status["learners"] if row["region"] == "eu"] for status in plain.statuses]
+    sent = max(sum(row["counts"]["version_bytes"] for row in learners) for learners in rows)
     assert 0 < sent < 0.6 * plain.summary["wire_bytes"]["down"]
 
 

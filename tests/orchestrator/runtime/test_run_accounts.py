@@ -1,33 +1,24 @@
-"""The orchestrator's accounts: however a run is followed and taken over, its summary is that of the whole log."""
+"""How a run is summed up: by the analysis in a process of its own, whose failures are told and cost the run nothing."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.reader import LogReader, read_run
+from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import load, template
 from orchestrator.runtime import run_accounts
-from orchestrator.runtime.run_accounts import RunAccounts
+from orchestrator.runtime.run_accounts import NotAnalysed, finish
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
-from tests.orchestrator.eventlog.logs import journal, of_syncer, write, write_log
+from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.eventlog.test_reader import EVENTS
-from tests.waiting import until
-
-# The next fact is the syncer's own, as when a run is resumed: then nothing goes before what was read.
-CUT = next(n for n in range(len(EVENTS) // 2, len(EVENTS)) if EVENTS[n].writer == "syncer")
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_accounts, "LOOK_S", 0.01)
-    monkeypatch.setattr(run_accounts, "attempt", lambda store, contents: True)
 
 
 @pytest.fixture(scope="module")
@@ -37,55 +28,56 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return load(path, [])
 
 
-def accounts(root: Path, recipe: Recipe) -> RunAccounts:
-    return RunAccounts(recipe, RunStore(root), Folder(root))
-
-
-def expected(root: Path, recipe: Recipe) -> dict[str, Any]:
-    log = read_run(root)
-    return summarise(log, recipe, check(log))
-
-
-def test_a_log_that_is_followed_as_it_grows_gives_the_summary_of_the_whole(tmp_path: Path, recipe: Recipe) -> None:
-    write_log(tmp_path, EVENTS[:CUT], close=False)
-    followed = accounts(tmp_path, recipe)
-    until(lambda: followed.tokens and followed.tokens[0], "the first half is counted")
-    write(journal(Folder(tmp_path), 2), of_syncer(EVENTS[CUT:]))
-    summary = followed.finish()
-    assert summary == expected(tmp_path, recipe)
+def test_the_summary_is_that_of_the_whole_log(tmp_path: Path, recipe: Recipe) -> None:
+    write_log(tmp_path, EVENTS)
+    summary, log = finish(recipe, RunStore(tmp_path), Folder(tmp_path)), read_run(tmp_path)
+    assert summary == summarise(log, recipe, check(log))
     assert RunStore(tmp_path).read_json("summary.json") == summary
-    assert accounts(tmp_path, recipe).finish() == summary, "another orchestrator reads the whole log"
 
 
-def test_a_summary_that_the_store_does_not_take_is_made_again(
-    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def analysis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module in place of the analysis: its source, which the test writes."""
+    package = tmp_path / "stands_in"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(run_accounts, "ANALYSIS", package.name)
+    return package / "__main__.py"
+
+
+def test_the_analysis_gets_the_runs_folder_in_a_process_of_its_own(
+    tmp_path: Path, recipe: Recipe, analysis: Path
 ) -> None:
-    write_log(tmp_path, EVENTS)
-    followed, write_json, failing = accounts(tmp_path, recipe), RunStore.write_json, [True]
+    store = RunStore(tmp_path / "run")
+    analysis.write_text(
+        "import json, os, pathlib, sys\n"
+        "pathlib.Path(sys.argv[1], 'summary.json').write_text(json.dumps({'process': os.getppid()}))\n"
+    )
+    store.root.mkdir()
 
-    def write(store: RunStore, name: str, value: Any) -> None:
-        if failing.pop() if failing else False:
-            raise OSError("no space left")
-        write_json(store, name, value)
-
-    monkeypatch.setattr(RunStore, "write_json", write)
-    with pytest.raises(OSError, match="no space"):
-        followed.finish()
-    assert followed.finish() == expected(tmp_path, recipe)
+    assert finish(recipe, store, Folder(store.root)) == {"process": os.getpid()}
 
 
-def test_a_fold_that_fails_on_the_way_costs_the_run_nothing(
-    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_log(tmp_path, EVENTS)
-    poll, failing = LogReader.poll, [True]
-
-    def failing_poll(reader: LogReader) -> Any:
-        if failing.pop() if failing else False:
-            raise RuntimeError("a fault of ours")
-        return poll(reader)
-
-    monkeypatch.setattr(LogReader, "poll", failing_poll)
-    followed = accounts(tmp_path, recipe)
-    until(lambda: not followed._thread.is_alive(), "the thread has ended")
-    assert followed.finish() == expected(tmp_path, recipe)
+@pytest.mark.parametrize(
+    ("source", "error", "told"),
+    [
+        ("raise SystemExit('out of memory')", NotAnalysed, "exit status 1: out of memory; repeat it: "),
+        ("import os; os.kill(os.getpid(), 9)", NotAnalysed, "exit status -9: it said nothing"),
+        ("import sys; print('503', file=sys.stderr); sys.exit(75)", OSError, "503"),
+        ("pass", NotAnalysed, "left no summary.json that can be read"),
+        ("import threading; threading.Event().wait()", NotAnalysed, "took longer than 0.5 s"),
+    ],
+    ids=["fails", "is killed", "store away", "writes nothing", "hangs"],
+)
+def test_an_analysis_that_does_not_end_well_is_told_with_what_to_do(
+    tmp_path: Path, recipe: Recipe, analysis: Path, source: str, error: type[Exception], told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if "wait" in source:
+        monkeypatch.setattr(run_accounts, "DEADLINE_S", 0.5)
+    analysis.write_text(source)
+    with pytest.raises(error, match=told) as raised:
+        finish(recipe, RunStore(tmp_path), Folder(tmp_path))
+    if error is NotAnalysed:
+        assert f"{sys.executable} -m stands_in {tmp_path}" in str(raised.value)

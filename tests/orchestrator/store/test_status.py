@@ -34,7 +34,7 @@ NAMES = ("learner-east-0", "learner-east-1", "learner-west-0")
 
 
 def about(state: str = "running", reason: str = "") -> RunInfo:
-    return RunInfo(state, reason, started_at=100.0, written_at=130.0, eval_loss=2.5, tokens=(1000, 800))
+    return RunInfo(state, reason, started_at=100.0, written_at=130.0, eval_loss=2.5)
 
 
 def row(name: str, **change: Any) -> dict[str, Any]:
@@ -60,6 +60,7 @@ def view(*rows: dict[str, Any], **change: Any) -> dict[str, Any]:
         "tokens": 800,
         "epoch": 1,
         "grace_s": 0.1,
+        "counts": {"commits": 9, "learners": {NAMES[0]: {"tokens_processed": 1000, "tokens_committed": 800}}},
         "learners": list(rows) or [row(name) for name in NAMES],
     } | change
 
@@ -69,7 +70,7 @@ def conditions(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def test_every_field_is_there_and_unknown_ones_are_none_and_the_rest_follows_from_the_counts() -> None:
-    early = model(RECIPE, replace(about("starting"), tokens=None), {}, {}, {})
+    early = model(RECIPE, about("starting"), {}, {}, {})
     assert early["learners"] == []
     assert (early["run"]["goodput"], early["run"]["tokens_per_s"], early["run"]["eta_s"]) == (None, None, None)
     assert (early["run"]["progress"], early["run"]["syncer_step"]) == (0.0, 0)
@@ -82,9 +83,13 @@ def test_every_field_is_there_and_unknown_ones_are_none_and_the_rest_follows_fro
         told = model(RECIPE, about(), view(**change), {}, {})
         assert told["run"]["eta_s"] is None
         json.dumps([early, told], allow_nan=False)
-    for tokens, goodput in (((2000, 1500), 0.75), ((0, 0), None)):  # of the whole log: epochs begin anew
-        told = model(RECIPE, replace(about(), tokens=tokens), view(tokens=10), {}, {})
-        assert told["run"]["goodput"] == goodput
+    for processed, committed, goodput in (
+        (2000, 1500, 0.75),
+        (0, 0, None),
+    ):  # of this epoch, unlike the budget's tokens
+        counts = {NAMES[0]: {"tokens_processed": processed, "tokens_committed": committed}}
+        run = model(RECIPE, about(), view(counts={"commits": 1, "learners": counts}), {}, {})["run"]
+        assert (run["tokens_processed"], run["tokens_committed"], run["goodput"]) == (processed, 800, goodput)
 
 
 def test_the_target_of_a_token_budget_counts_the_tasks_own_tokens_not_the_recipes_sequence_length() -> None:
@@ -153,13 +158,16 @@ def test_conditions_tell_whether_all_live_whether_the_quorum_is_met_and_whether_
 
 def test_over_the_epochs_of_a_syncer_time_and_pace_are_those_of_the_run() -> None:
     now = [50.0]
-    overall = ProgressTracker(lambda: now[0])
-    before = {"tokens": 1000, "progress": 0.1, "running_s": None}
+    overall = ProgressTracker(lambda: now[0], lambda: 1000.0 + now[0])
+    before = {"tokens": 1000, "progress": 0.1, "running_s": None, "moved_s_ago": None}
     assert overall.of(before)["running_s"] is None
     now[0] = 60.0
     assert overall.of(before | {"running_s": 2.0})["running_s"] == 2.0
     now[0] = 78.0
-    later = overall.of({"tokens": 3000, "progress": 0.3, "running_s": None})
+    moved = overall.of(before | {"running_s": 20.0, "moved_s_ago": 2.0, "counts": {"commits": 9}})
+    later = overall.of({"tokens": 3000, "progress": 0.3, "running_s": None, "moved_s_ago": None})
+    assert moved["moved_at"] == later["moved_at"] == 1076.0, "the last commit was an epoch ago"
+    assert moved["commit_interval_s"] == later["commit_interval_s"] == 2.0
     assert later["running_s"] == 20.0, "a new epoch does not know of any"
     status = model(RECIPE, about(), view() | later, {"pid": 7, "node": "n"}, {})
     assert status["run"]["tokens_per_s"] == 100.0, "what was there before the run was resumed does not count"
