@@ -188,7 +188,6 @@ class SyncerActor:
             "quorum": syncer.quorum,
             "grace_s": syncer.grace_s,
             "step_s": syncer.step_s,
-            "tokens_processed": syncer.tokens_processed,
             "counts": syncer.counts.view(),
             "set_aside": syncer.set_aside,
             "moved_s_ago": None if syncer.moved_at is None else now - syncer.moved_at,

@@ -227,11 +227,6 @@ class Members:
     def next_expiry(self) -> float | None:
         return self._leases.next_expiry
 
-    @property
-    def tokens_processed(self) -> int:
-        """Tokens that all incarnations together have processed in this epoch, as they reported."""
-        return sum(each.tokens_processed for each in self.counts.learners.values())
-
     # -------------------------------------------------------------- incarnations
 
     def expect(self, now: float, event: Expect) -> bool:

@@ -227,11 +227,6 @@ class Syncer:
         return self._timing.grace_s(self.step_s)
 
     @property
-    def tokens_processed(self) -> int:
-        """Tokens that all incarnations have processed in this epoch, as they reported."""
-        return self._members.tokens_processed
-
-    @property
     def counts(self) -> Counts:
         """What this epoch has counted, for status pages."""
         return self._members.counts

