@@ -22,13 +22,13 @@ from orchestrator.eventlog.facts import OrchestratorFollowed, RunFinished, RunRe
 from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, seal
 from orchestrator.recipe.config import Recipe
+from orchestrator.runtime import run_accounts
 from orchestrator.runtime.checkpointer import REQUEST_FILE, Checkpointer
 from orchestrator.runtime.evaluator import Evaluations
 from orchestrator.runtime.learner_manager import LearnerManager
 from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement, agent_name
 from orchestrator.runtime.ray_await import CALL_S, within
-from orchestrator.runtime.run_accounts import finish
 from orchestrator.runtime.specs import syncer_spec, versions
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store import checkpoints
@@ -373,7 +373,7 @@ class OrchestratorActor:
         ends[NAME] = end
         if len(known := {log: end for log, end in ends.items() if end is not None}) == len(LOGS):
             await self._patience.stored(self._store.write_json, SEAL_FILE, seal(known))
-        return await self._patience.stored(finish, self._recipe, self._store, self._objects)
+        return await self._patience.stored(run_accounts.finish, self._recipe, self._store, self._objects)
 
     def _dismiss(self) -> None:
         """End every actor of the run except this one, and give their places back."""

@@ -13,7 +13,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4250,
+    "outer/protocol": 4220,
     "outer/numeric": 2200,
     "outer/journal": 2000,
     "outer": 2100,
@@ -22,7 +22,7 @@ BUDGETS = {
     "learners/conformance": 650,
     "learners": 2300,
     "orchestrator/recipe": 1600,
-    "orchestrator/store": 1750,
+    "orchestrator/store": 1720,
     "orchestrator/planner": 2500,
     "orchestrator/report": 1700,
     "orchestrator/replay": 1800,

@@ -65,6 +65,29 @@ def test_a_long_life_is_forgiven_its_earlier_failures() -> None:
     assert made.lost(made.units["a"].began_at + SOUND_S, "a", 3) == 0.0
 
 
+def test_restarts_count_by_what_ended_the_one_before_and_a_recovery_lasts_until_a_contribution() -> None:
+    made = running()
+    unit = made.units["a"]
+    made.contributed(5.0, "a", 1)
+    assert unit.restarts == {} and unit.recoveries == 0, "there was nothing to recover from"
+    made.lost(10.0, "a", 1)
+    again(made, 2)
+    made.lost(12.0, "a", 2, "failed")
+    made.contributed(13.0, "a", 2)
+    again(made, 3)
+    made.contributed(17.0, "a", 2)
+    assert unit.recoveries == 0, "what an earlier one had sent may still merge"
+    made.contributed(18.0, "a", 3)
+    made.contributed(30.0, "a", 3)
+    assert (unit.recoveries, unit.recovery_s) == (1, 8.0), "from the first of two losses"
+    made.drain("a", "its node is about to end")
+    made.left("a", 3)
+    again(made, 4)
+    made.contributed(40.0, "a", 4)
+    assert unit.restarts == {"died": 1, "failed": 1, "drained": 1}
+    assert (unit.recoveries, unit.recovery_s) == (1, 8.0), "one that leaves loses nothing"
+
+
 def test_a_loss_is_heard_once_and_news_of_an_older_incarnation_changes_nothing() -> None:
     made = running(incarnation=2)
     assert made.lost(1.0, "a", 1) is None
