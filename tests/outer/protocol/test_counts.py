@@ -75,3 +75,20 @@ def test_reasons_that_peers_word_are_bounded_and_strangers_are_not_counted() -> 
     told = counts(made, "a")["reads_failed"]
     assert len(told) == REASONS_MAX + 1 and told[OTHER] == REASONS_MAX
     assert set(made.syncer.counts.learners) == set("abc")
+
+
+def test_a_new_epoch_counts_from_0_and_processed_what_no_commit_of_the_earlier_ones_has() -> None:
+    made = bench("a", "b")
+    for _ in range(3):
+        made.commit("a", "b")
+    made.step("a")
+    made.crash()
+    assert made.syncer.counts.commits == 0 and counts(made, "a")["tokens_committed"] == 0
+    assert counts(made, "a")["tokens_processed"] == 10, "the step that is in no commit"
+    before = made.syncer.tokens_committed
+    for _ in range(2):
+        made.commit("a", "b")
+    told = {name: counts(made, name) for name in "ab"}
+    assert made.syncer.counts.commits == 2
+    assert sum(each["tokens_committed"] for each in told.values()) == made.syncer.tokens_committed - before
+    assert all(each["tokens_processed"] >= each["tokens_committed"] > 0 for each in told.values())
