@@ -11,7 +11,8 @@ from orchestrator.store.run_store import RunStore
 if TYPE_CHECKING:
     from orchestrator.report.render import Contents
 
-HTML, RECIPE = "report.html", "config.toml"
+HTML, SUMMARY, RECIPE = "report.html", "summary.json", "config.toml"
+STORE_AWAY = 75  # the exit status of `python -m orchestrator.report` that could not read or write: to be tried again
 
 
 def write(store: RunStore, html: Path | None = None, contents: Contents | None = None) -> Path:

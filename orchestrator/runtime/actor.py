@@ -373,7 +373,7 @@ class OrchestratorActor:
         ends[NAME] = end
         if len(known := {log: end for log, end in ends.items() if end is not None}) == len(LOGS):
             await self._patience.stored(self._store.write_json, SEAL_FILE, seal(known))
-        return await self._patience.stored(run_accounts.finish, self._recipe, self._store, self._objects)
+        return await self._patience.stored(run_accounts.finish, self._store)
 
     def _dismiss(self) -> None:
         """End every actor of the run except this one, and give their places back."""

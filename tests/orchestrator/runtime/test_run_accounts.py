@@ -11,28 +11,23 @@ import pytest
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.reader import read_run
-from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.toml_text import load, template
+from orchestrator.recipe.toml_text import dump, load, template
 from orchestrator.runtime import run_accounts
 from orchestrator.runtime.run_accounts import NotAnalysed, finish
 from orchestrator.store.run_store import RunStore
-from outer.journal.object_store import Folder
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.eventlog.test_reader import EVENTS
 
 
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
-    path.write_text(template("demo"))
-    return load(path, [])
-
-
-def test_the_summary_is_that_of_the_whole_log(tmp_path: Path, recipe: Recipe) -> None:
+def test_the_summary_is_that_of_the_whole_log(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(template("demo"))
+    recipe = load(tmp_path / "config.toml")
+    (tmp_path / "config.toml").write_text(dump(recipe))
     write_log(tmp_path, EVENTS)
-    summary, log = finish(recipe, RunStore(tmp_path), Folder(tmp_path)), read_run(tmp_path)
+    summary, log = finish(RunStore(tmp_path)), read_run(tmp_path)
     assert summary == summarise(log, recipe, check(log))
     assert RunStore(tmp_path).read_json("summary.json") == summary
+    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 @pytest.fixture
@@ -46,9 +41,7 @@ def analysis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package / "__main__.py"
 
 
-def test_the_analysis_gets_the_runs_folder_in_a_process_of_its_own(
-    tmp_path: Path, recipe: Recipe, analysis: Path
-) -> None:
+def test_the_analysis_gets_the_runs_folder_in_a_process_of_its_own(tmp_path: Path, analysis: Path) -> None:
     store = RunStore(tmp_path / "run")
     analysis.write_text(
         "import json, os, pathlib, sys\n"
@@ -56,7 +49,7 @@ def test_the_analysis_gets_the_runs_folder_in_a_process_of_its_own(
     )
     store.root.mkdir()
 
-    assert finish(recipe, store, Folder(store.root)) == {"process": os.getpid()}
+    assert finish(store) == {"process": os.getpid()}
 
 
 @pytest.mark.parametrize(
@@ -71,13 +64,13 @@ def test_the_analysis_gets_the_runs_folder_in_a_process_of_its_own(
     ids=["fails", "is killed", "store away", "writes nothing", "hangs"],
 )
 def test_an_analysis_that_does_not_end_well_is_told_with_what_to_do(
-    tmp_path: Path, recipe: Recipe, analysis: Path, source: str, error: type[Exception], told: str,
+    tmp_path: Path, analysis: Path, source: str, error: type[Exception], told: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if "wait" in source:
         monkeypatch.setattr(run_accounts, "DEADLINE_S", 0.5)
     analysis.write_text(source)
     with pytest.raises(error, match=told) as raised:
-        finish(recipe, RunStore(tmp_path), Folder(tmp_path))
+        finish(RunStore(tmp_path))
     if error is NotAnalysed:
         assert f"{sys.executable} -m stands_in {tmp_path}" in str(raised.value)
