@@ -1,7 +1,7 @@
 """The roster: what the log says of the learners' incarnations that still matter. A fold.
 
-An incarnation is dropped once it has ended, its learner's next one was requested, and the time accounts are past both;
-the newest that were dropped remain for the report. Times are Unix seconds on the writers' clocks; None: not in the log.
+An incarnation is dropped once it has ended, its learner's next one was requested, and the time accounts are past both.
+Times are Unix seconds on the writers' clocks; None: not in the log.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ from outer.protocol.facts import (
     LearnerFenced,
     LeaseExpired,
     LeaseRenewed,
-    Refused,
     SyncerStarted,
 )
 
 KILLING = frozenset({"kill", "wrong_config"})  # injected faults that end the process at once
 SYNCER = "syncer"
-REMAINS = 1000  # incarnations that the report can still show after they were dropped
+UNHEALED = 1000  # newest faults whose end is awaited
 KEPT = 64  # of an incarnation's newest phases and faults
 EXPIRIES = 1024  # of its newest expired leases
 
@@ -72,19 +71,15 @@ class Incarnation:
     begun: float | None = None  # its first step, without its wait
     stepped: float | None = None  # when its newest step ended
     steps: int = 0
-    tokens: int = 0
     resumed: deque[float] = field(default_factory=partial(deque, maxlen=KEPT))  # went on after the run was suspended
     expired: deque[tuple[float, float | None]] = field(
         default_factory=partial(deque, maxlen=EXPIRIES)
     )  # lease, [from, to)
     kill: InjectedFault | None = None  # the first fault that was to end its process
     faults: deque[InjectedFault] = field(default_factory=partial(deque, maxlen=KEPT))  # the others, freezes among them
-    suspect: bool = False  # a fault may have started it with another configuration
-    misconfigured: bool = False  # an injected fault started it with another configuration, for which it was refused
     fenced: float | None = None
     lost: float | None = None
     over: Over = ""
-    reason: str = ""  # of its fence
 
     @property
     def key(self) -> Key:
@@ -101,11 +96,6 @@ class Incarnation:
         signs = [at for at, _ in self.phases]
         signs += [at for at in (self.stepped, self.requested, self.started, self.attached) if at is not None]
         return max(signs, default=None)
-
-    @property
-    def killer(self) -> InjectedFault | None:
-        """The injected fault that ended its process."""
-        return self.kill if self.over == "killed" else None
 
     @property
     def freezes(self) -> Iterator[tuple[InjectedFault, float, float]]:
@@ -152,10 +142,7 @@ class Roster:
     def __init__(self) -> None:
         self.table: dict[Key, Incarnation] = {}
         self.numbers: dict[str, list[int]] = {}  # by learner, the incarnations in the table, ascending
-        self.remains: deque[Incarnation] = deque(maxlen=REMAINS)  # the newest that were dropped
-        self.dropped = 0
         self.rules: SyncerStarted | None = None  # of the newest epoch
-        self.configured: tuple[str, ...] = ()  # the learners that the run began with, by its first epoch
         self.finished: float | None = None  # when the syncer first said so, unless the run was resumed since
         self.over = False  # whether the orchestrator has ended the run
         self.faults = 0  # injected
@@ -188,8 +175,6 @@ class Roster:
         del self.table[incarnation.key]
         self.numbers[incarnation.learner].remove(incarnation.number)
         self._gone[incarnation.learner] = incarnation.number
-        self.remains.append(incarnation)
-        self.dropped += 1
 
     def take(self, block: Block) -> None:
         for _, event in block.others:
@@ -199,16 +184,14 @@ class Roster:
         if not len(steps.at):
             return
         order = np.argsort(steps.source, kind="stable")
-        sources, at, tokens = steps.source[order], steps.at[order], steps.tokens[order]
+        sources, at = steps.source[order], steps.at[order]
         first = np.flatnonzero(np.diff(sources, prepend=-1))
-        spent = np.add.reduceat(tokens, first).tolist()
-        for index, (begin, end) in enumerate(zip(first.tolist(), [*first[1:].tolist(), len(at)], strict=True)):
+        for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(at)], strict=True):
             incarnation = self[block.sources[int(sources[begin])]]
             if incarnation.begun is None:
                 incarnation.begun = float(at[begin] - steps.seconds[order[begin]])
             incarnation.stepped = max(incarnation.stepped or -math.inf, float(at[begin:end].max()))
             incarnation.steps += end - begin
-            incarnation.tokens += spent[index]
 
     # -------------------------------------------------------------- facts
 
@@ -220,10 +203,6 @@ class Roster:
 
     def _request(self, event: Event, fact: LearnerRequested) -> None:
         self[fact.learner, fact.incarnation].requested = event.at
-        before = self.table.get((fact.learner, fact.incarnation - 1))  # it may be dropped by the time of a refusal
-        self[fact.learner, fact.incarnation].suspect = bool(
-            before and before.kill and before.kill.kind == "wrong_config"
-        )
 
     def _start(self, event: Event, fact: LearnerStarted) -> None:
         self[fact.learner, fact.incarnation].started = event.at
@@ -252,7 +231,7 @@ class Roster:
         if isinstance(fact, LearnerLost):
             incarnation.lost = event.at if incarnation.lost is None else incarnation.lost
         elif incarnation.fenced is None:
-            incarnation.fenced, incarnation.reason = event.at, fact.reason
+            incarnation.fenced = event.at
 
     def _suffer(self, event: Event, fact: FaultInjected) -> None:
         self.faults += 1
@@ -265,23 +244,17 @@ class Roster:
             return
         incarnation.faults.append(fault)
         self._unhealed[fact.fault] = fault
-        if len(self._unhealed) > REMAINS:
+        if len(self._unhealed) > UNHEALED:
             del self._unhealed[next(iter(self._unhealed))]
 
     def _heal(self, event: Event, fact: FaultHealed) -> None:
         if (fault := self._unhealed.pop(fact.fault, None)) is not None:
             fault.healed = event.at
 
-    def _refuse(self, event: Event, fact: Refused) -> None:
-        if fact.reason == "wrong_config" and (refused := self.table.get((fact.learner, fact.incarnation))):
-            refused.misconfigured = refused.suspect
-
     def _miss(self, event: Event, fact: FactsLost) -> None:
         self.facts_lost[fact.writer] += fact.last - fact.first + 1
 
     def _rule(self, event: Event, fact: SyncerStarted) -> None:
-        if self.rules is None:
-            self.configured = fact.learners
         self.rules = fact
 
     def _finish(self, event: Event, fact: Finished | RunFinished) -> None:
@@ -307,7 +280,6 @@ _FOLLOW: dict[type[Any], Callable[[Roster, Event, Any], None]] = {
     LearnerLost: Roster._end,
     FaultInjected: Roster._suffer,
     FaultHealed: Roster._heal,
-    Refused: Roster._refuse,
     FactsLost: Roster._miss,
     SyncerStarted: Roster._rule,
     Finished: Roster._finish,

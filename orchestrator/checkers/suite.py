@@ -67,10 +67,9 @@ class Suite:
         return [self.log, *self._checkers, self._liveness, self._isolation, self._timed]
 
     def verdicts(self) -> list[Verdict]:
-        results = self._accounts.results()
         found = [verdict for checker in (self.log, *self._checkers) for verdict in checker.verdicts()]
         found += [*self._liveness.verdicts(), *self._isolation.verdicts()]
-        found += self._timed.verdicts(results.goodput, results.wanted_s)
+        found += self._timed.verdicts(*self._accounts.goodput())
         return sorted(found, key=lambda verdict: ORDER[verdict.name])
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import Run
 from orchestrator.eventlog.block import Block
-from orchestrator.eventlog.events import kind_of
+from orchestrator.eventlog.events import finite, kind_of
 from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store import status_text as words
@@ -30,9 +31,12 @@ def log(
     run: Run = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
     kind: Annotated[list[str] | None, typer.Option("--kind", help="Only facts of this kind; more than once.")] = None,
+    sql: Annotated[str | None, typer.Option("--sql", help="Instead, what this query of its tables gives.")] = None,
 ) -> None:
     """Print a run's log, one event a line, in its order; exit code 5 if some of it is damaged or missing."""
     with reported():
+        if sql is not None and (follow or kind):
+            raise InputError([Problem("--sql", sql, "asks the whole log", "leave out --follow and --kind")])
         kinds = frozenset(kind or ())
         if unknown := sorted(kinds - REGISTRY.keys()):
             near = nearest(unknown[0], list(REGISTRY))
@@ -42,7 +46,9 @@ def log(
 
         store = located(run)
         reader = LogReader(store.root)
-        for block in following(store, reader) if follow else reader.rest():
+        for row in asked(reader, sql) if sql is not None else ():
+            sys.stdout.write(json.dumps(finite(row), default=str) + "\n")
+        for block in () if sql is not None else following(store, reader) if follow else reader.rest():
             for event in () if block is None else block.events():
                 if not kinds or kind_of(event.fact) in kinds:
                     sys.stdout.write(event.to_json() + "\n")
@@ -52,6 +58,28 @@ def log(
         if damage := reader.findings.damage:
             print("\n".join(f"damaged: {each}" for each in damage), file=sys.stderr)
             raise typer.Exit(CHECK_FAILED)
+
+
+def asked(reader: LogReader, sql: str) -> Iterator[dict[str, Any]]:
+    """The rows of a query of the tables that the summary is computed from."""
+    import duckdb
+
+    from orchestrator.analysis.checks import prepare
+    from orchestrator.analysis.database import FAMILIES, Tables, connect
+
+    database = connect()
+    tables = Tables(database)
+    for block in reader.rest():
+        tables.take(block)
+    prepare(database, *FAMILIES)
+    try:
+        found = database.execute(sql)
+    except duckdb.Error as error:
+        fix = 'tables and columns: docs/run-folder.md, or --sql "SHOW TABLES" and "DESCRIBE steps"'
+        raise InputError([Problem("--sql", sql, str(error), fix)]) from error
+    names = [name for name, *_ in found.description or ()]
+    while rows := found.fetchmany(1000):
+        yield from (dict(zip(names, row, strict=True)) for row in rows)
 
 
 def following(store: RunStore, reader: LogReader) -> Iterator[Block | None]:

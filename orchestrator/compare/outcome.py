@@ -91,7 +91,7 @@ def outcome(store: RunStore, recipe: Recipe) -> RunOutcome:
         return loaded(told)
     text = store.read_text(RECIPE_FILE) or ""
     contents = contents_of(intact(store.root), text)
-    found = _of_data(collect(contents.fold, contents.summary, contents.verdicts), recipe)
+    found = _of_data(collect(contents.database, contents.summary, contents.verdicts), recipe)
     save(store, found)
     return loaded(object_of(store, OUTCOME_FILE) or {})
 

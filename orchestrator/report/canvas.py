@@ -229,3 +229,14 @@ def legend(figure: Figure, items: Sequence[tuple[str, str]], columns: int) -> No
         handles=handles, ncols=columns, loc="outside upper left", borderpad=0.2, handlelength=1.0, handleheight=0.9,
         columnspacing=1.2, handletextpad=0.5,
     )  # fmt: skip
+
+
+def merged(intervals: Sequence[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
+    """Intervals that overlap, or lie closer than `gap`, drawn as one."""
+    out: list[tuple[float, float]] = []
+    for start, stop in sorted(intervals):
+        if out and start - out[-1][1] <= gap:
+            out[-1] = (out[-1][0], max(out[-1][1], stop))
+        else:
+            out.append((start, stop))
+    return out

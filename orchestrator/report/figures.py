@@ -19,12 +19,12 @@ from orchestrator.report.canvas import (
     legend,
     light,
     loss_axis,
+    merged,
     sheet,
     time_axis,
     to_svg,
 )
 from orchestrator.report.data import Data, Lane
-from orchestrator.report.series import merged
 
 LEARNERS_MOST = 64  # rows of a figure
 

@@ -11,26 +11,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import duckdb
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import drive
-from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.verdicts import Verdict
+from orchestrator.analysis.database import Tables, connect
+from orchestrator.analysis.summary import summary_of
 from orchestrator.checkers.suite import Suite
 from orchestrator.eventlog.block import Block
 from orchestrator.report import headline
 from orchestrator.report.canvas import variables
 from orchestrator.report.data import collect
-from orchestrator.report.fold import ReportFold
 from orchestrator.report.sections import ReportSection, sections
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The sources of a report: a fold of the whole log, and what others made of the same log."""
+    """The sources of a report: the tables of the whole log, and what was made of the same log."""
 
-    fold: ReportFold
+    database: duckdb.DuckDBPyConnection
     summary: Mapping[str, Any]
     verdicts: Sequence[Verdict]
 
@@ -38,7 +39,7 @@ class Contents:
 def report(contents: Contents, recipe: str) -> str:
     """Return the page. `recipe` is the text of the run's config.toml; empty where it is lost."""
     summary = contents.summary
-    data = collect(contents.fold, summary, contents.verdicts)
+    data = collect(contents.database, summary, contents.verdicts)
     values = {"summary": summary, "verdict": headline.verdict(summary), "tiles": headline.tiles(summary)}
     html = page("report.html", data, sections(data, recipe), **values)
     return html.encode("utf-8", "replace").decode()  # half of a surrogate pair, which JSON can carry, becomes "?"
@@ -47,10 +48,10 @@ def report(contents: Contents, recipe: str) -> str:
 def contents_of(blocks: Iterable[Block], recipe: str) -> Contents:
     """The contents of a log, read from its beginning to its end."""
     accounts = Accounts()
-    suite, fold = Suite(accounts), ReportFold(accounts)
-    drive([accounts, suite, fold], blocks)
+    suite, database = Suite(accounts), connect()
+    drive([accounts, suite, Tables(database)], blocks)
     verdicts = suite.verdicts()
-    return Contents(fold, summarise(accounts, plain(recipe), verdicts), verdicts)
+    return Contents(database, summary_of(database, plain(recipe), verdicts), verdicts)
 
 
 def page(template: str, data: Any, told: Sequence[ReportSection], **values: Any) -> str:

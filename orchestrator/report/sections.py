@@ -50,8 +50,8 @@ def _failure(data: Data) -> ReportSection:
     reason = data.summary["reason"] or ""
     if "\n" in reason.strip():
         blocks.append(("Why the run ended", reason))
-    for learner, incarnation, fact in data.failures:
-        blocks.append((f"{learner}, incarnation {incarnation}, after step {fact.step}", fact.traceback))
+    for learner, incarnation, step, traceback in data.failures:
+        blocks.append((f"{learner}, incarnation {incarnation}, after step {step}", traceback))
     left = data.failed - len(data.failures)
     lead = (f"{left:,} learners' loops failed before these; their tracebacks are in the log.",) if left else ()
     return ReportSection("failures", "What failed", lead, blocks=tuple(blocks))
@@ -143,9 +143,9 @@ def _faults(data: Data) -> ReportSection:
 
 
 def _wire(data: Data) -> ReportSection:
-    if data.rules is None:
+    if data.sizes is None:
         return ReportSection("wire", "Bytes on the links")
-    elements, count = sum(data.rules.sizes), len(data.rules.learners)
+    elements, count = sum(data.sizes), data.configured
     lead = (
         "Up: the elements of every merged contribution in the recipe's codec. Down: what was fetched until "
         "each adoption, and in float32 where the log does not say. Payloads only: headers and refused contributions "

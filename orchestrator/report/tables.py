@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,8 +124,7 @@ def _column(name: str) -> str:
 def waits(data: Data) -> Table:
     names = ("opening to the K-th report", "grace waited after it", "decision to durable")
     rows = [
-        (name, *(short(waits.middle(share)) for share in (0.5, 0.95, 1.0)), short(waits.mean))
-        for name, waits in zip(names, data.waits, strict=True)
+        (name, *map(short, shares)) for name, shares in zip(names, data.waits or [(math.nan,) * 4] * 3, strict=True)
     ]
     return table("Waits of an outer step", "part|median|95 %|longest|mean", rows, (1, 2, 3, 4))
 
@@ -165,9 +165,9 @@ def _healed(until_s: float | None) -> str:
 
 
 def skipped(data: Data) -> Table:
-    rows = [(fact.fault_kind, fact.target, fact.reason) for fact in data.skipped]
-    left = f"; {data.skips - len(rows):,} earlier ones are in the log" if data.skips > len(rows) else ""
-    return table(f"Planned faults that found no target{left}", "kind|target|reason", rows)
+    left = data.skips - len(data.skipped)
+    more = f"; {left:,} earlier ones are in the log" if left else ""
+    return table(f"Planned faults that found no target{more}", "kind|target|reason", data.skipped)
 
 
 def recoveries(data: Data) -> Table:
@@ -189,10 +189,10 @@ def recoveries(data: Data) -> Table:
 
 def wire(data: Data) -> Table:
     """Bytes of all learners together."""
-    assert data.rules is not None
+    assert data.sizes is not None
     sent = (data.summary["wire_bytes"]["up"], data.summary["wire_bytes"]["down"], data.peer_bytes)
     total = None if None in sent else sum(sent)
-    plain = data.steps * all_reduced(sum(data.rules.sizes), len(data.rules.learners))
+    plain = data.steps * all_reduced(sum(data.sizes), data.configured)
     factor = f"{plain / total:.1f}×" if total and plain else DASH
     names = "contributions up|versions down|from peers|all|data-parallel|times as much"
     row = (*map(megabytes, (*sent, total, plain)), factor)

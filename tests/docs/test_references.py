@@ -130,7 +130,7 @@ def test_the_simulator_page_names_every_fault_every_profile_and_every_check() ->
 
 SHOWN_BY = {
     "status.json": ("orchestrator/store/status_model.py", "outer/protocol/sessions.py", "outer/protocol/members.py"),
-    "summary.json": ("orchestrator/accounting",),
+    "summary.json": ("orchestrator/analysis",),
 }
 
 
@@ -144,6 +144,8 @@ def unwritten(heading: str) -> set[str]:
     sources = [path for file in files for path in (sorted(file.rglob("*.py")) if file.is_dir() else [file])]
     written = {name for source in sources for name in references.names_in(source)}
     written |= set(get_args(FaultKind)) | set(REGISTRY)
+    queries = [path for file in files if file.is_dir() for path in file.rglob("*.sql")]
+    written |= {word for path in queries for word in re.findall(r"\w+", path.read_text())}
     named = {
         part for cell in first_cells(section("docs/run-folder.md", heading)) for part in re.split(r"[.\[\]]+", cell)
     }

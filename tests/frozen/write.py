@@ -26,7 +26,7 @@ from typing import Any
 
 from chaos.simulation.cluster import Cluster, simulate
 from chaos.simulation.profile import PROFILES, draw
-from orchestrator.accounting.summary import summarise
+from orchestrator.analysis.summary import summarise
 from orchestrator.checkers.suite import check_run
 from orchestrator.eventlog.log_writer import write_log
 from orchestrator.eventlog.reader import SEAL_FILE, blocks, seal
@@ -163,7 +163,16 @@ def said_of(folder: Path) -> dict[str, Any]:
     plain = tomllib.loads(recipe.read_text()) if recipe.exists() else {}
     summary = summarise(blocks(folder), plain, verdicts)
     del summary["checks"]
-    return {"verdicts": {verdict.name: verdict.status for verdict in verdicts}, "summary": summary}
+    return {"verdicts": {verdict.name: verdict.status for verdict in verdicts}, "summary": rounded(summary)}
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to a millionth: the last bits of sums of seconds are the database's affair."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def written(folder: str) -> dict[str, Any]:

@@ -11,14 +11,18 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
 from orchestrator.accounting.books import Bookkeeper
-from orchestrator.accounting.fold import as_blocks
+from orchestrator.accounting.fold import as_blocks, drive
 from orchestrator.accounting.ledger import FATES, Books
 from orchestrator.accounting.records import Records
+from orchestrator.accounting.time.explanations import RANKS
 from orchestrator.accounting.windows import StepWindows
+from orchestrator.analysis.checks import prepare
+from orchestrator.analysis.database import Tables, connect
 from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event, fact_of
 from orchestrator.eventlog.facts import (
@@ -344,3 +348,23 @@ def settle(log: Iterable[Event] | Iterable[Block]) -> DetailedBooks:
     settled += [(key, rows.step.tolist(), rows.fate.tolist()) for key, rows in keeper.settled]
     fates = {(*key, step): FATES[fate] for key, steps, of in settled for step, fate in zip(steps, of, strict=True)}
     return DetailedBooks(**vars(keeper.books()), fates=fates)
+
+
+def accounts_of(events: list[Event]) -> SimpleNamespace | None:
+    """What the queries say of the time of a log: the columns of `goodput`, and by learner the seconds of each category.
+
+    None where there is no window, or nobody was wanted in it.
+    """
+    database = connect()
+    drive([Tables(database)], as_blocks(events))
+    prepare(database, "base", "books", "roster", "time", "goodput")
+    found = database.execute("FROM goodput")
+    names, row = [name for name, *_ in found.description or ()], found.fetchone()
+    if row is None:
+        return None
+    seconds: dict[str, dict[str, float]] = {}
+    for learner, category, spent in database.execute("SELECT learner, category, seconds FROM time_accounts").fetchall():
+        seconds.setdefault(learner, {})[category] = spent
+    told = dict(zip(names, row, strict=True))
+    shares = {name: sum(each[name] for each in seconds.values()) / told["wanted_s"] for name in RANKS}
+    return SimpleNamespace(**told, seconds=seconds, categories=shares)

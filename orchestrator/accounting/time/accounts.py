@@ -24,19 +24,16 @@ import numpy as np
 from orchestrator.accounting.books import Bookkeeper
 from orchestrator.accounting.ledger import Settled
 from orchestrator.accounting.roster import Incarnation, Roster
-from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.time.explanations import (
     RANKS,
     Interval,
     Spans,
     clip,
-    expired,
     length,
     minus,
     of_incarnation,
     of_steps,
     paint,
-    suspended,
 )
 from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.facts import LearnerRequested, PoolScaled, RunResumed
@@ -52,16 +49,6 @@ class Goodput:
     start: float
     stop: float
     seconds: dict[str, dict[str, float]]  # learner -> category -> seconds; every category is there
-    categories: dict[str, float]  # shares of configured learner-seconds, summing to 1
-    availability: float  # learner-seconds attached, and neither dead, suspended nor without a lease / configured
-    goodput_time: float  # productive learner-seconds / configured
-    global_downtime_s: float  # no learner held a progress lease
-    outer_downtime_s: float | None  # None: fewer than two commits
-    paused_s: float = 0.0  # of that time the run had no process
-
-    @property
-    def wall_s(self) -> float:
-        return self.stop - self.start - self.paused_s
 
 
 class Wanted:
@@ -117,16 +104,11 @@ class TimeAccounts:
         self._roster, self._books, self.wanted = roster, books, wanted
         self.start: float | None = None  # when the first learner step began, waiting included
         self.stop: float | None = None  # the newest commit, or the first Finished
-        self.paused_s = 0.0  # before the pauses that are kept
         self.pauses: list[Interval] = []  # the run had no process
-        self.gaps = Sketch()  # seconds between commits
         self.wanted_s: dict[str, float] = {}  # painted so far, by learner
         self._learners: dict[str, int] = {}  # numbers them
         self._low = np.zeros(0)  # by learner, the watermark
         self._seconds = np.zeros((0, len(RANKS)))  # [learners, categories]
-        self._alive_s = 0.0
-        self._down_s = 0.0  # no learner held a lease
-        self._down_upto = -math.inf
         self._commit_at: float | None = None  # of the newest commit
         self._sign_at = -math.inf  # of the newest step or commit
         self._boundaries: dict[Key, float] = {}  # by incarnation, the end of its last step that is settled
@@ -134,13 +116,12 @@ class TimeAccounts:
         self._pending = Spans.of(())  # steps and waits that are not painted yet
 
     def take(self, block: Block) -> None:
-        before = self.stop
         self._mark(block)
         self._settle(self._books.settled)
         if self.start is None or self.stop is None:
             return
         high = {name: self._hold(name, min(self.stop, self._commit_at or -math.inf)) for name in self._learners}
-        self._advance(high, before if before is not None else -math.inf)
+        self._advance(high)
         for name in self._learners:
             self._drop(name)
 
@@ -152,40 +133,14 @@ class TimeAccounts:
         self._settle(self._books.settled)
         if self.start is None or self.stop is None or self.stop <= self.start or self._roster.rules is None:
             return None
-        self._advance(dict.fromkeys(self._learners, self.stop), self.stop)
-        configured = math.fsum(self.wanted_s.values())
-        if not configured:
+        self._advance(dict.fromkeys(self._learners, self.stop))
+        if not math.fsum(self.wanted_s.values()):
             return None
         seconds = {
             name: dict(zip(RANKS, self._seconds[number].tolist(), strict=True))
             for name, number in self._learners.items()
         }
-        categories = {
-            name: math.fsum(spent[name] for spent in seconds.values()) / configured for name in reversed(RANKS)
-        }
-        window = (self.start, self.stop)
-        return Goodput(
-            *window,
-            seconds,
-            categories,
-            availability=self._alive_s / configured,
-            goodput_time=categories["productive"],
-            global_downtime_s=self._down_s,
-            paused_s=self.paused_s + length(clip(self.pauses, window)),
-            outer_downtime_s=self.outer_downtime,
-        )
-
-    @property
-    def outer_downtime(self) -> float | None:
-        """Seconds without a commit beyond two median commit intervals, summed over the gaps between commits.
-
-        Beyond some hundred commits the median and the gap that the limit cuts are known to 1 %.
-        """
-        if not self.gaps.count:
-            return None
-        allowed = 2 * self.gaps.median
-        count, total = self.gaps.above(allowed)
-        return max(0.0, total - count * allowed)
+        return Goodput(self.start, self.stop, seconds)
 
     # -------------------------------------------------------------- the window
 
@@ -204,10 +159,7 @@ class TimeAccounts:
             self.start = begun if self.start is None else min(self.start, begun)
         self._sign_at = max(self._sign_at, steps.at.max(initial=-math.inf), block.commits.at.max(initial=-math.inf))
         if len(commits.at):
-            at = commits.at if self._commit_at is None else np.concatenate([[self._commit_at], commits.at])
-            paused = sum((np.maximum(0.0, np.minimum(at[1:], b) - np.maximum(at[:-1], a)) for a, b in self.pauses), 0.0)
-            self.gaps.add(np.maximum(0.0, np.diff(at) - paused))
-            self._commit_at = float(at[-1])
+            self._commit_at = float(commits.at[-1])
             newest = float(commits.at.max())
             self.stop = newest if self.stop is None else max(self.stop, newest)
         if self._roster.finished is not None:
@@ -218,7 +170,7 @@ class TimeAccounts:
             start, _ = self.pauses.pop()
         self.pauses.append((start, stop))
         if len(self.pauses) > PAUSES_KEPT:
-            self.paused_s += length([self.pauses.pop(0)])
+            del self.pauses[0]
 
     def _number(self, learner: str) -> int:
         if learner not in self._learners:
@@ -274,7 +226,7 @@ class TimeAccounts:
 
     def _drop(self, learner: str) -> None:
         """Drop its oldest incarnations that explain nothing beyond the watermarks."""
-        low = min(float(self._low[self._learners[learner]]), self._down_upto)
+        low = float(self._low[self._learners[learner]])
         incarnations = self._roster.of(learner)
         for incarnation, successor in pairwise(incarnations):
             ends = [incarnation.lost, incarnation.fenced, successor.requested]
@@ -288,8 +240,8 @@ class TimeAccounts:
 
     # -------------------------------------------------------------- painting
 
-    def _advance(self, high: dict[str, float], down_upto: float) -> None:
-        """Paint up to these times, by learner, and tell downtime up to that one."""
+    def _advance(self, high: dict[str, float]) -> None:
+        """Paint up to these times, by learner."""
         assert self.start is not None
         low = np.maximum(self._low, self.start)
         until = np.maximum(low, np.array([high[name] for name in self._learners]))
@@ -302,43 +254,16 @@ class TimeAccounts:
             self.wanted_s[name] += length(wanted)
             extra += [(number, *span, 0) for span in wanted]
             extra += [(number, start, stop, _rank(category)) for start, stop, category in self._explained(name, end)]
-            self._alive_s += length(self._alive(name, wanted, end))
             self.wanted.forget(name, end)
         spans = Spans.together([self._pending, Spans.of(extra)]).within(low, until)
         self._seconds += paint(spans, len(self._learners), len(RANKS))
         self._low = np.where(until > low, until, self._low)
         self._pending = self._pending.beyond(until)
-        begin = max(self.start, self._down_upto)
-        if down_upto > begin:
-            held = [span for name in self._learners for span in self._held(name, down_upto)]
-            self._down_s += length(minus([(begin, down_upto)], [*held, *self.pauses]))
-            self._down_upto = down_upto
 
     def _explained(self, learner: str, end: float) -> Iterator[tuple[float, float, str]]:
         incarnations = self._roster.of(learner)
         for incarnation, successor in zip(incarnations, [*incarnations[1:], None], strict=False):
             yield from of_incarnation(incarnation, successor, self.pauses, learner in self._strict, end)
-
-    def _alive(self, learner: str, wanted: list[Interval], end: float) -> list[Interval]:
-        """When it was attached to the syncer, and neither dead, suspended, nor without a lease."""
-        alive: list[Interval] = []
-        for incarnation in self._roster.of(learner):
-            since = incarnation.attached if incarnation.attached is not None else incarnation.entered("stepping")
-            if since is not None:
-                out = [*suspended(incarnation), *expired(incarnation, end), *alive]
-                alive += minus([(since, incarnation.until(end))], out)
-        return [part for span in wanted for part in clip(alive, span)]
-
-    def _held(self, learner: str, end: float) -> list[Interval]:
-        """When it held a lease: from stepping until it expires, drains, is fenced or lost; again once it is renewed."""
-        held: list[Interval] = []
-        for incarnation in self._roster.of(learner):
-            begun = [at for at in (incarnation.entered("stepping"), incarnation.begun) if at is not None]
-            if begun:
-                ends = (incarnation.lost, incarnation.fenced, incarnation.entered("draining"))
-                over = min((at for at in ends if at is not None), default=end)
-                held += minus([(min(begun), over)], expired(incarnation, end))
-        return held
 
 
 @cache

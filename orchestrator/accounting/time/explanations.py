@@ -143,12 +143,6 @@ def suspended(incarnation: Incarnation) -> list[Interval]:
     return [(start, stop) for _, start, stop in incarnation.freezes]
 
 
-def expired(incarnation: Incarnation, end: float) -> list[Interval]:
-    """When it lived without a lease."""
-    over = incarnation.until(end)
-    return [(at, max(at, over) if until is None else until) for at, until in incarnation.expired]
-
-
 def _of_start(incarnation: Incarnation, end: float) -> Iterator[Explained]:
     """The time until the first step: waiting for a process, then phase by phase."""
     stop = incarnation.until(end)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learners.protocol.facts import PhaseEntered, StepFinished
-from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.time.accounts import Goodput
 from orchestrator.accounting.time.explanations import RANKS
+from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunResumed
 from outer.protocol.facts import (
@@ -24,17 +24,18 @@ from outer.protocol.facts import (
     LeaseRenewed,
     SyncerStarted,
 )
-from tests.orchestrator.histories import BASE, END, altered, history, is_a, script, without
+from tests.orchestrator.histories import BASE, END, accounts_of, altered, history, is_a, script, without
 
 
-def account(events: list[Event]) -> Goodput:
-    found = Accounts.of(events).results().goodput
+def account(events: list[Event]) -> SimpleNamespace:
+    found = accounts_of(events)
     assert found is not None
     return found
 
 
 def outer_downtime(events: list[Event]) -> float | None:
-    return Accounts.of(events).times.outer_downtime
+    downtime: float | None = account(events).outer_downtime_s
+    return downtime
 
 
 CLOSE = {"abs": 1e-5}  # Unix seconds as float64 are exact to a quarter of a microsecond
@@ -162,24 +163,23 @@ def test_outer_downtime_is_what_a_gap_has_beyond_two_median_intervals() -> None:
 
 
 def test_participation_counts_contributions_against_those_that_could_have_come() -> None:
-    share = Accounts.of(history()).tallies.participation
-    assert share is not None
-    assert share.mean == 42 / (16 * 3)
-    assert share.alive_mean == 42 / 43
-    assert share.by_learner == {"a": 14 / 16, "b": 1.0, "c": 12 / 16}
+    told = {"mean": 42 / (16 * 3), "alive_mean": 42 / 43, "by_learner": {"a": 14 / 16, "b": 1.0, "c": 12 / 16}}
+    assert summarise(history(), {}, [])["participation"] == told
 
 
 def test_what_the_log_does_not_tell_is_none() -> None:
     events = history()
-    silent = Accounts.of(without(events, lambda event: is_a(Committed)(event) or is_a(Finished)(event)))
-    for log in ([], without(events, is_a(SyncerStarted)), without(events, is_a(StepFinished))):
-        assert Accounts.of(log).results().goodput is None
-    assert (silent.results().goodput, silent.tallies.participation, silent.times.outer_downtime) == (None, None, None)
+    silent = without(events, lambda event: is_a(Committed)(event) or is_a(Finished)(event))
+    for log in ([], without(events, is_a(SyncerStarted)), without(events, is_a(StepFinished)), silent):
+        assert accounts_of(log) is None
+    told = summarise(silent, {}, [])
+    assert (told["participation"], told["outer_downtime_s"], told["goodput_categories"]) == (None, None, None)
 
 
 DROPPABLE = (FaultInjected, FaultHealed, LearnerLost, LearnerFenced, LearnerRequested, LearnerAttached, LeaseRenewed)
 
 
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), cut=st.integers(120, 300))
 def test_the_shares_sum_to_one_whatever_is_missing_or_off(seed: int, cut: int) -> None:
     chance = Random(seed)

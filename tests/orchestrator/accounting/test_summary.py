@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from learners.protocol.facts import Adopted
-from orchestrator.accounting.summary import summarise
-from orchestrator.accounting.time.fault_table import ROWS
 from orchestrator.accounting.verdicts import Verdict
+from orchestrator.analysis.summary import summarise
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
@@ -337,6 +336,9 @@ def test_the_table_of_faults(claim: str) -> None:
     assert {name: flat[name] for name in told} == pytest.approx(told, **CLOSE)
     if phases.get("compile"):
         assert sum(s for s in phases.values() if s is not None) == pytest.approx(flat["recovery_s"], **CLOSE)
+
+
+ROWS = 1_000  # of the table of faults: sql/faults.sql
 
 
 def test_older_rows_of_faults_are_counted_by_kind() -> None:

@@ -19,8 +19,6 @@ from orchestrator.eventlog.compactor import segment_key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import write_log
 from orchestrator.eventlog.reader import Ahead, LogReader
-from orchestrator.report import series
-from orchestrator.report.fold import ReportFold
 from outer.journal.object_store import Folder
 from tests.orchestrator.histories import history
 
@@ -32,24 +30,22 @@ def simulated(syncer_steps: int) -> list[Event]:
 
 
 def most_kept(events: list[Event], rows: int = 250) -> int:
-    """Bytes of accounts, checks and report between two blocks, at most; every check passes."""
+    """Bytes of accounts and checks between two blocks, at most; every check passes."""
     accounts = Accounts()
-    checks, report = Suite(accounts), ReportFold(accounts)
+    checks = Suite(accounts)
     most = 0
     for first in range(0, len(events), rows):
         block = block_of(events[first : first + rows], first)
         accounts.take(block)
         checks.take(block)
-        report.take(block)
-        most = max(most, len(dumps((accounts, checks, report))))
+        most = max(most, len(dumps((accounts, checks))))
     assert {verdict.name: verdict.reason for verdict in checks.verdicts() if not verdict.stands} == {}
     return most
 
 
-def test_the_state_of_accounts_checks_and_report_does_not_grow_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five times as long, with as many faults a step: at most twice as much, as the bins of figures fill up."""
+def test_the_state_of_accounts_and_checks_does_not_grow_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times as long, with as many faults a step: at most twice as much."""
     monkeypatch.setattr(records, "KEPT", 64)
-    monkeypatch.setattr(series, "KEPT", 64)
     short, long = most_kept(simulated(300)), most_kept(simulated(1_500))
     assert long < 2.0 * short
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -86,3 +87,19 @@ def test_following_a_run_whose_orchestrator_is_gone_says_so(store: RunStore) -> 
     status(store, "running", at=1.0)
     code, said, told = run(str(store.root), "--follow")
     assert code == FAILED and "no status for" in told and len(said) == len(EVENTS)
+
+
+def test_every_query_of_the_documentation_gives_rows_and_a_wrong_one_is_told(store: RunStore) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "run-folder.md").read_text()
+    queries = re.findall(r'diloco log RUN --sql "([^"]*)"', page)
+    assert len(queries) == 5
+    write_log(store.root, EVENTS)
+    for query in queries:
+        result = invoke("log", str(store.root), "--sql", query)
+        assert result.exit_code == 0, result.stderr
+        assert all(isinstance(json.loads(line), dict) for line in result.stdout.splitlines())
+    processed = "SELECT sum(tokens)::BIGINT AS n FROM ledger WHERE fate = 'processed'"
+    assert json.loads(invoke("log", str(store.root), "--sql", processed).stdout) == {"n": 888}
+    for arguments, told in ((("--sql", "SELEC"), "syntax error"), (("--sql", "FROM steps", "--follow"), "leave out")):
+        result = invoke("log", str(store.root), *arguments)
+        assert result.exit_code == INPUT and told in result.stderr

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.accounting.accounts import Accounts
+from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import PoolScaled
 from orchestrator.lifecycle.actions import AskToLeave, End, RecordScaling, Release, Start
@@ -22,7 +22,7 @@ from orchestrator.store import watch
 from orchestrator.store.readers import object_of
 from orchestrator.store.run_store import RunStore
 from tests.orchestrator.calling import invoke
-from tests.orchestrator.histories import BASE, history
+from tests.orchestrator.histories import BASE, accounts_of, history
 from tests.waiting import until
 
 
@@ -158,27 +158,25 @@ def test_two_requests_that_together_leave_fewer_than_the_quorum_are_not_both_met
 # ------------------------------------------------------------------ time and shares
 
 
-def scaled(*events: tuple[float, PoolScaled]) -> Accounts:
-    """The accounts of the run of histories.py, in which learners were wanted for a part of it only."""
+def scaled(*events: tuple[float, PoolScaled]) -> list[Event]:
+    """The run of histories.py, in which learners were wanted for a part of it only."""
     said = [Event("orchestrator", 9, number, BASE + at, fact) for number, (at, fact) in enumerate(events)]
-    return Accounts.of([*history(), *said])
+    return [*history(), *said]
 
 
 def test_time_and_participation_count_while_a_learner_is_wanted() -> None:
     whole = scaled()
     said = ((16.0, PoolScaled("p", 4, ("d",), ())), (20.0, PoolScaled("p", 3, (), ("b",))))
     part = scaled(*said, (22.0, PoolScaled("p", 2, (), ("d",))))
-    before, after = whole.results().goodput, part.results().goodput
+    before, after = accounts_of(whole), accounts_of(part)
     assert before is not None and after is not None
     assert sum(after.seconds["b"].values()) == pytest.approx(20.0, abs=1e-5)
     assert sum(after.seconds["a"].values()) == pytest.approx(sum(before.seconds["a"].values()))
+    assert sum(after.seconds["d"].values()) == pytest.approx(6.0, abs=1e-5)
     assert sum(after.categories.values()) == pytest.approx(1.0)
-    assert part.results().wanted_s["d"] == pytest.approx(6.0, abs=1e-5)
-    assert part.wanted.learners == ["a", "b", "c", "d"]
-    shares, fewer = whole.tallies.participation, part.tallies.participation
-    assert shares is not None and fewer is not None
-    assert fewer.by_learner.keys() == {"a", "b", "c", "d"} and fewer.by_learner["d"] == 0.0
-    assert fewer.by_learner["a"] == shares.by_learner["a"]
+    shares, fewer = (summarise(log, {}, [])["participation"]["by_learner"] for log in (whole, part))
+    assert [*fewer] == ["a", "b", "c", "d"] and fewer["d"] == 0.0
+    assert fewer["a"] == shares["a"]
 
 
 # ------------------------------------------------------------------ the command

@@ -14,7 +14,7 @@ from learners.training import state_arrays as state
 from learners.training import task
 from learners.training.trainer import Trainer
 from learners.training.tree import deal
-from orchestrator.accounting.summary import ELEMENT_BYTES
+from orchestrator.analysis.summary import ELEMENT_BYTES
 from orchestrator.cli.plan import _wanted
 from orchestrator.planner.make import make
 from orchestrator.planner.plan import Plan, PlanContext, as_json

@@ -18,8 +18,8 @@ import tomli_w
 from typer.testing import CliRunner
 
 from learners.protocol.facts import LoopFailed, StepFinished
-from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.verdicts import Verdict
+from orchestrator.analysis.summary import summarise
 from orchestrator.checkers.suite import check
 from orchestrator.cli.app import build
 from orchestrator.eventlog.compactor import segment_key

@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 
 from learners.protocol.facts import StepFinished
-from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import drive
-from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.time.explanations import RANKS
 from orchestrator.accounting.verdicts import Verdict
+from orchestrator.analysis.database import Tables, connect
+from orchestrator.analysis.summary import summarise, summary_of
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultInjected
 from orchestrator.report import tables
 from orchestrator.report.data import Data, collect
 from orchestrator.report.figures import GROUPS, grouped
-from orchestrator.report.fold import ReportFold
-from orchestrator.report.series import KEPT, Series
 from tests.orchestrator.histories import BASE, altered, blocks, history, inserted, is_a, restarted, without
 
 RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
@@ -34,31 +32,34 @@ def data(events: list[Event] | None = None, recipe: dict[str, Any] = RECIPE) -> 
 
 
 def collected(log: list[Event], summary: Any, verdicts: list[Verdict]) -> Data:
-    accounts = Accounts()
-    fold = ReportFold(accounts)
-    drive([accounts, fold], blocks(log))
-    return collect(fold, summary, verdicts)
+    database = connect()
+    drive([Tables(database)], blocks(log))
+    summary_of(database, {}, verdicts)
+    return collect(database, summary, verdicts)
 
 
 def test_what_a_later_epoch_repeats_counts_once() -> None:
     once, twice = data(), data(restarted(history()))
-    assert twice.waits[0].count == once.waits[0].count
+    assert twice.waits == once.waits
     assert tables.wire(twice).rows[0][0] == tables.wire(once).rows[0][0]
 
 
-def test_a_long_series_is_kept_as_bins_of_the_medians_and_quantiles_of_neighbours() -> None:
-    rng, xs = np.random.default_rng(1), np.arange(20.0 * KEPT)
-    ys = rng.normal(5.0, 1.0, len(xs)) + xs / KEPT
-    long = Series(240, 8)
-    for start in range(0, len(xs), 10_007):
-        long.take(xs[start : start + 10_007], ys[start : start + 10_007])
-    bins = long.bins()
-    assert 120 <= len(bins) <= 240 and sum(bin.count for bin in bins) == len(xs)
-    for bin, first in zip(bins, range(0, len(xs), bins[0].count), strict=True):
-        of = slice(first, first + bins[0].count)
-        assert bin.x == pytest.approx(xs[of].mean())
-        assert bin.values.median == pytest.approx(np.median(ys[of]), rel=0.01)
-        assert bin.values.middle(0.9) == pytest.approx(np.quantile(ys[of], 0.9), rel=0.015)
+def test_a_long_series_is_drawn_as_the_medians_and_quantiles_of_neighbours() -> None:
+    rng, count = np.random.default_rng(1), 4_804
+    losses = rng.normal(5.0, 1.0, count)
+    step = next(event for event in history() if isinstance(event.fact, StepFinished))
+    events = [
+        replace(step, sequence=n, at=BASE + n, fact=replace(step.fact, step=n + 1, loss=float(loss)))
+        for n, loss in enumerate(losses)
+    ]
+    bins = data(events).training
+    edges = [n * count // 240 for n in range(241)]
+    assert len(bins) == 240
+    for found, start, stop in zip(bins, edges, edges[1:], strict=False):
+        here = np.sort(losses[start:stop])
+        assert (found.low, found.middle, found.high) == tuple(
+            here[max(1, math.ceil(share * len(here))) - 1] for share in (0.1, 0.5, 0.9)
+        )
 
 
 def test_auxiliary_values_are_tabulated_by_their_means_over_the_first_and_the_last_steps() -> None:

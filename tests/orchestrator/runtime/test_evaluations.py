@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.accounting.summary import summarise
+from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.facts import Evaluated, EvaluationFailed
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import evaluator

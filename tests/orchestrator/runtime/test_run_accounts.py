@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.accounting.summary import summarise
+from orchestrator.analysis.summary import summarise
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.toml_text import dump, load, template

@@ -1,0 +1,120 @@
+"""Makes every check of `sql/` on the tables of a log. A check is one query, whose rows are what breaks the rule.
+
+A statement of a file that begins with `-- check: NAME` is a check:
+
+    -- check: merges.once
+    -- claim: a learner merges at most once into a commit
+    -- checked: contributions = FROM contributions
+    -- idle: nothing merged = FROM commits
+    SELECT position, ... AS told FROM ...
+
+It gives the place and, in words, each breach; with a third column `unknown`, true where the log lacks the evidence.
+`checked` counts what was looked at; where that is nothing, the first `idle` whose count is not 0 says why the case did
+not occur. Other statements make tables for those after them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import duckdb
+
+from orchestrator.accounting.verdicts import Verdict
+
+SQL = files("orchestrator.analysis") / "sql"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a file. `name` is empty where it is no check."""
+
+    query: str
+    name: str = ""
+    claim: str = ""
+    things: str = ""
+    checked: str = ""  # FROM ...
+    idle: tuple[tuple[str, str], ...] = ()  # words, FROM ...
+
+
+@cache
+def statements(family: str) -> tuple[Statement, ...]:
+    """The statements of sql/FAMILY.sql."""
+    return tuple(_parsed((SQL / f"{family}.sql").read_text(encoding="utf-8")))
+
+
+def _parsed(text: str) -> Iterator[Statement]:
+    for part in re.split(r";\s*(?:\n|$)", text):
+        lines = part.strip().splitlines()
+        tags: dict[str, list[str]] = {}
+        for line in lines:
+            if found := re.fullmatch(r"-- (check|claim|checked|idle): (.*)", line):
+                tags.setdefault(found[1], []).append(found[2])
+        query = "\n".join(line for line in lines if not line.startswith("--")).strip()
+        if not query:
+            continue
+        if "check" not in tags:
+            yield Statement(query)
+            continue
+        things, checked = _halves(tags["checked"][0])
+        idle = tuple(map(_halves, tags.get("idle", ())))
+        yield Statement(query, tags["check"][0], " ".join(tags["claim"]), things, checked, idle)
+
+
+def _halves(text: str) -> tuple[str, str]:
+    words, _, source = text.partition(" = ")
+    return words, source
+
+
+def prepare(database: duckdb.DuckDBPyConnection, *families: str) -> None:
+    """Run the statements that make tables."""
+    for family in families:
+        for each in statements(family):
+            if not each.name:
+                database.execute(each.query)
+
+
+def verdicts(database: duckdb.DuckDBPyConnection, families: Iterable[str]) -> list[Verdict]:
+    """Every verdict, in the order of the files."""
+    found = []
+    for family in families:
+        checks = []
+        for each in statements(family):
+            if each.name:
+                checks.append(each)
+            else:
+                database.execute(each.query)
+        if checks:
+            rows = database.execute(" UNION ALL ".join(map(_asked, checks))).fetchall()
+            by_name = {row[0]: row[1:] for row in rows}
+            found += [_verdict(each, *by_name[each.name]) for each in checks]
+    return found
+
+
+def _asked(check: Statement) -> str:
+    """The query for one row: name, how many were checked, why none, breaches and the first, unknowns and the first."""
+    source = (
+        f"({check.query})" if " AS unknown" in check.query else f"(SELECT *, false AS unknown FROM ({check.query}))"
+    )
+    idle = " ".join(f"WHEN (SELECT count(*) {where}) > 0 THEN '{words}'" for words, where in check.idle)
+    return f"""(SELECT '{check.name}', (SELECT count(*) {check.checked}), {f"CASE {idle} END" if idle else "NULL"},
+        count(*) FILTER (NOT unknown), min_by(told, position) FILTER (NOT unknown),
+        count(*) FILTER (unknown), min_by(told, position) FILTER (unknown) FROM {source})"""
+
+
+def _verdict(
+    check: Statement, checked: int, idle: str | None, breaches: int, first: str, unknowns: int, lacking: str
+) -> Verdict:
+    if breaches:
+        more = f" (and {breaches - 1} more)" if breaches > 1 else ""
+        return Verdict(check.name, check.claim, "violated", first + more)
+    if unknowns:
+        return Verdict(check.name, check.claim, "unknown", lacking)
+    if checked:
+        return Verdict(check.name, check.claim, "pass", f"{checked} {check.things} checked")
+    if idle:
+        return Verdict(check.name, check.claim, "idle", idle)
+    return Verdict(check.name, check.claim, "unknown", f"the log has no {check.things}")

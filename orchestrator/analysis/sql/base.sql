@@ -1,0 +1,17 @@
+-- What several families of queries use.
+
+-- The syncer's settings, by the epoch that told them.
+CREATE OR REPLACE TEMP TABLE rules AS
+SELECT * EXCLUDE (told_in, sequence, fragments, learners), len(sizes) AS count, max(told_by) OVER () AS newest
+FROM SyncerStarted
+QUALIFY row_number() OVER (PARTITION BY told_by ORDER BY position DESC) = 1;
+
+-- The commits, each once: a later epoch that starts from too little tells some of an earlier one's again. Two of one
+-- epoch are both kept, for the checks to find.
+CREATE OR REPLACE TEMP TABLE commits AS
+SELECT * FROM commits_told
+QUALIFY told_by <= first_value(told_by) OVER (PARTITION BY syncer_step ORDER BY position);
+
+CREATE OR REPLACE TEMP TABLE contributions AS
+SELECT c.*, i.learner, i.incarnation
+FROM contributions_told c SEMI JOIN commits USING (position) JOIN incarnations i USING (who);
