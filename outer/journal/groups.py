@@ -294,6 +294,7 @@ class SavedState:
     returned: list[tuple[int, int]]
     borrowed: list[Borrowed]
     set_aside: int
+    suspects: list[tuple[int, int]]
 
 
 _STATE = TypeAdapter(SavedState)
@@ -323,6 +324,7 @@ def encode_replay(replay: JournalReplay) -> dict[str, Any]:
         each,
         *found.spans.state(),
         found.set_aside,
+        list(found.suspects),
     )
     return dict(_STATE.dump_python(state, mode="json"))
 
@@ -339,6 +341,7 @@ def decode_replay(values: dict[str, Any]) -> JournalReplay:
         finished=None if state.finished is None else Finished(**state.finished),
         set_aside=state.set_aside,
     )
+    found.suspects.extend(state.suspects)
     for each in state.incarnations:
         key = (each.learner, each.number)
         if each.batch_size is not None:

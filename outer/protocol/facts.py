@@ -125,6 +125,7 @@ class SpanReturned:
     span: int
     start: int
     stop: int
+    ended_on: tuple[int, int] | None = None  # samples [start, stop): the incarnation ended on these
 
 
 @dataclass(frozen=True)

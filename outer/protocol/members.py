@@ -143,7 +143,7 @@ class Members:
     def restore(self, recovered: Recovered) -> None:
         """Take over the state of an earlier epoch. `resume` then says which incarnations are alive."""
         self._spans, self._coverage, self._lent_known = recovered.spans, recovered.coverage, recovered.whole
-        self._aside = recovered.set_aside
+        self._aside, self._suspects = recovered.set_aside, recovered.suspects
         self._dead = self._coverage.keys() - recovered.incarnations.items()
         for name, incarnation in recovered.incarnations.items():
             key = (name, incarnation)
@@ -258,10 +258,12 @@ class Members:
         self._leases.end(name)
         self._recount(member)
         self._facts.append(LearnerFenced(name, member.incarnation, reason))
-        key, aside = (name, member.incarnation), self._blame(member, reason)
+        key, (ended_on, again) = (name, member.incarnation), self._blame(member, reason)
+        aside = ended_on if again else (0, 0)
         for span, returns in self._spans.release(*key, self._samples_committed(member), aside):
             back = (*key, span.identifier, span.start, span.stop)
-            self._facts.append(SpanReturned(*back) if returns else SetAside(*back, self._spoilt_step(member)))
+            told = ended_on if span.start < ended_on[1] and ended_on[0] < span.stop else None
+            self._facts.append(SpanReturned(*back, told) if returns else SetAside(*back, self._spoilt_step(member)))
         return True
 
     @staticmethod
@@ -270,28 +272,28 @@ class Members:
         report = member.report
         return report.step - report.non_finite + 1 if report and report.non_finite else 0
 
-    def _blame(self, member: Member, reason: str) -> tuple[int, int]:
-        """The samples to set aside: those that this incarnation ended on, and another before it.
+    def _blame(self, member: Member, reason: str) -> tuple[tuple[int, int], bool]:
+        """The samples that this incarnation ended on; True: those of them that another did before it, to set aside.
 
         A loop that fails, or waits for data, is on the batch after its last step, or on the first of those whose losses
         were not finite. One that is killed may have begun the batches after it, too.
         """
         report = member.report
         if reason not in ENDED or report is None or report.phase not in (STEPPING, STOPPED):
-            return 0, 0
+            return (0, 0), False
         batches = 1 if reason == "failed" or report.waits else AHEAD
         used = (report.step - report.non_finite - member.first_step) * member.batch_size
         ended_on = self._spans.part(member.name, member.incarnation, used, batches * member.batch_size)
         if ended_on is None:
-            return 0, 0
+            return (0, 0), False
         for suspect in self._suspects:
             both = max(suspect[0], ended_on[0]), min(suspect[1], ended_on[1])
             if both[0] < both[1] and self._aside < self._aside_max:
                 self._aside += 1
                 self.set_aside = both
-                return both
+                return both, True
         self._suspects.append(ended_on)
-        return 0, 0
+        return ended_on, False
 
     def known(self, name: str) -> Member:
         """The newest incarnation of a learner that was asked for something."""

@@ -5,11 +5,13 @@ Pure. outer/journal reads and verifies the records; the shell restores the fragm
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.facts import Committed, Finished, Record, SetAside, SpanGranted
+from outer.protocol.members import SUSPECTS_MAX
 from outer.protocol.sample_spans import Span, SpanPool
 
 
@@ -40,6 +42,7 @@ class Recovered:
     finished: Finished | None = None
     whole: bool = True  # whether every loan is known
     set_aside: int = 0  # ranges of samples that are not lent again
+    suspects: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SUSPECTS_MAX))  # samples
     clock: int = 0  # the syncer step of the newest announced commit, where that commit was lost
 
 
@@ -96,9 +99,12 @@ class JournalReplay:
             case Finished() as finished:
                 found.finished = finished
             case back:
-                found.set_aside += type(back) is SetAside
+                if isinstance(back, SetAside):
+                    found.set_aside += 1
+                elif back.ended_on:
+                    found.suspects.append(back.ended_on)
                 span = Span(back.span, back.start, back.stop)
-                found.spans.replay_return(back.learner, back.incarnation, span, type(back) is not SetAside)
+                found.spans.replay_return(back.learner, back.incarnation, span, not isinstance(back, SetAside))
 
 
 def _commit(found: Recovered, commit: Committed) -> None:

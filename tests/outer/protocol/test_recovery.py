@@ -63,7 +63,8 @@ def test_one_that_lives_has_time_to_attach_and_is_then_no_more_alive() -> None:
     assert [fact.phase for fact in made.facts(LeaseExpired)] == [STARTING] * 2
 
 
-def test_samples_that_were_set_aside_are_so_in_the_next_epoch_and_count_there() -> None:
+@pytest.mark.parametrize("between", [False, True])
+def test_samples_that_were_set_aside_or_ended_one_are_so_in_the_next_epoch_and_count_there(between: bool) -> None:
     made = bench("a", "b")
 
     def fails_twice() -> None:
@@ -72,6 +73,8 @@ def test_samples_that_were_set_aside_are_so_in_the_next_epoch_and_count_there() 
             made.step("a")
             made.do(Fence("a", made.peers["a"].incarnation, "failed"))
             made.join("a")
+            if between:
+                made.crash()
 
     fails_twice()
     [aside] = made.facts(SetAside)
@@ -80,7 +83,7 @@ def test_samples_that_were_set_aside_are_so_in_the_next_epoch_and_count_there() 
     for entry in made.journal:
         replay.apply(entry)
     found = decode_replay(encode_replay(replay)).found
-    assert found.set_aside == 1
+    assert found.set_aside == 1 and list(found.suspects) == [(4, 6)]
     assert sorted(found.spans.state()[2]) == [(0, 4), (6, 8)], "the rest of the span returned"
     made.crash()
     fails_twice()
