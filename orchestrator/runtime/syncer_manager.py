@@ -295,14 +295,20 @@ class SyncerManager:
                 self.info = await self._ask(SYNCER_START_S, self._handle, "start", self._living())
                 break
             except (ray.exceptions.RayError, TimeoutError) as error:
-                last = gist(error) if str(error) else f"not up within {SYNCER_START_S:g} s"
+                silent = not str(error)
+                last = f"not up within {SYNCER_START_S:g} s" if silent else gist(error)
             ray.kill(self._handle)
             self._lose("failed", last)
-            sources = None
-            if StoreAway.__name__ in last:  # no attempt of ours
-                self._refused = last.partition(": ")[2]
+            sources, away, before = None, StoreAway.__name__ in last, self._refused
+            if away or silent:
+                self._refused = last.partition(": ")[2] if away else "it does not answer"
                 await asyncio.sleep(BACKOFF_S)
+                asked_at = time.monotonic()
                 await self._patience.stored(prove, self._spec.store)
+                away = away or time.monotonic() - asked_at > CALL_S  # it answers late, and before that not at all
+                self._refused = self._refused if away else before
+            if away:
+                pass  # no attempt of ours
             elif attempt == START_ATTEMPTS_MAX:
                 raise NoSyncer(f"the syncer does not start: {last}")
             elif Incomplete.__name__ in last:

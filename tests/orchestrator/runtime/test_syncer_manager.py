@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ RECIPE = Recipe.model_validate(
 
 
 class Epoch:
-    """`alive`: answers; else its process is dead. `mute`: it does not answer at all."""
+    """`alive`: answers; else its process is dead. `mute`: it does not answer at all, nor a start without a `why`."""
 
     def __init__(self, comes_up: bool = True, why: str = "its process ended") -> None:
         self.alive, self.mute, self.told, self._comes_up, self._why = True, False, list[str](), comes_up, why
@@ -53,7 +54,7 @@ class Epoch:
             self.cut_off -= 1
             raise ray.exceptions.ActorUnavailableError("connection timed out", None)
         if not self.alive or (name == "start" and not self._comes_up):
-            raise ray.exceptions.RayActorError(error_msg=self._why)
+            raise ray.exceptions.RayActorError(error_msg=self._why) if self._why else TimeoutError
         self.told.append(name)
         if name == "view":
             return {"said": "view answered", "ended": self.ended}
@@ -207,18 +208,29 @@ def test_epochs_that_do_not_come_up_are_tried_again_and_in_the_end_given_up(play
 
     play(never, *(Epoch(comes_up=False) for _ in range(syncer_manager.START_ATTEMPTS_MAX)))
 
+    async def silent(scene: Scene) -> None:
+        with pytest.raises(NoSyncer, match="the syncer does not start: not up within 120 s"):
+            await scene.syncer.call("expect", patience_s=60.0)
+        assert scene.syncer.away == "", "its store answers"
 
+    play(silent, *(Epoch(False, "") for _ in range(syncer_manager.START_ATTEMPTS_MAX)))
+
+
+@pytest.mark.parametrize("hangs", [False, True])
 def test_while_the_store_is_away_no_epoch_counts_as_failed_and_no_deadline_passes_and_it_is_told(
-    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """The store is away when the syncer dies, and stays so for more starts than may fail and longer than is waited."""
     told, proved, now = list[str](), list[int](), [0.0]
-    why = "outer.epoch.StoreAway: OSError: [Errno 28] No space left on device"
+    why = "" if hangs else "outer.epoch.StoreAway: OSError: [Errno 28] No space left on device"
     epochs = [Epoch(), *(Epoch(False, why) for _ in range(2 * syncer_manager.START_ATTEMPTS_MAX)), Epoch()]
 
     def prove(store: Any) -> None:
         proved.append(1)
-        if now[0] < 60.0:
+        answers_at = now[0] + 11.0
+        while hangs and now[0] < answers_at:
+            time.sleep(0.001)
+        if now[0] < 60.0 and not hangs:
             raise OSError("503 Slow Down")
 
     monkeypatch.setattr(syncer_manager, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -236,7 +248,8 @@ def test_while_the_store_is_away_no_epoch_counts_as_failed_and_no_deadline_passe
 
     scene = play(story, *epochs)
     assert len(scene.lost) == len(epochs) - 1 and scene.reached == [epochs[0], epochs[-1]]
-    assert any("No space left" in each for each in told) and len(proved) >= len(epochs) - 2 and now[0] >= 60.0
+    says = "does not answer" if hangs else "No space left"
+    assert any(says in each for each in told) and len(proved) >= len(epochs) - 2 and now[0] >= 60.0
 
 
 def test_what_needs_a_store_that_is_away_waits_for_it_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
