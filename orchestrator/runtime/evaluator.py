@@ -152,12 +152,20 @@ class Evaluations:
             self._emit(evaluated)
             self.fault = ""
         except Exception as error:  # the run goes on without, and the next evaluation starts another actor
-            slow = f"took longer than eval.timeout_s = {self._timeout_s:g}: raise it, or lower eval.sequences"
-            self.fault = slow if isinstance(error, TimeoutError) else gist(error)
+            self.fault = self._late() if isinstance(error, TimeoutError) else gist(error)
             self._emit(EvaluationFailed(self.fault))
             if self._actor is not None:
                 ray.kill(self._actor)
                 self._actor = None
+
+    def _late(self) -> str:
+        """Why no answer came in time: the actor has no process, for want of a place, or needs longer."""
+        from ray._private.state import state  # there is no public way without Ray's dashboard
+
+        limit, asked = f"eval.timeout_s = {self._timeout_s:g}", dict(self._recipe.eval.resources)
+        if self._actor is None or state.actor_table(self._actor._actor_id.hex()).get("Pid"):
+            return f"took longer than {limit}: raise it, or lower eval.sequences"
+        return f"found no place within {limit}: ask for less than eval.resources = {asked}, or add a node with room"
 
     def _create(self, syncer: Any) -> Any:
         recipe, asked = self._recipe, self._recipe.eval

@@ -231,10 +231,9 @@ class SyncerManager:
         """The actor of this epoch. Its constructor opens the journal."""
         recipe = self._recipe
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
-        options = named(syncer_name(epoch), self._placement.namespace, SYNCER_CPUS)
-        options |= control(recipe.run.control, anywhere=self._placement.local)
-        placed = control(recipe.run.control, anywhere=self._placement.local) or {"scheduling_strategy": "SPREAD"}
-        self._spec = replace(self._spec, epoch=epoch, shard_options=placed)
+        placed = control(recipe.run.control, anywhere=self._placement.local)
+        options = named(syncer_name(epoch), self._placement.namespace, SYNCER_CPUS) | placed
+        self._spec = replace(self._spec, epoch=epoch, shard_options=placed or {"scheduling_strategy": "SPREAD"})
         return ray.remote(SyncerActor).options(**options).remote(self._spec, initial, sources)
 
     async def view(self) -> dict[str, Any] | None:
@@ -299,23 +298,19 @@ class SyncerManager:
                 last = f"not up within {SYNCER_START_S:g} s" if silent else gist(error)
             ray.kill(self._handle)
             self._lose("failed", last)
-            sources, away, before = None, StoreAway.__name__ in last, self._refused
-            if away or silent:
+            sources, before, asked_at = None, self._refused, time.monotonic()
+            if (away := StoreAway.__name__ in last) or silent:
                 self._refused = last.partition(": ")[2] if away else "it does not answer"
                 await asyncio.sleep(BACKOFF_S)
-                asked_at = time.monotonic()
                 await self._patience.stored(prove, self._spec.store)
-                away = away or time.monotonic() - asked_at > CALL_S  # it answers late, and before that not at all
-                self._refused = self._refused if away else before
-            if away:
-                pass  # no attempt of ours
-            elif attempt == START_ATTEMPTS_MAX:
-                raise NoSyncer(f"the syncer does not start: {last}")
-            elif Incomplete.__name__ in last:
-                attempt, sources = attempt + 1, await self._patience.stored(self._recovery_sources)
-            else:
-                attempt += 1
-                await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
+            if not away and time.monotonic() - asked_at < CALL_S:  # the attempt was ours: no store is away, or hangs
+                self._refused, attempt = before, attempt + 1
+                if attempt > START_ATTEMPTS_MAX:
+                    raise NoSyncer(f"the syncer does not start: {last}")
+                if Incomplete.__name__ in last:
+                    sources = await self._patience.stored(self._recovery_sources)
+                else:
+                    await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
             self._handle = self._create(await self.grant(), sources)
         if self._refused and self.down_s:
             self._emit(StoreWaited(round(self.down_s, 3), self._refused))

@@ -40,16 +40,18 @@ def test_why_an_evaluation_failed_is_a_fact_until_one_succeeds(monkeypatch: pyte
     anything: Any = SimpleNamespace()
     made = Evaluations(RECIPE, anything, anything, "code", said.append)
     monkeypatch.setattr(evaluator.ray, "kill", lambda actor: None)
-    for method, why in (
-        (raises, "no held-out data on this host"),
-        (hangs, "longer than eval.timeout_s"),
-        (answers, ""),
+    for method, pid, why in (
+        (raises, 7, "no held-out data on this host"),
+        (hangs, 7, "longer than eval.timeout_s"),
+        (hangs, 0, "found no place within eval.timeout_s = 0.01: ask for less than eval.resources = {'CPU': 0.5}, or"),
+        (answers, 7, ""),
     ):
-        actor = SimpleNamespace(current=SimpleNamespace(remote=method))
+        monkeypatch.setattr(ray._private.state.state, "actor_table", lambda actor, pid=pid: {"Pid": pid})
+        actor = SimpleNamespace(current=SimpleNamespace(remote=method), _actor_id=ray.ActorID.nil())
         monkeypatch.setattr(made, "_create", lambda syncer, actor=actor: actor)
         asyncio.run(made.finish(None))
         assert why in made.fault and bool(made.fault) == bool(why)
-    assert [type(fact) for fact in said] == [EvaluationFailed, EvaluationFailed, Evaluated] and made.loss == 2.5
+    assert [type(fact) for fact in said] == [*[EvaluationFailed] * 3, Evaluated] and made.loss == 2.5
 
 
 def test_the_summary_says_why_the_last_evaluation_failed() -> None:
