@@ -49,6 +49,8 @@ def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
 def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
     """Why this recipe cannot resume the run in the store. `recipe` need not be resolved."""
     begun = recipe_of(store)
+    if store.granted("epoch", "syncer"):  # by then the orchestrator's log is there
+        yield from taken(begun, begun=True)
     if ((status_if_any(store) or {}).get("run") or {}).get("state") == "finished" and recipe.budget == begun.budget:
         budget = recipe.budget.model_dump(exclude_none=True)
         fix = "give a larger one to train on, --fresh to begin anew, or another name (--set name=OTHER)"
@@ -73,16 +75,21 @@ def _changeable(key: str) -> bool:
     return key != FIXED and any(key == each or key.startswith(f"{each}.") for each in CHANGEABLE)
 
 
-def taken(recipe: Recipe) -> Iterator[Problem]:
-    """Why a new run cannot start in the store that its recipe names: another run's journal is there."""
+def taken(recipe: Recipe, begun: bool = False) -> Iterator[Problem]:
+    """Why a new run cannot start in the store that its recipe names: another run's journal is there. Or why one that
+    has `begun` there cannot go on: nothing is.
+    """
     if (uri := recipe.durability.store) is None:
         return
     try:
         store = objects(uri)
-        if identity(store, JOURNAL) is None and not store.folders("log"):
+        if (identity(store, JOURNAL) is None and not store.folders("log")) != begun:
             return
-        message = "holds the journal of another run, or of this one before it was begun anew"
+        message = "holds the journal of another run, or of this one, begun anew or with its folder not mounted"
         fix = f"give another, e.g. {uri.rstrip('/')}-2; or remove journal/, log/ and checkpoints/ there"
+        if begun:
+            message = "holds nothing, but this run has begun there, and would begin anew"
+            fix = "see that it is mounted, and is what it was; or give --fresh to begin anew"
     except (OSError, ValueError) as error:
         message, fix = f"cannot be read: {error}", "see that this machine can reach it, or give another"
     yield Problem(FIXED, uri, message, fix)

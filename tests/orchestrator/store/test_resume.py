@@ -121,7 +121,7 @@ def test_a_run_on_shards_goes_on_with_the_same_shards_alone(store: RunStore, tmp
         validate(again)
 
 
-def test_nothing_begins_in_a_store_that_holds_a_journal(tmp_path: Path) -> None:
+def test_nothing_begins_in_a_store_with_a_journal_nor_goes_on_in_one_without(tmp_path: Path, store: RunStore) -> None:
     durability = {"store": str(tmp_path / "kept")}
     assert list(taken(recipe(durability={}))) == list(taken(recipe(durability=durability))) == []
     StoredJournal(Folder(tmp_path / "kept"), "journal", 1, 2).open()
@@ -133,6 +133,9 @@ def test_nothing_begins_in_a_store_that_holds_a_journal(tmp_path: Path) -> None:
     assert "another run" in problem.message
     [problem] = taken(recipe(durability={"store": str(tmp_path / "file")}))
     assert "cannot be read" in problem.message
+    for name, says in (("kept", []), ("unmounted", ["holds nothing, but"])):
+        store.write_text("config.toml", dump(here := recipe(durability={"store": str(tmp_path / name)})))
+        assert store.grant("epoch", "syncer") and [each.message[:18] for each in unlike(store, here)] == says
     with pytest.raises(InputError, match=r"(?s)durability\.store.*nosuch.*\[s3\]"):
         validate(recipe(durability={"store": "nosuch://a"}))
 
