@@ -42,13 +42,12 @@ from outer.protocol.messages import (
     SeekDonor,
     malformed,
 )
-from outer.protocol.sample_spans import Span, SpanPool, span_size
+from outer.protocol.sample_spans import SUSPECTS_MAX, Span, SpanPool, span_size
 
 if TYPE_CHECKING:
     from outer.protocol.recovery import Recovered
 
 AHEAD = 4  # batches, at most, that a process has built, or is building, and has not reported as done
-SUSPECTS_MAX = 256  # batches that one incarnation ended on
 REFUSED_MAX = 256  # refused reports that are remembered, so that each is recorded once
 
 ENDED = frozenset({"failed", "killed", "lease_expired"})  # reasons for fencing for which a batch may be the cause

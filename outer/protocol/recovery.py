@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.facts import Committed, Finished, Record, SetAside, SpanGranted
-from outer.protocol.members import SUSPECTS_MAX
-from outer.protocol.sample_spans import Span, SpanPool
+from outer.protocol.sample_spans import SUSPECTS_MAX, Span, SpanPool
 
 
 @dataclass(frozen=True)

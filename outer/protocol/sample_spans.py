@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 SPAN_STEPS_MAX = 1_000_000  # steps' worth of samples in one span
 RETURNED_MAX = 1024  # ranges in the pool
+SUSPECTS_MAX = 256  # batches that one incarnation ended on
 LENT_MAX = 256  # spans of one loan that no commit has reached
 
 
