@@ -26,6 +26,10 @@ import duckdb
 from orchestrator.accounting.verdicts import Verdict
 
 SQL = files("orchestrator.analysis") / "sql"
+FAMILIES = (
+    "base", "told", "books", "roster", "time", "log", "durable", "versions", "spans", "merges", "fencing", "replayable",
+    "bounded", "closed", "links",
+)  # fmt: skip  # those with checks, and what these need before them
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def prepare(database: duckdb.DuckDBPyConnection, *families: str) -> None:
                 database.execute(each.query)
 
 
-def verdicts(database: duckdb.DuckDBPyConnection, families: Iterable[str]) -> list[Verdict]:
+def verdicts(database: duckdb.DuckDBPyConnection, families: Iterable[str] = FAMILIES) -> list[Verdict]:
     """Every verdict, in the order of the files."""
     found = []
     for family in families:

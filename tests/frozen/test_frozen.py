@@ -41,13 +41,13 @@ def test_checks_and_figures_of_a_frozen_run_are_what_they_were(kind: str) -> Non
 
 def test_checks_that_are_queries_say_what_the_folds_say() -> None:
     said = {}
-    for name in NAMES[::4]:
+    for name in NAMES[::5]:
         database = connect()
         drive([Tables(database)], blocks(FOLDERS / name))
-        now = {verdict.name: verdict.status for verdict in verdicts(database, ("base", "books", "roster", "time"))}
+        now = {verdict.name: verdict.status for verdict in verdicts(database)}
         before = written(name)["verdicts"]
         said |= {(name, check): (before[check], status) for check, status in now.items() if before[check] != status}
-        assert len(now) == 3
+        assert len(now) == 35
     assert said == {}
 
 
