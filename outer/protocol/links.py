@@ -70,13 +70,11 @@ class Links:
         """
         return (syncer_step // self._config.round_steps + fragment) % self.rung(member).every == 0
 
-    def spares(self, member: Linked, fragment: int, version: int, behind: int) -> bool:
-        """Whether it gets no notice of a version, `behind` rounds newer than what it has; -1: it has none.
+    def spares(self, member: Linked, fragment: int, version: int) -> bool:
+        """Whether it gets no notice of a version while its base is usable.
 
-        What it owes, or will contribute in a later round, is on its base: it keeps that within the base window.
+        What it owes, or will contribute in a later round, is on its base: it keeps that.
         """
-        if not 0 <= behind <= self._config.base_window:
-            return False
         return fragment in member.owes or not self.may_ask(member, version, fragment)
 
     def lead(self, member: Linked, step_s: float) -> int:

@@ -29,7 +29,7 @@ from outer.protocol.messages import (
     Stop,
     Welcome,
 )
-from outer.protocol.open_step import age
+from outer.protocol.open_step import is_usable
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -159,14 +159,12 @@ class Sessions:
         return member.attached_at + max(RESEND_S, self._config.round_steps * self._members.step_s)
 
     def announce(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:
-        """Send a learner a notice of a fragment's current version, unless its link is spared that."""
-        version, held = run.versions[fragment], None
-        if member.report is not None and member.report.counters:
-            held = member.report.counters[fragment].base_version
-        behind = age(held, version, self._config.round_steps)
-        if not is_leaving(member) and self._links.spares(member, fragment, version, behind):
-            return
-        self.notify(now, member, fragment, run)
+        """Send a learner a notice of a fragment's version, unless its base is usable and its link is spared that."""
+        version = run.versions[fragment]
+        held = member.report.counters[fragment] if member.report is not None and member.report.counters else None
+        usable = held is not None and is_usable(held, member, fragment, version, self._config)
+        if not (usable and not is_leaving(member) and self._links.spares(member, fragment, version)):
+            self.notify(now, member, fragment, run)
 
     def notify(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:
         """Send a learner a notice of a fragment's current version."""

@@ -52,10 +52,10 @@ def test_it_comes_back_one_rung_at_a_time_and_not_on_the_edge() -> None:
     assert not any(judged(place, 0.2 / MIB, 5 * BACK_AFTER)), "fp32 would take 0.8 s"
 
 
-def made_of_two(**sync: Any) -> Bench:
-    """a and b, K = 1; steps of a second, tau = 2, rounds of 12; two fragments of 4 MiB, or of 2 or 1."""
+def made_of_two(k: int = 1, **sync: Any) -> Bench:
+    """a and b, K = `k`; steps of a second, tau = 2, rounds of 12; two fragments of 4 MiB, or of 2 or 1."""
     given = {"P": 2, "H": 12, "tau": 2, "grace": 0.5, "read_timeout_s": 1.0} | sync
-    made = Bench({"a": 2, "b": 2}, quorum=1, budget=Budget(None, 10_000), sync=given, elements=MIB, uplinks=UPLINKS)
+    made = Bench({"a": 2, "b": 2}, quorum=k, budget=Budget(None, 10_000), sync=given, elements=MIB, uplinks=UPLINKS)
     made.join("a", "b")
     return made
 
@@ -136,6 +136,17 @@ def test_with_a_base_window_it_gets_every_second_version_and_contributes_both_ro
     assert {one.age for one in parts[1:]} == {1}
     assert min(one.steps for one in parts[1:]) > 12, "of more than one round"
     assert len(made.sent(Notice, "a")) - told <= 0.6 * (len(made.facts(Committed)) - began)
+
+
+def test_one_that_the_quorum_needs_in_every_round_is_told_of_each_version_that_has_its_steps() -> None:
+    made = made_of_two(k=2, adaptive=True, base_window=1, codec="fp32_delta", read_timeout_s=4.0)
+    run(made, 400, 0.4)
+    assert made.facts(LinkAdapted)[-1].every == 2
+    began = len(made.facts(Committed))
+    run(made, 240, 0.4)
+    assert len(made.facts(Committed)) - began >= 20, (
+        "a base that merged is of no use, so a spared notice would stop all"
+    )
 
 
 @pytest.mark.parametrize(
