@@ -133,7 +133,10 @@ class Liveness:
     # -------------------------------------------------------------- the learners' progress
 
     def _progress(self, block: Block) -> tuple[Ints, Floats]:
-        """By commit, the steps that each participant finished in the gap before it, and their seconds, at least."""
+        """By commit, the steps that each participant finished in the gap before it, and their seconds, at least.
+
+        An old base was there before the gap: of its steps nobody knows how many are in it. None are, where all are old.
+        """
         windows, parts, commits = self._windows, self._records.contributions, self._records.commits
         slots = windows.of_source[parts.learner]
         fragments = commits.fragment[parts.commit]
@@ -143,9 +146,10 @@ class Liveness:
         sizes = np.diff(commits.first)
         fewest, least = np.full(len(sizes), sys.maxsize), np.full(len(sizes), math.inf)
         if len(parts.step):
-            some = np.flatnonzero(sizes)
-            fewest[some] = np.minimum.reduceat(last[0] - first[0], commits.first[some])
-            least[some] = np.minimum.reduceat(last[1] - first[1], commits.first[some])
+            some, late = np.flatnonzero(sizes), parts.age > 0
+            fewest[some] = np.minimum.reduceat(np.where(late, sys.maxsize, last[0] - first[0]), commits.first[some])
+            least[some] = np.minimum.reduceat(np.where(late, math.inf, last[1] - first[1]), commits.first[some])
+            fewest[some[np.isinf(least[some])]] = 0
         return fewest, least
 
     def _finished(self, slots: Ints, steps: Ints) -> tuple[Ints, Floats]:

@@ -277,6 +277,16 @@ LOST = inserted(GONE, is_a(Committed, syncer_step=26), FactsLost("b", 1, 30, 36,
 JUMPED = [replace(e, at=e.at + 3600.0) if e.writer == "syncer" and e.at > BASE + 20 else e for e in history()]
 
 
+def old_base() -> Log:
+    """b alone commits, and at the end a what it did since step 2; the syncer's times run backwards."""
+    log = [replace(e, at=e.at - 3600.0) if e.writer == "syncer" and e.at > BASE + 20 else e for e in steady(79)]
+    for index in [index for index, e in enumerate(log) if is_a(Committed)(e)]:
+        a, b = log[index].fact.participants
+        one = replace(a, base_step=2, steps=a.step - 2, age=1) if is_a(Committed, syncer_step=78)(log[index]) else b
+        log[index] = replace(log[index], fact=replace(log[index].fact, participants=(one,)))
+    return log
+
+
 def again(incarnation: int) -> Log:
     """A commit that two epochs say, which this one says late."""
     return [replace(e, at=LATE_AT) if e.fact == AGAIN and e.incarnation == incarnation else e for e in REPEATED]
@@ -320,6 +330,7 @@ JUDGED: list[tuple[str, str, str, Log]] = [  # (claim, check, verdict, log)
     ("who drains is not", "live.recovery", "idle", steady(6, 80, DrainStarted("b", 1, "scaled down"))),
     ("a wall clock that jumps makes no gap", "live.rate", "pass", JUMPED),
     ("nor a slow recovery", "live.recovery", "pass", JUMPED),
+    ("what was done on an old base is no gap", "live.rate", "pass", old_base()),
     ("but time of which nothing is known", "accounted.time", "unknown", JUMPED),
     ("one slow survivor is its own affair", "isolation.steps", "pass", slowed(history(), a=4.0)),
     ("without injected faults the slowness of hosts is no evidence", "isolation.steps", "idle",
