@@ -87,8 +87,8 @@ class Incarnation:
 
     @property
     def noticed(self) -> float | None:
-        """When the orchestrator, or else the syncer, first considered this incarnation dead."""
-        return self.lost if self.lost is not None else self.fenced
+        """When it had left; or else when the orchestrator, or the syncer, first considered this incarnation dead."""
+        return self.fenced if self.lost is None or self.over == "drained" else self.lost
 
     @property
     def last_sign(self) -> float | None:

@@ -38,9 +38,10 @@ FROM (FROM about WHERE kind IN ('LeaseExpired', 'LeaseRenewed')
 WINDOW leases AS (PARTITION BY who ORDER BY position) QUALIFY kind = 'LeaseExpired';
 
 -- The incarnations. `over`: killed, drained, or stopped, where its end came after the run's; NULL: it is not over.
--- `noticed`: when the orchestrator, or else the syncer, first considered it dead. `died`: the best known time of a
--- killed one's death: the kill, else the freeze in which it was given up (`suspension`), else its last sign of life.
--- `ended`: when it died or was told to stop. `heir`: its learner's next incarnation; `again`: when that was requested.
+-- `noticed`: when it had left, or else when the orchestrator, or the syncer, first considered it dead. `died`: the best
+-- known time of a killed one's death: the kill, else the freeze in which it was given up (`suspension`), else its last
+-- sign of life. `ended`: when it died or was told to stop. `heir`: its learner's next incarnation; `again`: when that was
+-- requested.
 CREATE OR REPLACE TEMP TABLE roster AS
 WITH told AS (
     SELECT who,
@@ -71,9 +72,10 @@ WITH told AS (
     SELECT list({position: position, ended: kind <> 'RunResumed'} ORDER BY position) AS ends
     FROM facts WHERE kind IN ('Finished', 'RunFinished', 'RunResumed')
 ), lives AS (
-    SELECT *, fence.t AS fenced, coalesce(lost, fence.t) AS noticed, CASE WHEN first IS NULL THEN NULL
+    SELECT *, fence.t AS fenced, CASE WHEN first IS NULL THEN NULL
             WHEN list_filter(ends, lambda e: e.position < first.position)[-1].ended THEN 'stopped'
             WHEN first.kind = 'LearnerFenced' AND first.reason = 'drained' THEN 'drained' ELSE 'killed' END AS over,
+        CASE WHEN over = 'drained' THEN fenced ELSE coalesce(lost, fenced) END AS noticed,
         list_filter(faults, lambda f: f.ends)[1] AS kill,
         CASE WHEN over = 'killed' AND kill IS NULL THEN list_filter(faults, lambda f: f.kind = 'freeze'
             AND noticed BETWEEN f.t AND f.until)[1] END AS suspension,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learners.protocol.facts import PhaseEntered, StepFinished
+from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.time.explanations import RANKS
 from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.events import Event
@@ -24,7 +25,7 @@ from outer.protocol.facts import (
     LeaseRenewed,
     SyncerStarted,
 )
-from tests.orchestrator.histories import BASE, END, accounts_of, altered, history, is_a, script, without
+from tests.orchestrator.histories import BASE, END, accounts_of, altered, history, is_a, renumbered, script, without
 
 
 def account(events: list[Event]) -> SimpleNamespace:
@@ -174,6 +175,26 @@ def test_what_the_log_does_not_tell_is_none() -> None:
         assert accounts_of(log) is None
     told = summarise(silent, {}, [])
     assert (told["participation"], told["outer_downtime_s"], told["goodput_categories"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("noticed", [10.5, 11.4])
+def test_from_leaving_in_order_until_its_successor_is_asked_for_is_no_time_without_a_reason(noticed: float) -> None:
+    """Learner c leaves at 9.6; that its process has ended is noticed later."""
+    gone = {is_a(LearnerFenced, learner="c"): 9.6, is_a(LearnerLost, learner="c"): noticed}
+    events = altered(
+        without(history(), is_a(FaultInjected, fault_kind="kill")),
+        is_a(LearnerFenced, reason="killed"),
+        reason="drained",
+    )
+    dated = [
+        next((replace(e, at=BASE + at) for is_it, at in gone.items() if is_it(e) and e.at < BASE + 20), e)
+        for e in events
+    ]
+    told = renumbered(sorted(dated, key=lambda event: event.at))
+    assert account(told).seconds["c"]["fault_recover"] == pytest.approx(11.5 - 9.6, **CLOSE)
+    assert account(told).seconds["c"]["unattributed"] == account(history()).seconds["c"]["unattributed"]
+    goodput, _ = Accounts.of(told).goodput()
+    assert goodput is not None and goodput.seconds["c"] == pytest.approx(account(told).seconds["c"], **CLOSE)
 
 
 DROPPABLE = (FaultInjected, FaultHealed, LearnerLost, LearnerFenced, LearnerRequested, LearnerAttached, LeaseRenewed)
