@@ -3,7 +3,9 @@
 The liveness bounds, in virtual seconds from healing, with slow = the slowest learner's step at its longest:
 
     ready  = hang + 2 (notice + place + import + compile) + backoff + attach + join + lease + 2 slow
-             by then every wanted learner steps
+             by then every wanted learner steps. All this is from healing, or from the end of the back-offs under
+             way, which double with each failure. It begins anew after the back-off of a learner that ends on a
+             sample that cannot be read, which harms until two have ended on it: twice for each of `aside_max`
     step   = 4 slow + grace + read_timeout + 2 (resend + append + merge) + 8 messages
              for one syncer step, once they do
     commit = (H + tau) step, between two commits of a fragment
@@ -68,7 +70,12 @@ class Bounds:
         self._time.after(WATCH_S, self._watch)
 
     def heal(self) -> None:
-        self._healed_at = self._time.now
+        self._oracle.spoilt.clear()
+        units = self._supervisor.controller.units.values()
+        self._begin(max(self._time.now, *(unit.start_at for unit in units)))
+
+    def _begin(self, healed_at: float) -> None:
+        self._healed_at, self._ready = healed_at, False
         newest = max(tip.number for tip in self._oracle.tips)
         self._end_s = self.ready_s + (self._options.syncer_steps - newest) * self.step_s + EXIT_S
         self._committed = dict.fromkeys(range(self._options.fragments), self._healed_at)
@@ -89,6 +96,10 @@ class Bounds:
             return
         self._look_at_sizes()
         if self._healed_at is not None:
+            for name, incarnation in self._oracle.spoilt[: 2 * self._options.aside_max]:
+                unit = supervisor.controller.units[name]
+                if unit.incarnation.number <= incarnation + 1 and unit.start_at > self._healed_at:
+                    self._begin(unit.start_at)
             self._look_at_progress(self._time.now - self._healed_at)
         self._time.after(WATCH_S, self._watch)
 

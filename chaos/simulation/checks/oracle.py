@@ -45,6 +45,7 @@ class Oracle:
         self.shared: dict[str, int] = {}  # the newest syncer step that each learner has a share in
         self._given: dict[tuple[Key, int], list[tuple[Content, ...]]] = {}  # what a donor gave as of a step of its own
         self.garbled: dict[int, tuple[Content, str]] = {}  # by identity: what must be refused, and why
+        self.spoilt: list[Key] = []  # incarnations that ended on a sample that cannot be read, since all was healed
         self._tokens = options.tokens
         self._learners = options.learners
         self._sync = options.sync

@@ -160,8 +160,10 @@ class FaultSchedule:
         for learner in self._targets(fault):
             self._freeze_process(learner, fault)
 
-    def _freeze_process(self, process: Process, fault: Fault) -> None:
+    def _freeze_process(self, process: LearnerProcess, fault: Fault) -> None:
         if process.running:
+            if process.exited:
+                self._count("linger")  # its loop has ended, its process stays
             process.freeze()
             self._frozen.append(process)
             self._later(fault.duration_s * (1.0 + 3.0 * fault.strength), self._thaw, process, fault.kind)

@@ -67,6 +67,7 @@ class Damage(Faults):
         if not self.bad.intersection(range(start, start + self._options.batch[learner.name])):
             return False
         self._counts["bad_sample"] += 1
+        self._oracle.spoilt.append(learner.key)
         return True
 
     def reported(self, learner: LearnerProcess, report: Report) -> Report:
