@@ -30,7 +30,7 @@ from outer.protocol.facts import Committed, Participant
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 _KINDS = {int: INT, float: FLOAT, str: TEXT, int | None: INT, float | None: FLOAT}
 FAMILIES = ("base", "books", "roster", "time", "goodput", "faults", "series")  # of sql/: each needs those before it
-MEMORY = "400MB"
+MEMORY_MB = 400
 WRITERS = ("syncer", "orchestrator", "chaos")  # everybody else who writes is a learner
 _RENAMED = {"position": "sample"}  # StepFinished.position: the place in the log has that name
 
@@ -66,9 +66,11 @@ class _Numbers(dict[tuple[str, int], int]):
 def connect() -> duckdb.DuckDBPyConnection:
     """A database in memory, with a view for every kind of fact and no row yet.
 
-    Of a long log more than `MEMORY` goes to temporary files.
+    Of a long log more than `MEMORY_MB` goes to temporary files.
     """
-    database = duckdb.connect(config={"threads": 1, "memory_limit": MEMORY, "temp_directory": tempfile.gettempdir()})
+    database = duckdb.connect(
+        config={"threads": 1, "memory_limit": f"{MEMORY_MB}MB", "temp_directory": tempfile.gettempdir()}
+    )
     for name, schema in SCHEMAS.items():
         columns = ", ".join(f"{each.name} {_DUCK[each.type]}" for each in schema)
         database.execute(f"CREATE TABLE {name} ({columns})")

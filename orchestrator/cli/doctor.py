@@ -49,6 +49,7 @@ TESTED = {
     "safetensors": "0.8",
     "fsspec": "2026.9",
     "pyarrow": "26.0",
+    "duckdb": "2.0.1",
     "jinja2": "3.1",
     "matplotlib": "3.11",
     "aiohttp": "3.14",
