@@ -68,14 +68,15 @@ class Replayable:
             elif isinstance(event.fact, StateSaved):
                 here = self._saved.setdefault(event.writer, {})
                 here[event.incarnation, event.fact.step] = self._has(event, event.fact.step)
-                if len(here) > SAVED_KEPT:
-                    del here[next(iter(here))]
         merged = self.state.merged
         assert merged is not None
         if len(merged.slots):
             self._on_contributions(merged)
         for key in [key for key, received in self._waiting.items() if self._gift(key, received) is not None]:
             self._compare(key, self._waiting.pop(key))
+        for here in self._saved.values():  # only now: who starts from a state may contribute after it has saved others
+            for old in [*here][:-SAVED_KEPT]:
+                del here[old]
         self._digests()
 
     def _follow_learners(self) -> None:

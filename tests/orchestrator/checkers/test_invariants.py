@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.protocol.facts import Adopted, Donated, PhaseEntered, StateReceived, StepFinished
+from learners.protocol.facts import Adopted, Donated, PhaseEntered, StateReceived, StateSaved, StepFinished
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.verdicts import sound
@@ -364,6 +364,14 @@ def test_the_median_of_many_steps_is_never_above_the_true_one(seconds: list[floa
     sketch.add(seconds)
     true = sorted(seconds)[len(seconds) // 2]
     assert true / 1.011 <= median_at_least(sketch) <= true
+
+
+def test_a_state_that_was_saved_is_known_however_many_were_saved_before_it_is_contributed_from() -> None:
+    """Learner c's second incarnation goes on from what a saved before its step 15, and a saves on and on."""
+    saves = [StateSaved(number, 15 + number, ()) for number in range(9)]
+    events = [event for event in from_peer() if not is_a(Donated)(event)]
+    events = inserted(events, lambda e: e.writer == "a" and is_a(StepFinished, step=15)(e), *saves)
+    assert verdict(events, "replayable.states")[0] == "pass"
 
 
 def test_time_of_which_the_log_lacks_facts_is_unattributed_and_a_wait_that_a_drain_ended_is_not() -> None:
