@@ -28,7 +28,7 @@ from orchestrator.accounting.verdicts import Verdict
 SQL = files("orchestrator.analysis") / "sql"
 FAMILIES = (
     "base", "told", "books", "roster", "time", "log", "durable", "versions", "spans", "merges", "fencing", "replayable",
-    "bounded", "closed", "links",
+    "bounded", "closed", "links", "live",
 )  # fmt: skip  # those with checks, and what these need before them
 
 

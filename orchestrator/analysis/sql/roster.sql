@@ -22,7 +22,8 @@ CREATE OR REPLACE TEMP TABLE injected AS
 SELECT i.* EXCLUDE (heals), who, fault_kind IN ('kill', 'wrong_config') AS ends,
     coalesce(healed, t + duration_s) AS until
 FROM (
-    SELECT *, CASE WHEN lead(heals) OVER acts THEN lead(t) OVER acts END AS healed FROM (
+    SELECT *, CASE WHEN lead(heals) OVER acts THEN lead(t) OVER acts END AS healed,
+        CASE WHEN lead(heals) OVER acts THEN lead(position) OVER acts END AS healed_at FROM (
         SELECT position, t, fault, fault_kind, target, incarnation, duration_s, false AS heals FROM FaultInjected
         UNION ALL SELECT position, t, fault, NULL, NULL, NULL, NULL, true FROM FaultHealed)
     WINDOW acts AS (PARTITION BY fault ORDER BY position)

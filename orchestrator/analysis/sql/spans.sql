@@ -16,7 +16,7 @@ QUALIFY told_by <= first_value(told_by) OVER (
 -- What each incarnation's steps say of its pace.
 CREATE OR REPLACE TEMP TABLE paces AS
 SELECT who, count(*) AS steps, min(seconds) FILTER (seconds > 0.0) AS fastest_s, max(t) AS heard,
-    quantile_disc(seconds, 0.5) AS median_s
+    -quantile_disc(-seconds, 0.5) AS median_s
 FROM steps GROUP BY who;
 
 -- Cut where any grant or return begins or ends, the samples fall into pieces. Of each piece the facts alternate: it is
