@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from learners.training.devices.device import device_taken, fit, use_compile_cache
+from orchestrator.analysis.folder import check_run
 from orchestrator.analysis.summary import summarise
-from orchestrator.checkers.suite import check_run
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, LearnerRequested, LearnerStarted, RunFinished, RunStarted
 from orchestrator.eventlog.log_writer import write_log

@@ -18,13 +18,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 
 import duckdb
 
-from orchestrator.accounting.verdicts import Verdict
+from orchestrator.analysis.database import filled
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.eventlog.block import Block
+from orchestrator.eventlog.events import Event
 
+SMALL = 20_000  # steps
 SQL = files("orchestrator.analysis") / "sql"
 FAMILIES = (
     "base", "told", "books", "roster", "time", "log", "durable", "versions", "spans", "merges", "fencing", "replayable",
@@ -42,6 +46,10 @@ class Statement:
     things: str = ""
     checked: str = ""  # FROM ...
     idle: tuple[tuple[str, str], ...] = ()  # words, FROM ...
+
+    @cached_property
+    def parsed(self) -> duckdb.Statement:
+        return duckdb.extract_statements(_asked(self) if self.name else self.query)[0]
 
 
 @cache
@@ -74,39 +82,51 @@ def _halves(text: str) -> tuple[str, str]:
 
 
 def prepare(database: duckdb.DuckDBPyConnection, *families: str) -> None:
-    """Run the statements that make tables."""
+    """Run the statements that make tables, once; of a family with checks see `verdicts`."""
     for family in families:
-        for each in statements(family):
-            if not each.name:
-                database.execute(each.query)
+        if not _known(database, family):
+            for each in statements(family):
+                if not each.name:
+                    database.execute(each.parsed)
+
+
+def _known(database: duckdb.DuckDBPyConnection, family: str) -> bool:
+    """Whether a family's tables have been made; they are from now on."""
+    known = database.execute("SELECT count(*) FROM prepared WHERE family = ?", [family]).fetchall()[0][0]
+    database.execute("INSERT INTO prepared VALUES (?)", [family])
+    return bool(known)
+
+
+def check(log: Iterable[Event] | Iterable[Block]) -> list[Verdict]:
+    """All verdicts on a log in its canonical order, in a fixed order. Of an empty log every verdict is `unknown`."""
+    return verdicts(filled(log))
 
 
 def verdicts(database: duckdb.DuckDBPyConnection, families: Iterable[str] = FAMILIES) -> list[Verdict]:
     """Every verdict, in the order of the files."""
+    [(small,)] = database.execute("SELECT count(*) < $1 FROM steps", [SMALL]).fetchall()
+    if small:  # a plan takes longer than its execution
+        database.execute("PRAGMA disable_optimizer")
     found = []
     for family in families:
-        checks = []
+        known = _known(database, family)
         for each in statements(family):
             if each.name:
-                checks.append(each)
-            else:
-                database.execute(each.query)
-        if checks:
-            rows = database.execute(" UNION ALL ".join(map(_asked, checks))).fetchall()
-            by_name = {row[0]: row[1:] for row in rows}
-            found += [_verdict(each, *by_name[each.name]) for each in checks]
+                found.append(_verdict(each, *database.execute(each.parsed).fetchall()[0]))
+            elif not known:
+                database.execute(each.parsed)
     return found
 
 
 def _asked(check: Statement) -> str:
-    """The query for one row: name, how many were checked, why none, breaches and the first, unknowns and the first."""
+    """The query for one row: how many were checked, why none, breaches and the first, unknowns and the first."""
     source = (
         f"({check.query})" if " AS unknown" in check.query else f"(SELECT *, false AS unknown FROM ({check.query}))"
     )
     idle = " ".join(f"WHEN (SELECT count(*) {where}) > 0 THEN '{words}'" for words, where in check.idle)
-    return f"""(SELECT '{check.name}', (SELECT count(*) {check.checked}), {f"CASE {idle} END" if idle else "NULL"},
+    return f"""SELECT (SELECT count(*) {check.checked}), {f"CASE {idle} END" if idle else "NULL"},
         count(*) FILTER (NOT unknown), min_by(told, position) FILTER (NOT unknown),
-        count(*) FILTER (unknown), min_by(told, position) FILTER (unknown) FROM {source})"""
+        count(*) FILTER (unknown), min_by(told, position) FILTER (unknown) FROM {source}"""
 
 
 def _verdict(

@@ -13,8 +13,9 @@ import math
 import tempfile
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -22,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.eventlog.block import NONE, Block
+from orchestrator.eventlog.block import NONE, Block, as_blocks
 from orchestrator.eventlog.events import Event, finite, kind_of
 from orchestrator.eventlog.facts import REGISTRY
 from outer.protocol.facts import Committed, Participant
@@ -71,13 +72,21 @@ def connect() -> duckdb.DuckDBPyConnection:
     database = duckdb.connect(
         config={"threads": 1, "memory_limit": f"{MEMORY_MB}MB", "temp_directory": tempfile.gettempdir()}
     )
+    for each in _made():
+        database.execute(each)
+    return database
+
+
+@cache
+def _made() -> list[duckdb.Statement]:
+    made = ["CREATE TABLE prepared (family VARCHAR)"]  # of those in sql/, whose tables there are
     for name, schema in SCHEMAS.items():
         columns = ", ".join(f"{each.name} {_DUCK[each.type]}" for each in schema)
-        database.execute(f"CREATE TABLE {name} ({columns})")
+        made.append(f"CREATE TABLE {name} ({columns})")
     for kind, fact in REGISTRY.items():
         if fact not in (StepFinished, Adopted, Committed):
-            database.execute(f"CREATE VIEW {kind} AS {_view(kind, fact)}")
-    return database
+            made.append(f"CREATE VIEW {kind} AS {_view(kind, fact)}")
+    return duckdb.extract_statements(";".join(made))
 
 
 _DUCK = {INT: "BIGINT", FLOAT: "DOUBLE", TEXT: "VARCHAR"}
@@ -105,8 +114,17 @@ def _column(name: str, hint: Any) -> str:
     return f"(fact->'$.{name}')::JSON AS \"{name}\""
 
 
+def filled(log: Iterable[Event] | Iterable[Block]) -> duckdb.DuckDBPyConnection:
+    """A database of this log, given as blocks or as events, in its canonical order."""
+    database = connect()
+    tables = Tables(database)
+    for block in as_blocks(log):
+        tables.take(block)
+    return database
+
+
 class Tables:
-    """A fold that puts the log's blocks into a database's tables."""
+    """Puts the log's blocks, one after the other, into a database's tables."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection) -> None:
         self._database = database

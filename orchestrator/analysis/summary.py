@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from orchestrator.accounting.fold import as_blocks, drive
-from orchestrator.accounting.verdicts import Verdict, sound
 from orchestrator.analysis.books import token_fragments, tokens
 from orchestrator.analysis.checks import prepare
-from orchestrator.analysis.database import Tables, connect
+from orchestrator.analysis.database import filled
+from orchestrator.analysis.verdicts import Verdict, sound
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
 from outer.numeric.formats import known
@@ -53,9 +52,7 @@ def summarise(
     log: Iterable[Event] | Iterable[Block], recipe: Recipe | Mapping[str, Any], verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:
     """The summary of a whole log."""
-    database = connect()
-    drive([Tables(database)], as_blocks(log))
-    return summary_of(database, recipe if isinstance(recipe, Mapping) else recipe.canonical(), verdicts)
+    return summary_of(filled(log), recipe if isinstance(recipe, Mapping) else recipe.canonical(), verdicts)
 
 
 def summary_of(

@@ -29,8 +29,8 @@ def check(
     """Make every check on a run's log; exit code 5 if one fails, or cannot be made."""
     with reported(as_json):
         store = located(run, any_folder=True)
-        from orchestrator.accounting.verdicts import sound
-        from orchestrator.checkers.suite import check_run
+        from orchestrator.analysis.folder import check_run
+        from orchestrator.analysis.verdicts import sound
         from orchestrator.report.headline import STATUS_WORDS
 
         with Bars() as bars:

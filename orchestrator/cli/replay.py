@@ -19,6 +19,7 @@ from orchestrator.cli.permission import permit
 from orchestrator.cli.progress import Bars
 from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.events import Event, finite
+from orchestrator.eventlog.facts import RunStarted
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE, located, recipe_of
@@ -61,24 +62,25 @@ class _Log:
 
 def _log(run: str | None) -> _Log:
     """A run's log, unchanged as far as its chains and its seal show. Raises InputError."""
-    from orchestrator.checkers.log import LogCheck, LogFolder
+    from orchestrator.analysis.folder import LogFolder
     from orchestrator.replay.tape import said_in
 
     store = located(run)
     run_dir = str(store.root)
     try:
-        folder, ends, last_step = LogFolder(store.root), LogCheck(), 0
+        folder, last_step = LogFolder(store.root), 0
+        begun: str | None = None
 
         def taken() -> Iterator[Block]:
-            nonlocal last_step
+            nonlocal begun, last_step
             for block in folder.blocks():
-                ends.take(block)
+                told = [event.fact.config_hash for _, event in block.others if isinstance(event.fact, RunStarted)]
+                begun = [begun, *told][-1]
                 newest = block.commits.syncer_step.max(initial=0)
                 last_step = max(last_step, int(newest), _last_step(event for _, event in block.others))
                 yield block
 
         said = said_in(taken())
-        begun = ends.config_hash
         intact = folder.verdicts(begun)
     except (OSError, ValueError) as error:
         fix = "restore the log; one of a later version needs that version"

@@ -197,6 +197,18 @@ def block_of(events: Iterable[Event], start: int = 0) -> Block:
     return rows.block()
 
 
+def as_blocks(log: Iterable[Event] | Iterable[Block]) -> Iterator[Block]:
+    """Blocks as they are, and events as one block."""
+    things: list[Any] = []
+    for thing in log:
+        if isinstance(thing, Block):
+            yield thing
+        else:
+            things.append(thing)
+    if things:
+        yield block_of(things)
+
+
 class Rows:
     """Collects the rows of a block, in the log's order; the first is row `start`."""
 

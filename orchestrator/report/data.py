@@ -14,8 +14,8 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from orchestrator.accounting.verdicts import Verdict
 from orchestrator.analysis.checks import prepare
+from orchestrator.analysis.verdicts import Verdict
 
 TRACEBACK_MOST = 6_000  # characters, the end
 FAILURES_MOST, SKIPPED_MOST = 5, 240  # the newest

@@ -14,12 +14,10 @@ from typing import Any
 import duckdb
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.fold import drive
-from orchestrator.accounting.verdicts import Verdict
-from orchestrator.analysis.database import Tables, connect
+from orchestrator.analysis.checks import verdicts
+from orchestrator.analysis.database import filled
 from orchestrator.analysis.summary import summary_of
-from orchestrator.checkers.suite import Suite
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog.block import Block
 from orchestrator.report import headline
 from orchestrator.report.canvas import variables
@@ -47,11 +45,9 @@ def report(contents: Contents, recipe: str) -> str:
 
 def contents_of(blocks: Iterable[Block], recipe: str) -> Contents:
     """The contents of a log, read from its beginning to its end."""
-    accounts = Accounts()
-    suite, database = Suite(accounts), connect()
-    drive([accounts, suite, Tables(database)], blocks)
-    verdicts = suite.verdicts()
-    return Contents(database, summary_of(database, plain(recipe), verdicts), verdicts)
+    database = filled(blocks)
+    found = verdicts(database)
+    return Contents(database, summary_of(database, plain(recipe), found), found)
 
 
 def page(template: str, data: Any, told: Sequence[ReportSection], **values: Any) -> str:

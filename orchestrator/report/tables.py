@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.accounting.verdicts import Verdict
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.report.data import Data, all_reduced
 from orchestrator.report.headline import STATUS_WORDS
 from orchestrator.store.status_text import DASH, brief, number, percent, seconds, text

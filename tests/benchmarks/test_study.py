@@ -22,7 +22,7 @@ from benchmarks.harness.seed_run import ROW_FILE, SeedRun
 from benchmarks.harness.study import study
 from learners.protocol.facts import StepFinished
 from learners.training.step import make_step, schedule, step_key, transformation
-from orchestrator.checkers.suite import check_run
+from orchestrator.analysis.folder import check_run
 from orchestrator.compare.comparison import difference
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import get_args
 
 from chaos.simulation.profile import KINDS, PROFILES
-from orchestrator.checkers import suite
+from orchestrator.analysis.checks import check
+from orchestrator.analysis.folder import check_run
 from orchestrator.cli import errors
 from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.recipe.config import FaultKind, Recipe
@@ -63,7 +64,7 @@ def test_an_error_that_is_planted_is_found() -> None:
 
 def check_names() -> tuple[list[str], list[str]]:
     """Of all checks of a run's folder, and of those that need the log alone."""
-    return [verdict.name for verdict in suite.check_run(ROOT / "nothing")], [v.name for v in suite.check([])]
+    return [verdict.name for verdict in check_run(ROOT / "nothing")], [v.name for v in check([])]
 
 
 def counted(text: str) -> Iterator[tuple[int, str]]:

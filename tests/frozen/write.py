@@ -26,8 +26,8 @@ from typing import Any
 
 from chaos.simulation.cluster import Cluster, simulate
 from chaos.simulation.profile import PROFILES, draw
+from orchestrator.analysis.folder import check_run
 from orchestrator.analysis.summary import summarise
-from orchestrator.checkers.suite import check_run
 from orchestrator.eventlog.log_writer import write_log
 from orchestrator.eventlog.reader import SEAL_FILE, blocks, seal
 from outer.journal.object_store import Folder

@@ -15,14 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
-from orchestrator.accounting.books import Bookkeeper
-from orchestrator.accounting.fold import as_blocks, drive
-from orchestrator.accounting.ledger import FATES, Books
-from orchestrator.accounting.records import Records
-from orchestrator.accounting.time.explanations import RANKS
-from orchestrator.accounting.windows import StepWindows
+from orchestrator.analysis.books import REASONS, tokens
 from orchestrator.analysis.checks import prepare
-from orchestrator.analysis.database import Tables, connect
+from orchestrator.analysis.database import filled
 from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event, fact_of
 from orchestrator.eventlog.facts import (
@@ -56,6 +51,11 @@ ROUND, SIZES, SPAN = 4, (10, 20), 16
 BATCH = {"a": 1, "b": 1, "c": 2}
 SAMPLE_TOKENS = 8
 END = 32
+CATEGORIES = (
+    "unattributed", "fault_recover", "provision_wait", "fault_detect", "startup", "compile", "bootstrap", "drain",
+    "data_stall", "sync_blocked", "wasted_run_ended", "wasted_refused", "wasted_overlap", "wasted_drained",
+    "wasted_killed", "in_flight", "productive", "suspended",
+)  # fmt: skip
 
 
 def event_of(line: str) -> Event:
@@ -331,23 +331,47 @@ def restarted(events: list[Event], second: float = 18.5, **change: object) -> li
 
 
 @dataclass(frozen=True)
-class DetailedBooks(Books):
+class Books:
+    """Tokens by fate; of the whole run also by learner and fragment, and the fate of each step."""
+
+    processed: int
+    committed: int
+    in_flight: int
+    unknown: int
+    discarded: dict[str, int]
+    by_learner: dict[str, Books] = field(default_factory=dict)
+    token_fragments: tuple[Books, ...] = ()
     fates: dict[tuple[str, int, int], str] = field(default_factory=dict)  # by learner, incarnation, step
 
+    @property
+    def balanced(self) -> bool:
+        return self.processed == self.committed + self.in_flight + self.unknown + sum(self.discarded.values())
 
-def settle(log: Iterable[Event] | Iterable[Block]) -> DetailedBooks:
-    """The final books of a log, with the fate of every step."""
-    records, windows = Records(), StepWindows()
-    keeper = Bookkeeper(windows, records)
-    settled = []
-    for block in as_blocks(log):
-        for fold in (windows, records, keeper):
-            fold.take(block)
-        settled += [(key, rows.step.tolist(), rows.fate.tolist()) for key, rows in keeper.settled]
-    keeper.finish()
-    settled += [(key, rows.step.tolist(), rows.fate.tolist()) for key, rows in keeper.settled]
-    fates = {(*key, step): FATES[fate] for key, steps, of in settled for step, fate in zip(steps, of, strict=True)}
-    return DetailedBooks(**vars(keeper.books()), fates=fates)
+
+def settle(log: Iterable[Event] | Iterable[Block]) -> Books:
+    """The final books of a log."""
+    database = filled(log)
+    prepare(database, "base", "books")
+
+    def shares(table: str, column: str) -> dict[Any, Books]:
+        rows: dict[Any, dict[str, int]] = {}
+        query = f"SELECT {column}, fate, sum(tokens)::BIGINT FROM {table} GROUP BY ALL ORDER BY 1"
+        for key, fate, count in database.execute(query).fetchall():
+            rows.setdefault(key, {})[fate] = count
+        return {key: _books(row) for key, row in rows.items()}
+
+    of = database.execute("SELECT learner, incarnation, step, fate FROM fates").fetchall()
+    return replace(
+        Books(**tokens(database)),
+        by_learner=shares("ledger", "learner"),
+        token_fragments=tuple(shares("fragment_ledger", "fragment").values()),
+        fates={(learner, incarnation, step): fate for learner, incarnation, step, fate in of},
+    )
+
+
+def _books(row: dict[str, int]) -> Books:
+    plain = {name: row.pop(name, 0) for name in ("processed", "committed", "in_flight", "unknown")}
+    return Books(**plain, discarded=dict.fromkeys(REASONS, 0) | row)
 
 
 def accounts_of(events: list[Event]) -> SimpleNamespace | None:
@@ -355,8 +379,7 @@ def accounts_of(events: list[Event]) -> SimpleNamespace | None:
 
     None where there is no window, or nobody was wanted in it.
     """
-    database = connect()
-    drive([Tables(database)], as_blocks(events))
+    database = filled(events)
     prepare(database, "base", "books", "roster", "time", "goodput")
     found = database.execute("FROM goodput")
     names, row = [name for name, *_ in found.description or ()], found.fetchone()
@@ -366,5 +389,6 @@ def accounts_of(events: list[Event]) -> SimpleNamespace | None:
     for learner, category, spent in database.execute("SELECT learner, category, seconds FROM time_accounts").fetchall():
         seconds.setdefault(learner, {})[category] = spent
     told = dict(zip(names, row, strict=True))
-    shares = {name: sum(each[name] for each in seconds.values()) / told["wanted_s"] for name in RANKS}
+    names = [name for (name,) in database.execute("SELECT category FROM categories").fetchall()]
+    shares = {name: sum(each[name] for each in seconds.values()) / told["wanted_s"] for name in names}
     return SimpleNamespace(**told, seconds=seconds, categories=shares)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learners.protocol.facts import StepFinished
-from orchestrator.checkers.suite import check_run
+from orchestrator.analysis.folder import check_run
 from orchestrator.eventlog.events import Event
 from orchestrator.recipe.config import SYNCER
 from outer.protocol.facts import Committed, FactsLost

@@ -11,7 +11,7 @@ import ray
 from typer.testing import CliRunner
 
 from learners.protocol.facts import Adopted, Donated, LoopFailed, PhaseEntered, StateReceived
-from orchestrator.checkers.suite import check_run
+from orchestrator.analysis.folder import check_run
 from orchestrator.cli.app import build
 from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, LearnerLost, RunStarted
 from outer.numeric import codec

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from chaos.simulation.checks.oracle import Violation
-from orchestrator.checkers import suite
+from orchestrator.analysis.checks import check
 from orchestrator.eventlog.events import Event
 from orchestrator.simulation.context import SimContext
 from outer.protocol.facts import Committed, FactsLost, Participant
@@ -33,7 +33,7 @@ def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violati
     unjudged = BY_TIME if UNTIMED & fault_counts.keys() else frozenset()
     lost = LOST if any(isinstance(event.fact, FactsLost) for event in events) else frozenset()
     nothing = bool(STOPS & fault_counts.keys()) and not any(isinstance(event.fact, Committed) for event in events)
-    for verdict in suite.check(events):
+    for verdict in check(events):
         if verdict.name in unjudged:
             continue
         unknown = verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN | lost

@@ -23,7 +23,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import orchestrator.runtime
-from orchestrator.accounting.verdicts import Verdict
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.app import PROVE, CommandEntry, build
 from orchestrator.cli.errors import heard_or_not, reported
 from orchestrator.recipe.toml_text import load
@@ -345,7 +345,7 @@ def test_check_passes_only_what_is_known_to_be_kept(monkeypatch: pytest.MonkeyPa
     assert invoke("check", str(tmp_path)).exit_code == 5, "an empty folder keeps nothing"
     assert invoke("check", "no-such-run").exit_code == 2
     verdicts: list[Verdict] = []
-    monkeypatch.setattr("orchestrator.checkers.suite.check_run", lambda *_: verdicts)
+    monkeypatch.setattr("orchestrator.analysis.folder.check_run", lambda *_: verdicts)
     for code, *statuses in (
         (0, "pass", "pass"),
         (0, "pass", "idle"),

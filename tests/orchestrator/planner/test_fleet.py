@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from benchmarks.studies.models import even
-from orchestrator.checkers.suite import check
+from orchestrator.analysis.checks import check
 from orchestrator.planner import forecast as room
 from orchestrator.planner.fleet.description import (
     Fleet,

@@ -18,9 +18,9 @@ import tomli_w
 from typer.testing import CliRunner
 
 from learners.protocol.facts import LoopFailed, StepFinished
-from orchestrator.accounting.verdicts import Verdict
+from orchestrator.analysis.checks import check
 from orchestrator.analysis.summary import summarise
-from orchestrator.checkers.suite import check
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.app import build
 from orchestrator.eventlog.compactor import segment_key
 from orchestrator.eventlog.events import Event

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 
 from learners.protocol.facts import StepFinished
-from orchestrator.accounting.fold import drive
-from orchestrator.accounting.time.explanations import RANKS
-from orchestrator.accounting.verdicts import Verdict
-from orchestrator.analysis.database import Tables, connect
+from orchestrator.analysis.checks import check
+from orchestrator.analysis.database import filled
 from orchestrator.analysis.summary import summarise, summary_of
-from orchestrator.checkers.suite import check
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultInjected
 from orchestrator.report import tables
 from orchestrator.report.data import Data, collect
 from orchestrator.report.figures import GROUPS, grouped
-from tests.orchestrator.histories import BASE, altered, blocks, history, inserted, is_a, restarted, without
+from tests.orchestrator.histories import BASE, CATEGORIES, altered, history, inserted, is_a, restarted, without
 
 RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
 
@@ -32,8 +30,7 @@ def data(events: list[Event] | None = None, recipe: dict[str, Any] = RECIPE) -> 
 
 
 def collected(log: list[Event], summary: Any, verdicts: list[Verdict]) -> Data:
-    database = connect()
-    drive([Tables(database)], blocks(log))
+    database = filled(log)
     summary_of(database, {}, verdicts)
     return collect(database, summary, verdicts)
 
@@ -144,7 +141,7 @@ def test_every_second_of_the_accounts_is_in_one_colour() -> None:
         assert sum(grouped(spent).values()) == pytest.approx(sum(spent.values()))
     assert grouped({"something new": 2.0})["unexplained"] == 2.0
     known = {name for _, names in GROUPS.values() for name in names}
-    assert known == set(RANKS), "each category of the accounts has a colour"
+    assert known == set(CATEGORIES), "each category of the accounts has a colour"
 
 
 def test_the_books_table_has_every_fate_and_sums_to_what_was_processed() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.analysis.checks import check
 from orchestrator.analysis.summary import summarise
-from orchestrator.checkers.suite import check
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.toml_text import dump, load, template
 from orchestrator.runtime import run_accounts

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator.accounting.verdicts import Verdict
 from orchestrator.analysis.summary import summarise
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.summary import block
 from orchestrator.cli.terminal import LiveView, picture
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe

@@ -10,7 +10,8 @@ from random import Random
 
 import pytest
 
-from orchestrator.checkers.suite import check, check_run
+from orchestrator.analysis.checks import check
+from orchestrator.analysis.folder import check_run
 from orchestrator.eventlog import compactor, reader
 from orchestrator.eventlog.events import Event, Unknown
 from outer.journal import journal as journals

@@ -5,18 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator import checkers
-from orchestrator.accounting.accounts import Accounts
-from orchestrator.checkers.merges import Bases
-from orchestrator.checkers.suite import Suite, check
+from orchestrator.analysis.checks import check
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, RunFinished
@@ -33,7 +26,7 @@ from outer.protocol.facts import (
     StepOpened,
     SyncerStarted,
 )
-from tests.orchestrator.checkers.test_invariants import BROKEN, EIGHT, changed, dropped, participant
+from tests.orchestrator.analysis.test_invariants import BROKEN, EIGHT, changed, dropped, participant
 from tests.orchestrator.histories import altered, blocks, history, inserted, is_a, losing, script, without
 
 Log = list[Event]
@@ -201,31 +194,18 @@ def test_weights_are_judged_by_the_rule_that_the_epoch_names() -> None:
 
 
 def test_a_planted_bug_is_found_however_the_log_is_cut() -> None:
-    size = 40
-    assert folded(blocks(history(), size)) == folded(blocks(history()))
+    assert check(blocks(history(), 40)) == check(history())
     for name, bug, plant in [*PLANTED, *BROKEN]:
         if not name.startswith("log."):
-            assert folded(blocks(plant(history()), size))[name] == "violated", bug
+            assert folded(blocks(plant(history()), 40))[name] == "violated", bug
 
 
 def folded(log: Iterable[Block]) -> dict[str, str]:
-    """What each check of the suite comes to."""
-    accounts = Accounts()
-    suite = Suite(accounts)
-    for block in log:
-        accounts.take(block)
-        suite.take(block)
-    return {verdict.name: verdict.status for verdict in suite.verdicts()}
+    return {verdict.name: verdict.status for verdict in check(log)}
 
 
 def test_every_check_has_a_bug_planted_against_it() -> None:
     assert {name for name, _, _ in [*PLANTED, *BROKEN]} == set(statuses(history()))
-
-
-def test_every_checker_is_in_the_suite() -> None:
-    in_suite = {type(fold).__module__.rsplit(".", 1)[-1] for fold in Suite(Accounts()).folds}
-    modules = {path.stem for path in Path(checkers.__path__[0]).glob("*.py")}
-    assert in_suite == modules - {"__init__", "claims", "state", "suite", "timeline"}
 
 
 def test_an_empty_history_is_unknown_throughout_and_of_a_running_one_the_end() -> None:
@@ -257,14 +237,6 @@ def test_rebased_counters_may_begin_before_the_adoption() -> None:
     earlier = participant(base_step=3, steps=5)
     assert statuses(earlier(rebased))["merges.current"] == "pass"
     assert statuses(earlier(history()))["merges.current"] == "violated"
-
-
-def test_one_that_leaves_may_rebase_any_number_of_times_after_its_last_step_before_it_is_read() -> None:
-    versions = np.arange(52, 100, 4)
-    bases = Bases(0 * versions, np.where(versions > 56, 41, 39), versions, versions < 0)
-    read: Any = SimpleNamespace(parts=SimpleNamespace(step=np.array([41])), slots=np.array([0]), fragment=np.array([0]))
-    for wanted, found in ((56, 56), (60, 60), (96, 96), (100, 56)):
-        assert versions[bases.of(None, read, np.array([wanted]))] == [found]  # type: ignore[arg-type]
 
 
 def test_samples_that_are_set_aside_are_lent_no_more() -> None:

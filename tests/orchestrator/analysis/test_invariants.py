@@ -7,16 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, Donated, PhaseEntered, StateReceived, StateSaved, StepFinished
-from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.sketch import Sketch
-from orchestrator.accounting.verdicts import sound
+from orchestrator.analysis.checks import check
 from orchestrator.analysis.summary import summarise
-from orchestrator.checkers.liveness import median_at_least
-from orchestrator.checkers.suite import check
+from orchestrator.analysis.verdicts import sound
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultInjected, LearnerLost, LearnerRequested
 from outer.protocol.facts import (
@@ -183,7 +178,7 @@ BROKEN: list[tuple[str, str, Plant]] = [
     ("durable.restarts", "epoch 2 starts from 1 committed tokens", epoch_two(STARTED, tokens_committed=1)),
     ("durable.records", "epoch 2 says the commit of syncer step 18 otherwise", lambda e: restarted(e, norm=2.0)),
     ("durable.records", "otherwise than epoch 1", epoch_two(is_a(SpanGranted), stop=10**6)),
-    ("versions.clocks", "b 1 finished step 6 after step 4", lambda e: without(e, lambda x: step_of(x, "b", 5))),
+    ("versions.clocks", "b 1 adopted after step 5, logged after step 4", lambda e: without(e, lambda x: step_of(x, "b", 5))),
     ("versions.clocks", "opened syncer step 9 after 7", lambda e: without(e, is_a(StepOpened, syncer_step=8))),
     ("versions.clocks", "tokens falls", lambda e: altered(e, EIGHT, tokens_committed=10**6)),
     ("versions.clocks", "adopted after step 0", lambda e: altered(e, is_a(Adopted, version=8), after_step=0)),
@@ -196,7 +191,7 @@ BROKEN: list[tuple[str, str, Plant]] = [
     ("live.recovery", "fragment 0 had no commit for", lambda e: steady(6, 80, UNREAD)),
     ("isolation.steps", "when c 1 was lost, the median step", lambda e: slowed(e, a=4.0, b=4.0)),
     ("replayable.steps", "step 5 of b 1 is in a commit", lambda e: without(e, lambda x: step_of(x, "b", 5))),
-    ("replayable.states", "a 1 stepped before it had fragment 0", dropped(is_a(Adopted, fragment=0, version=0))),
+    ("replayable.states", "1 stepped before it had fragment 0 from anyone", dropped(is_a(Adopted, fragment=0, version=0))),
     ("replayable.states", "c 2 started from digest cafe of a 1, which gave dead", lambda e: from_peer("dead")),
     ("replayable.states", "started from step 15 of a 1, which gave 14", lambda e: from_peer(step=14)),
     (
@@ -260,12 +255,10 @@ def test_a_log_without_a_pass_is_not_sound() -> None:
 
 
 def test_two_epochs_are_one_history() -> None:
-    once, twice = Accounts.of(history()), Accounts.of(restarted(history()))
     assert idle(restarted(history())) == NOBODY_REFUSED | NO_SLOW_LINK
     counts = [summarise(log, {}, [])["commits"] for log in (history(), restarted(history()))]
     assert counts[0] == counts[1]
     assert settle(restarted(history())).fates == settle(history()).fates
-    assert (twice.records.repeats, once.records.repeats) == (2, 0)
 
 
 LENT = said(*(SpanGranted("a", 1, 90 + n, 1000 * n, 1000 * n + 14, 1) for n in range(2)))(history())  # ahead of the log
@@ -356,14 +349,6 @@ JUDGED: list[tuple[str, str, str, Log]] = [  # (claim, check, verdict, log)
 @pytest.mark.parametrize(("name", "status", "log"), [each[1:] for each in JUDGED], ids=[each[0] for each in JUDGED])
 def test_what_a_check_says_where_one_may_doubt(name: str, status: str, log: Log) -> None:
     assert verdict(log, name)[0] == status, verdict(log, name)[1]
-
-
-@given(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=2000))
-def test_the_median_of_many_steps_is_never_above_the_true_one(seconds: list[float]) -> None:
-    sketch = Sketch()
-    sketch.add(seconds)
-    true = sorted(seconds)[len(seconds) // 2]
-    assert true / 1.011 <= median_at_least(sketch) <= true
 
 
 def test_a_state_that_was_saved_is_known_however_many_were_saved_before_it_is_contributed_from() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from learners.protocol.facts import Adopted
-from orchestrator.accounting.verdicts import Verdict
+from orchestrator.analysis.checks import check
 from orchestrator.analysis.summary import summarise
-from orchestrator.checkers.suite import check
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import (

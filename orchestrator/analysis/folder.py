@@ -1,0 +1,115 @@
+"""Checks a run's folder: first that its log is complete and unaltered, and belongs to the recipe beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from orchestrator.analysis.checks import verdicts
+from orchestrator.analysis.database import Tables, connect
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.eventlog import reader
+from orchestrator.eventlog.block import Block
+from orchestrator.eventlog.compactor import segments_folder
+from orchestrator.recipe.problems import InputError
+from orchestrator.recipe.toml_text import hash_in
+from orchestrator.store.readers import RECIPE_FILE
+
+LONG = 24  # segments: about 1.5 million facts
+CLAIMS = {
+    "log.readable": "the log is there, and every part of it is as it was written",
+    "log.chain": "every part of the log follows from the one before it: none is missing, inserted or in another's "
+    "place",
+    "log.seal": "the log ends where it was sealed",
+    "log.recipe": "config.toml has the config hash of the log's most recent RunStarted",
+}
+NO_LOG = "there is no log to read"
+
+
+def check_run(run_dir: Path, jobs: int = 1, progress: Callable[[int], None] = lambda facts: None) -> list[Verdict]:
+    """All verdicts on a run's folder; first, whether its log can be read and is unaltered.
+
+    Of `jobs` processes this one makes the checks, and the others read ahead if the log is long. `progress` is called
+    with the number of facts so far.
+    A damaged log is `violated`, a missing one `unknown`; all other verdicts are then `unknown`.
+    """
+    folder, database = LogFolder(run_dir), connect()
+    tables = Tables(database)
+    try:
+        with reader.Ahead(folder.reader, run_dir, jobs - 1 if folder.long else 0):
+            for block in folder.blocks():
+                tables.take(block)
+                progress(block.stop)
+    except OSError as error:
+        unread = [_unknown(name, NO_LOG) for name in ("log.chain", "log.seal")]
+        return [_judged("log.readable", 0, "facts", [str(error)]), *unread, *verdicts(connect())]
+    begun = database.execute("SELECT max_by(config_hash, position) FROM RunStarted").fetchall()[0][0]
+    return [*folder.verdicts(begun), *verdicts(database if folder.readable else connect())]
+
+
+class LogFolder:
+    """Read `blocks` to their end, then ask for `verdicts`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self.reader = reader.LogReader(run_dir)
+
+    def blocks(self) -> Iterator[Block]:
+        """Raises OSError."""
+        return self.reader.rest()
+
+    @property
+    def long(self) -> bool:
+        """Whether it pays to read it in several processes. Raises OSError."""
+        return len(reader.store_of(self._run_dir).names(segments_folder(reader.SYNCER))) >= LONG
+
+    @property
+    def readable(self) -> bool:
+        return not self.reader.findings.unreadable
+
+    def verdicts(self, config_hash: str | None) -> list[Verdict]:
+        """`config_hash`: of the log's most recent RunStarted; None: there is none."""
+        found, facts = self.reader.findings, self.reader.rows
+        recipe = _recipe(self._run_dir, config_hash)
+        if not facts and not found.unreadable:
+            nothing = f"no events in {self._run_dir}"
+            return [*(_unknown(name, nothing) for name in ("log.readable", "log.chain", "log.seal")), recipe]
+        readable = _judged("log.readable", facts, "facts", found.unreadable)
+        if found.unknown and self.readable:
+            readable = _unknown("log.readable", f"{found.unknown} facts are of kinds that this version does not know")
+        chain = _judged("log.chain", facts, "facts", found.unlinked)
+        return [readable, chain, self._seal(facts), recipe]
+
+    def _seal(self, facts: int) -> Verdict:
+        try:
+            ends = reader.sealed(self._run_dir)
+        except ValueError as error:
+            return _judged("log.seal", 0, "sealed facts", [str(error)])
+        if ends is None:
+            return _unknown("log.seal", "the run has no seal.json: it did not end")
+        told = reader.differs(self.reader, ends)
+        return _judged("log.seal", facts, "sealed facts", [told] if told else [])
+
+
+def _recipe(run_dir: Path, begun: str | None) -> Verdict:
+    """Reads the values of config.toml as they are: a later version's defaults do not matter."""
+    path = run_dir / RECIPE_FILE
+    if begun is None or not path.is_file():
+        lacking = "the log does not say with which the run was begun" if begun is None else f"no {RECIPE_FILE} is here"
+        return _unknown("log.recipe", lacking)
+    try:
+        here = hash_in(path)
+    except InputError as error:
+        return _judged("log.recipe", 1, "recipe", [f"{RECIPE_FILE} {error.problems[0].message}"])
+    told = f"{RECIPE_FILE} has the config hash {here}, the run was begun with {begun}"
+    return _judged("log.recipe", 1, "recipe", [] if begun == here else [told])
+
+
+def _judged(name: str, checked: int, things: str, failures: list[str]) -> Verdict:
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    told = (failures[0] + more) if failures else f"{checked} {things} checked"
+    return Verdict(name, CLAIMS[name], "violated" if failures else "pass", told)
+
+
+def _unknown(name: str, reason: str) -> Verdict:
+    return Verdict(name, CLAIMS[name], "unknown", reason)
