@@ -32,7 +32,7 @@ SMALL = 20_000  # steps
 SQL = files("orchestrator.analysis") / "sql"
 FAMILIES = (
     "base", "told", "books", "roster", "time", "log", "durable", "versions", "spans", "merges", "fencing", "replayable",
-    "bounded", "closed", "links", "live",
+    "bounded", "closed", "links", "live", "isolation",
 )  # fmt: skip  # those with checks, and what these need before them
 
 
