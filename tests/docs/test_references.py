@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from typing import get_args
 
 from chaos.simulation.profile import KINDS, PROFILES
@@ -62,6 +63,7 @@ def test_an_error_that_is_planted_is_found() -> None:
 # ------------------------------------------------------------------ counts and lists
 
 
+@cache
 def check_names() -> tuple[list[str], list[str]]:
     """Of all checks of a run's folder, and of those that need the log alone."""
     return [verdict.name for verdict in check_run(ROOT / "nothing")], [v.name for v in check([])]
