@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from orchestrator.cli import log as command
@@ -100,6 +101,16 @@ def test_every_query_of_the_documentation_gives_rows_and_a_wrong_one_is_told(sto
         assert all(isinstance(json.loads(line), dict) for line in result.stdout.splitlines())
     processed = "SELECT sum(tokens)::BIGINT AS n FROM ledger WHERE fate = 'processed'"
     assert json.loads(invoke("log", str(store.root), "--sql", processed).stdout) == {"n": 888}
-    for arguments, told in ((("--sql", "SELEC"), "syntax error"), (("--sql", "FROM steps", "--follow"), "leave out")):
+    for suffix, reads in ((".parquet", "read_parquet"), (".csv", "read_csv"), (".jsonl", "read_json")):
+        target = store.root / f"it's{suffix}"
+        assert invoke("log", str(store.root), "--sql", f"{processed};", "--to", str(target)).stdout == ""
+        assert duckdb.execute(f"FROM {reads}(?)", [str(target)]).fetchall() == [(888,)]
+    alone = ("--to", "all.parquet"), ("--sql", "FROM steps", "--to", "steps.xlsx")
+    wrong = [(each, "name a query") for each in alone]
+    for arguments, told in (
+        *wrong,
+        (("--sql", "SELEC"), "syntax error"),
+        (("--sql", "FROM steps", "--follow"), "leave out"),
+    ):
         result = invoke("log", str(store.root), *arguments)
         assert result.exit_code == INPUT and told in result.stderr
