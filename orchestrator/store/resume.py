@@ -18,6 +18,7 @@ from orchestrator.store.run_store import RunStore
 from outer.journal.chain import identity
 from outer.journal.object_store import absolute, objects
 from outer.protocol.manifest import flatten
+from outer.protocol.schedule import Budget
 
 CHANGEABLE = (
     "pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum", "data.ahead_s", "data.span_steps",
@@ -51,10 +52,14 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
     begun = recipe_of(store)
     if store.granted("epoch", "syncer"):  # by then the orchestrator's log is there
         yield from taken(begun, begun=True)
-    if ((status_if_any(store) or {}).get("run") or {}).get("state") == "finished" and recipe.budget == begun.budget:
+    run = (status_if_any(store) or {}).get("run") or {}
+    reached = Budget(recipe.budget.tokens, recipe.budget.syncer_steps).reached(
+        run.get("tokens_committed") or 0, run.get("syncer_step") or 0
+    )
+    if run.get("state") == "finished" and (reached or recipe.budget == begun.budget):
         budget = recipe.budget.model_dump(exclude_none=True)
         fix = "give a larger one to train on, --fresh to begin anew, or another name (--set name=OTHER)"
-        yield Problem("budget", budget, "is what the run in this folder has reached: it has finished", fix)
+        yield Problem("budget", budget, "was reached by the run in this folder: it has finished", fix)
     before, now = flatten(begun.canonical()), flatten(recipe.canonical())
     if recipe.init_from is not None:
         now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it

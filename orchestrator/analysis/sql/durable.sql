@@ -55,10 +55,10 @@ FROM records WINDOW w AS (PARTITION BY name, id ORDER BY position) QUALIFY told_
 
 -- check: durable.records
 -- claim: what two epochs say of one commit, grant or return, or of the end, is the same word for word
--- checked: repeated records = FROM (SELECT position FROM repeated UNION ALL (SELECT position FROM Finished ORDER BY position OFFSET 1))
+-- checked: repeated records = FROM (SELECT position FROM repeated UNION ALL (SELECT position FROM finishes ORDER BY position OFFSET 1))
 -- idle: no epoch had to say anything again = FROM facts
 SELECT position, format('epoch {} says {} otherwise than epoch {}', told_by, name, first) AS told
 FROM repeated WHERE NOT same
 UNION ALL
-SELECT position, format('epoch {} ends with other tokens than the one before did', told_by) FROM Finished
-QUALIFY tokens_committed <> lag(tokens_committed) OVER (ORDER BY position);
+SELECT position, format('epoch {} ends with other tokens than the one before did', told_by) FROM finishes
+QUALIFY tokens_committed <> lag(tokens_committed) OVER (PARTITION BY stretch ORDER BY position);

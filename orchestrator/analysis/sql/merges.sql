@@ -113,7 +113,11 @@ WHERE beyond OR (c.who NOT IN (FROM incomplete)
 SELECT c.position, CASE WHEN f.position IS NOT NULL
     THEN format('syncer step {} committed after the end at step {}', c.syncer_step, f.syncer_step)
     ELSE format('syncer step {} committed without having been opened', c.syncer_step) END AS told
-FROM chained c ASOF LEFT JOIN Finished f ON f.position < c.position WHERE f.position IS NOT NULL OR opened_at IS NULL;
+FROM chained c LEFT JOIN (
+    SELECT rules.told_by, min(f.position) AS position, min_by(syncer_step, f.position) AS syncer_step
+    FROM rules JOIN finishes f USING (stretch) GROUP BY rules.told_by
+) f ON f.told_by = c.told_by AND f.position < c.position
+WHERE f.position IS NOT NULL OR opened_at IS NULL;
 
 -- Nothing that is not a number reaches the global parameters. A learner's own loss may diverge: its contributions are
 -- then refused. The norm of a merged update has no bound.

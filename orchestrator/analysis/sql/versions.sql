@@ -62,5 +62,7 @@ SELECT position, format('{} {} was read at step {} after step {}', learner, inca
 FROM merges WHERE step < read_before
 UNION ALL
 SELECT f.position, format('the run finished at syncer step {}, step {} had committed', f.step, c.step)
-FROM (SELECT max(position) AS position, min(syncer_step) AS step FROM Finished) f,
-    (SELECT max_by(syncer_step, position) AS step FROM commits) c WHERE f.step < c.step;
+FROM (SELECT stretch, max(position) AS position, min(syncer_step) AS step FROM finishes GROUP BY stretch) f
+JOIN (SELECT stretch, max_by(syncer_step, c.position) AS step FROM commits c JOIN rules USING (told_by) GROUP BY stretch) c
+    USING (stretch)
+WHERE f.step < c.step;

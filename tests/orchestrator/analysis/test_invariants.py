@@ -13,7 +13,7 @@ from orchestrator.analysis.checks import check
 from orchestrator.analysis.summary import summarise
 from orchestrator.analysis.verdicts import sound
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import FaultInjected, LearnerLost, LearnerRequested
+from orchestrator.eventlog.facts import FaultInjected, LearnerLost, LearnerRequested, RunFinished, RunResumed
 from outer.protocol.facts import (
     Committed,
     DrainStarted,
@@ -357,6 +357,23 @@ JUDGED: list[tuple[str, str, str, Log]] = [  # (claim, check, verdict, log)
 @pytest.mark.parametrize(("name", "status", "log"), [each[1:] for each in JUDGED], ids=[each[0] for each in JUDGED])
 def test_what_a_check_says_where_one_may_doubt(name: str, status: str, log: Log) -> None:
     assert verdict(log, name)[0] == status, verdict(log, name)[1]
+
+
+def test_a_run_that_finished_may_be_resumed_and_finish_again_but_not_go_on_by_itself() -> None:
+    log = restarted(history())
+    at = BASE + 18.3
+    counted = [e.fact.tokens_committed for e in log if is_a(Committed)(e) and e.at < at][-1]
+    facts = (Finished(18, counted, "reached"), RunFinished("finished", "reached"), RunResumed(1, 0, ("a", "b"), ()))
+    ended = [Event("syncer" if n == 0 else "orchestrator", 1, 0, at + n / 100, fact) for n, fact in enumerate(facts)]
+    extended = renumbered(sorted([*log, *ended], key=lambda event: event.at))
+    assert idle(extended) == NOBODY_REFUSED | NO_SLOW_LINK
+    alone = without(extended, is_a(RunResumed))
+    assert {each.name for each in check(alone) if each.status == "violated"} == {
+        "log.ending", "durable.records", "versions.clocks", "books.committed", "merges.closed"
+    }  # fmt: skip
+    sixteenth = next(event.fact for event in log if is_a(Committed, syncer_step=16)(event))
+    late = inserted(extended, is_a(Finished, syncer_step=18), replace(sixteenth, syncer_step=19))
+    assert verdict(late, "merges.closed")[1].startswith("syncer step 19 committed after the end at step 18")
 
 
 def test_a_state_that_was_saved_is_known_however_many_were_saved_before_it_is_contributed_from() -> None:

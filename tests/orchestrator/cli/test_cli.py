@@ -171,6 +171,12 @@ def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_r
     again = invoke("run", LOCAL)
     assert again.exit_code == 2
     assert "it has finished" in again.stderr
+    reached = {"state": "finished", "syncer_step": 50, "tokens_committed": 10**9}
+    store.write_json("status.json", {"run": reached, "written_at": time.time()})
+    kept = store.read_text("config.toml")
+    again = invoke("run", LOCAL, "--set", "budget.tokens=900")
+    assert again.exit_code == 2 and "was reached by the run" in again.stderr
+    assert store.read_text("config.toml") == kept
     store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time() - 3600})
     monkeypatch.setattr(run_lock, "RENEW_S", 0.1)
     other = RunLock(Folder(store.root), "theirs")
