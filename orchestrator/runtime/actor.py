@@ -358,12 +358,11 @@ class OrchestratorActor:
         """In every case: stop chaos and all writers, merge, seal and check the log, and write the summary."""
         self._learners.cancel()
         self._checkpoints.cancel()
-        ends: dict[str, Segmented | None] = {CHAOS: Segmented()}  # where each log ends
-        try:
-            ends |= {CHAOS: await within(CLOSE_S, ray.get_actor(CHAOS, self._placement.namespace).stop.remote())}
-        except (ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead
-            if self._store.granted("incarnation", CHAOS):
-                ends[CHAOS] = None
+        ends: dict[str, Segmented | None] = {CHAOS: None}  # where each log ends
+        with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead
+            ends[CHAOS] = await within(CLOSE_S, ray.get_actor(CHAOS, self._placement.namespace).stop.remote())
+        if ends[CHAOS] is None:
+            ends[CHAOS] = await self._patience.stored(self._end_of_chaos)
         with contextlib.suppress(TimeoutError, ray.exceptions.RayError):  # it is dead, or about to be
             ends[SYNCER] = await self._syncer.close(CLOSE_S)  # no late report may follow the seal of its log
         self._dismiss()
@@ -374,6 +373,13 @@ class OrchestratorActor:
         if len(known := {log: end for log, end in ends.items() if end is not None}) == len(LOGS):
             await self._patience.stored(self._store.write_json, SEAL_FILE, seal(known))
         return await self._patience.stored(run_accounts.finish, self._store)
+
+    def _end_of_chaos(self) -> Segmented | None:
+        """Where the log ends that a chaos actor has left, perhaps of an earlier session; fences it, if it lives."""
+        if not self._store.granted("incarnation", CHAOS):
+            return Segmented()
+        log = FactLog(self._objects, CHAOS, self._store.grant("incarnation", CHAOS), tell)
+        return log.close(CLOSE_S)
 
     def _dismiss(self) -> None:
         """End every actor of the run except this one, and give their places back."""

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from learners.protocol.facts import Adopted, AdoptionRefused, Resumed, StateReceived, StateSaved
+from orchestrator.analysis.folder import check_run
 from orchestrator.eventlog.facts import CheckpointWritten, RunResumed
 from orchestrator.recipe.config import SYNCER
 from orchestrator.store.resume import reopen
@@ -33,7 +34,7 @@ CODED = {
 
 @pytest.fixture(scope="module")
 def resumed(run, tmp_path_factory):
-    """A run that a script stops, and the same once it has gone on with a fourth learner."""
+    """A run that a script stops, and the same once it has gone on with a fourth learner, and without chaos."""
     folder = tmp_path_factory.mktemp("resumed")
 
     def pools(learners):
@@ -41,7 +42,7 @@ def resumed(run, tmp_path_factory):
 
     first = run("resumed", Script(folder, (all_step(syncer_step=40), nothing)), folder, pools=pools(3), **CODED)
     reopen(RunStore(folder))
-    return first, run("resumed", folder=folder, pools=pools(4), **CODED)
+    return first, run("resumed", folder=folder, pools=pools(4), **CODED | {"chaos": {}})
 
 
 def test_a_run_that_is_stopped_writes_a_last_checkpoint_of_everybody(resumed):
@@ -59,6 +60,8 @@ def test_a_run_that_is_stopped_writes_a_last_checkpoint_of_everybody(resumed):
 def test_it_goes_on_to_the_bit_and_with_another_learner(resumed):
     _, second = resumed
     assert_kept(second)
+    [seal] = [verdict for verdict in check_run(second.folder) if verdict.name == "log.seal"]
+    assert seal.status == "pass", "of the chaos actor's log, too, which only the first session had"
     (went_on,) = second.facts(RunResumed)
     assert went_on.exact == ("learner-t-0", "learner-t-1", "learner-t-2") and went_on.damaged == ()
     assert len(second.facts(Resumed)) == 3
