@@ -71,6 +71,7 @@ def summary_of(
         return next(iter(rows(f"FROM {kind} ORDER BY position {order} LIMIT 1")), {})
 
     rules, started, finished, evaluated = map(newest, ("SyncerStarted", "RunStarted", "RunFinished", "Evaluated"))
+    first = newest("Evaluated", "ASC")  # of the initial parameters, unless that failed
     failed, goodput = newest("EvaluationFailed"), next(iter(rows("FROM goodput")), {})
     failed = failed if failed.get("position", -1) > evaluated.get("position", -1) else {}
     commits = dict(ask("SELECT fragment, count(*) FROM commits GROUP BY fragment"))
@@ -90,7 +91,7 @@ def summary_of(
         "ok": finished.get("state") == "finished" and sound(verdicts) and books["processed"] == fates,
         "state": finished.get("state"),
         "reason": finished.get("reason"),
-        "initial_eval_loss": _finite(newest("Evaluated", "ASC").get("loss")),
+        "initial_eval_loss": _finite(first["loss"]) if first.get("syncer_step") == 0 else None,
         "eval_loss": _finite(evaluated["loss"]) if current else None,
         "eval_fault": failed.get("reason"),
         "loss_unit": evaluated.get("unit"),

@@ -85,6 +85,8 @@ def test_a_finished_run_whose_checks_pass_is_ok() -> None:
     assert told["ok"] is True
     assert (told["name"], told["config_hash"], told["state"]) == ("small", "cafe", "finished")
     assert (told["initial_eval_loss"], told["eval_loss"]) == (5.0, 3.0)
+    late = summarise(altered(history(), is_a(Evaluated), syncer_step=4), {}, [])
+    assert late["initial_eval_loss"] is None, "those of a later step are not the initial parameters"
     assert (told["syncer_steps"], told["commits"], told["rounds_per_fragment"]) == (32, 16, 8)
     assert told["wall_s"] == pytest.approx(32.3, **CLOSE)
     assert told["tokens_per_s"] == pytest.approx(864 / 32.3, **CLOSE)
