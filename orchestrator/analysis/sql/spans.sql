@@ -16,6 +16,7 @@ QUALIFY told_by <= first_value(told_by) OVER (
 -- What each incarnation's steps say of its pace.
 CREATE OR REPLACE TEMP TABLE paces AS
 SELECT who, count(*) AS steps, min(seconds) FILTER (seconds > 0.0) AS fastest_s, max(t) AS heard,
+    max(step) AS newest,
     -quantile_disc(-seconds, 0.5) AS median_s
 FROM steps GROUP BY who;
 
