@@ -2,7 +2,7 @@
 
 -- The losses. Troubles of a host itself are not in the log, so they are judged only where faults were injected.
 CREATE OR REPLACE TEMP TABLE lost_learners AS
-SELECT position, learner, incarnation, EXISTS (FROM FaultInjected) AS judged FROM about JOIN incarnations USING (who)
+SELECT position, learner, incarnation, EXISTS (FROM injected) AS judged FROM about JOIN incarnations USING (who)
 WHERE kind = 'LeaseExpired' OR kind = 'LearnerFenced' AND reason NOT IN ('stopped', 'drained', 'superseded');
 
 -- Each survivor's 40 steps before a loss and after it, 8 at least of both. They are told apart by the commits on both

@@ -1,12 +1,12 @@
 -- While K learners are alive every fragment keeps committing, and it does so again after a fault.
 
--- The newest settings, and the limits of a gap between two commits of a fragment: `most` steps, 3 (H + tau), of each who
--- took part, and what these take of its own monotonic clock, 3 (H + tau) times the slowest learner's median step + H times
--- the longest grace, with one `patience_s` more and another for each trouble: a read timeout, a lease and 1 s to resend.
+-- The newest settings, and the limits of a gap between two commits of a fragment: `most` steps of each that took part,
+-- 3 (H + tau), and `allowed_s` seconds: 3 (H + tau) times the slowest learner's median step, H times the longest grace,
+-- and `patience_s`, which each trouble adds once more: a read timeout, a lease and 1 s to resend.
 CREATE OR REPLACE TEMP TABLE limits AS
-SELECT count, quorum, 3 * (round_steps + overlap_steps) AS most, most * slowest_s + round_steps * grace_s AS rate_s,
-    read_timeout_s + greatest(0, 4 * list_max(sizes) - (1 << 20)) / (4 << 20) + greatest(lease_s, 5.0 * slowest_s)
-        + 1.0 AS patience_s,
+SELECT count, quorum, 3 * (round_steps + overlap_steps) AS most, read_timeout_s
+        + greatest(0, 4 * list_max(sizes) - (1 << 20)) / (4 << 20) + greatest(lease_s, 5.0 * slowest_s) + 1.0
+        AS patience_s, most * slowest_s + round_steps * grace_s + patience_s AS allowed_s,
     -- The first Finished after the last commit: nothing commits after it.
     (SELECT coalesce(min(position), 8e18::BIGINT) FROM facts WHERE kind = 'Finished'
         AND position > coalesce((SELECT max(position) FROM commits), -1)) AS closing
@@ -30,7 +30,7 @@ WHERE writer = 'syncer' OR kind IN ('StoreWaited', 'FaultInjected', 'FaultHealed
 UNION ALL BY NAME SELECT position, t, told_by AS epoch, 'Committed' AS kind, 0.0 AS waited_s, fragment,
     syncer_step AS version, base_version AS base FROM commits;
 
--- Who can still take part at the end: those that stepped on, and took part in the fragment's last commit, if there is one.
+-- Who can still take part at the end: who has stepped, and took part in the fragment's last commit, if there is one.
 CREATE OR REPLACE TEMP TABLE staying AS
 SELECT fragment, who, newest, step
 FROM (SELECT unnest(range(count)) AS fragment FROM limits)
@@ -38,10 +38,11 @@ LEFT JOIN (SELECT fragment, max(position) AS position FROM commits GROUP BY ALL)
 CROSS JOIN (FROM roster JOIN paces USING (who) WHERE coalesce(over, 'stopped') = 'stopped')
 LEFT JOIN contributions c USING (position, who, fragment) WHERE position IS NULL OR step IS NOT NULL;
 
--- The gaps from each commit of a fragment to its next, from the start to the first, and from the last to the end, in which
--- K learners, at least, may have been healthy: alive by the syncer's facts at its beginning, without a fault that prevents
--- contributions, and not lost since. A learner is alive from attaching, or from its lease renewed, until its next such
--- fact, its leaving or losing its lease, or the syncer's next epoch. `calm`: it is judged as the rate.
+-- The gaps from each commit of a fragment to its next, from the start to the first, and from the last to the end, in
+-- which K learners, at least, may have been healthy: alive by the syncer's facts at its beginning, without a fault that
+-- prevents contributions, and not lost since. A learner is alive from attaching, or from renewing its lease, until its
+-- next such fact, its leaving or losing its lease, or the syncer's next epoch. `calm`: it is judged as the rate. Time for
+-- which the store was away does not count.
 CREATE OR REPLACE TEMP TABLE gaps AS
 WITH alive AS (
     SELECT position, learner, incarnation, least(
@@ -62,7 +63,8 @@ WITH alive AS (
     )
     WINDOW so_far AS (ORDER BY position) QUALIFY fragment IS NOT NULL
 ), pairs AS (
-    SELECT fragment, position, epoch, version, base, lag(position) OVER turns AS begin, lag(version) OVER turns AS since,
+    SELECT fragment, position, epoch, version, base,
+        lag(position) OVER turns AS begin, lag(version) OVER turns AS since,
         waited - lag(waited, 1, 0.0) OVER turns AS waited_s,
         if(epoch = lag(epoch) OVER turns, t - lag(t) OVER turns - waited_s, NULL) AS dated_s,
         begin IS NULL OR troubles = lag(troubles) OVER turns AS calm,
@@ -72,9 +74,8 @@ WITH alive AS (
 SELECT p.* EXCLUDE (healthy)
 FROM pairs p LEFT JOIN (
     SELECT p.fragment, p.position, count(DISTINCT a.learner) AS faulty
-    FROM turns t JOIN injected i USING (position) JOIN alive a ON a.learner = target AND a.incarnation = i.incarnation
-    JOIN pairs p ON p.begin >= a.position AND p.begin < a.until AND i.position <= p.position
-        AND p.begin <= coalesce(healed_at, p.begin)
+    FROM injected i JOIN alive a ON a.learner = target AND a.incarnation = i.incarnation JOIN pairs p ON p.begin >= a.position
+        AND p.begin < a.until AND i.position <= p.position AND p.begin <= coalesce(healed_at, p.begin)
     WHERE fault_kind NOT IN ('kill', 'wrong_config', 'slow', 'straggle') GROUP BY ALL
 ) f USING (fragment, position), limits
 WHERE begin IS NULL OR healthy - coalesce(faulty, 0) >= quorum;
@@ -83,20 +84,21 @@ WHERE begin IS NULL OR healthy - coalesce(faulty, 0) >= quorum;
 -- agree, unless they run backwards. What was done on an old base was there before the gap.
 CREATE OR REPLACE TEMP TABLE too_long AS
 WITH far AS (
-    SELECT g.*, dated_s IS NULL OR epoch IN (SELECT epoch FROM turns WHERE t IS NOT NULL
+    SELECT g.*, most, allowed_s, patience_s, dated_s IS NULL OR epoch IN (SELECT epoch FROM turns WHERE t IS NOT NULL
         QUALIFY t < lag(t) OVER (PARTITION BY epoch ORDER BY position)) AS undated
-    FROM gaps g, limits WHERE undated OR dated_s > rate_s + patience_s
+    FROM gaps g, limits WHERE undated OR dated_s > allowed_s
 ), parts AS (
-    SELECT g.position, fragment, c.who, coalesce(p.step, greatest(c.base_step, after_step)) AS first, c.step AS last
+    SELECT g.position, fragment, most, c.who, coalesce(p.step, greatest(c.base_step, after_step)) AS first,
+        c.step AS last
     FROM far g JOIN contributions c USING (position, fragment)
     LEFT JOIN contributions p ON p.position = begin AND p.who = c.who
     LEFT JOIN adoptions a ON (a.who, a.fragment, a.version) = (c.who, c.fragment, base)
         AND mode NOT IN ('bootstrap', 'overwrite')
     WHERE c.age = 0
-    UNION ALL SELECT g.position, fragment, who, coalesce(step, -1), newest FROM far g JOIN staying USING (fragment)
-    WHERE version IS NULL
+    UNION ALL SELECT g.position, fragment, most, who, coalesce(step, -1), newest
+    FROM far g JOIN staying USING (fragment) WHERE version IS NULL
 ), slow AS (
-    FROM parts, limits QUALIFY min(last - first) OVER (PARTITION BY position, fragment) > most
+    FROM parts QUALIFY min(last - first) OVER (PARTITION BY position, fragment) > most
 ), clocks AS (
     SELECT c.who, c.step, place, sum(seconds + waited_s) OVER (PARTITION BY c.who ORDER BY c.step) AS clock
     FROM (FROM counted SEMI JOIN slow USING (who)) c JOIN steps USING (position)
@@ -111,12 +113,11 @@ WITH far AS (
     LEFT JOIN turns t ON t.position > coalesce(begin, -1) AND t.position <= g.position
     GROUP BY ALL
 )
-SELECT position + if(version IS NULL, fragment, 0) AS position, calm,
-    format('fragment {} had no commit for {:.1f} s after {}, while each of those that could take part finished {} steps; '
-        'allowed are {} steps or {:.1f} s', fragment, spent_s, coalesce('version ' || since, 'the start'), steps, most,
-        allowed_s) AS told
-FROM (SELECT *, rate_s + (1 + troubles) * patience_s AS allowed_s FROM troubled, limits)
-WHERE steps > most AND spent_s > allowed_s AND (undated OR dated_s > allowed_s);
+SELECT position + if(version IS NULL, fragment, 0) AS position, calm, allowed_s + troubles * patience_s AS limit_s,
+    format('fragment {} had no commit for {:.1f} s after {}, while each of those that could take part finished {} steps'
+        '; allowed are {} steps or {:.1f} s', fragment, spent_s, coalesce('version ' || since, 'the start'), steps, most,
+        limit_s) AS told
+FROM troubled WHERE steps > most AND spent_s > limit_s AND (undated OR dated_s > limit_s);
 
 -- check: live.rate
 -- claim: while K learners are alive every fragment commits within stated numbers of their steps and seconds
@@ -126,6 +127,6 @@ SELECT position, told FROM too_long WHERE calm;
 -- check: live.recovery
 -- claim: after any trouble every fragment commits again within a stated time
 -- checked: gaps with trouble = FROM gaps WHERE NOT calm
--- idle: whenever there was trouble, fewer than K learners may have been alive = FROM gaps WHERE calm AND EXISTS (FROM facts WHERE kind IN ('LeaseExpired', 'LearnerFenced', 'Quarantined', 'DrainStarted'))
+-- idle: whenever there was trouble, fewer than K learners may have been alive = FROM gaps WHERE calm AND EXISTS (FROM turns WHERE loses)
 -- idle: nothing went wrong = FROM gaps WHERE calm
 SELECT position, told FROM too_long WHERE NOT calm;
