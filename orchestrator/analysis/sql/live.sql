@@ -41,8 +41,8 @@ LEFT JOIN contributions c USING (position, who, fragment) WHERE position IS NULL
 -- The gaps from each commit of a fragment to its next, from the start to the first, and from the last to the end, in
 -- which K learners, at least, may have been healthy: alive by the syncer's facts at its beginning, without a fault that
 -- prevents contributions, and not lost since. A learner is alive from attaching, or from renewing its lease, until its
--- next such fact, its leaving or losing its lease, or the syncer's next epoch. `calm`: it is judged as the rate. Time for
--- which the store was away does not count.
+-- next such fact, its leaving or losing its lease, or the syncer's next epoch. `calm`: it is judged as the rate.
+-- Time for which the store was away does not count.
 CREATE OR REPLACE TEMP TABLE gaps AS
 WITH alive AS (
     SELECT position, learner, incarnation, least(
@@ -74,8 +74,9 @@ WITH alive AS (
 SELECT p.* EXCLUDE (healthy)
 FROM pairs p LEFT JOIN (
     SELECT p.fragment, p.position, count(DISTINCT a.learner) AS faulty
-    FROM injected i JOIN alive a ON a.learner = target AND a.incarnation = i.incarnation JOIN pairs p ON p.begin >= a.position
-        AND p.begin < a.until AND i.position <= p.position AND p.begin <= coalesce(healed_at, p.begin)
+    FROM injected i JOIN alive a ON a.learner = target AND a.incarnation = i.incarnation
+    JOIN pairs p ON p.begin >= a.position AND p.begin < a.until AND p.begin <= coalesce(healed_at, p.begin)
+        AND p.position >= i.position
     WHERE fault_kind NOT IN ('kill', 'wrong_config', 'slow', 'straggle') GROUP BY ALL
 ) f USING (fragment, position), limits
 WHERE begin IS NULL OR healthy - coalesce(faulty, 0) >= quorum;
@@ -114,9 +115,9 @@ WITH far AS (
     GROUP BY ALL
 )
 SELECT position + if(version IS NULL, fragment, 0) AS position, calm, allowed_s + troubles * patience_s AS limit_s,
-    format('fragment {} had no commit for {:.1f} s after {}, while each of those that could take part finished {} steps'
-        '; allowed are {} steps or {:.1f} s', fragment, spent_s, coalesce('version ' || since, 'the start'), steps, most,
-        limit_s) AS told
+    format('fragment {} had no commit for {:.1f} s after {}, while each of those that could take part finished {} '
+        'steps; allowed are {} steps or {:.1f} s', fragment, spent_s, coalesce('version ' || since, 'the start'),
+        steps, most, limit_s) AS told
 FROM troubled WHERE steps > most AND spent_s > limit_s AND (undated OR dated_s > limit_s);
 
 -- check: live.rate
