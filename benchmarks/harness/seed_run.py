@@ -20,7 +20,7 @@ from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, LearnerRequested, LearnerStarted, RunFinished, RunStarted
 from orchestrator.eventlog.log_writer import write_log
-from orchestrator.eventlog.reader import SEAL_FILE, blocks, seal
+from orchestrator.eventlog.reader import SEAL_FILE, LogReader, seal
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.toml_text import dump, stored_hash
@@ -124,7 +124,7 @@ class SeedRun:
         self._emit(RunFinished("finished", "the budget is reached", digest), later_s=1.0)
         store.write_json(SEAL_FILE, seal(write_log(Folder(store.root.absolute()), self._events())))
         verdicts = check_run(store.root)
-        summary = summarise(blocks(store.root), recipe, verdicts)
+        summary = summarise(LogReader(store.root).rest(), recipe, verdicts)
         store.write_json("summary.json", summary)
         row = {
             "seed": recipe.seed,

@@ -25,8 +25,8 @@ import duckdb
 
 from orchestrator.analysis.database import filled
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.tables import Part
 
 SMALL = 20_000  # steps
 SQL = files("orchestrator.analysis") / "sql"
@@ -97,7 +97,7 @@ def _known(database: duckdb.DuckDBPyConnection, family: str) -> bool:
     return bool(known)
 
 
-def check(log: Iterable[Event] | Iterable[Block]) -> list[Verdict]:
+def check(log: Iterable[Event] | Iterable[Part]) -> list[Verdict]:
     """All verdicts on a log in its canonical order, in a fixed order. Of an empty log every verdict is `unknown`."""
     return verdicts(filled(log))
 

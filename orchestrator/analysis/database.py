@@ -9,59 +9,28 @@ over `facts`, with its fields as columns: `SELECT * FROM LeaseExpired`.
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.eventlog.block import NONE, Block, as_blocks
-from orchestrator.eventlog.events import Event, finite, kind_of
+from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import REGISTRY
-from outer.protocol.facts import Committed, Participant
+from orchestrator.eventlog.log_writer import LOGS
+from orchestrator.eventlog.tables import FLOAT, INT, SCHEMAS, TEXT, TIME, Part, as_parts
+from outer.protocol.facts import Committed
 
-INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
-_KINDS = {int: INT, float: FLOAT, str: TEXT, int | None: INT, float | None: FLOAT}
 FAMILIES = ("base", "books", "roster", "time", "goodput", "faults", "series")  # of sql/: each needs those before it
 MEMORY_MB = 400
-WRITERS = ("syncer", "orchestrator", "chaos")  # everybody else who writes is a learner
-_RENAMED = {"position": "sample"}  # StepFinished.position: the place in the log has that name
-
-
-def _columns(kind: type[Any], *without: str) -> list[tuple[str, pa.DataType]]:
-    hints = typing.get_type_hints(kind)
-    named = [(each.name, _KINDS.get(hints[each.name], TEXT)) for each in fields(kind) if each.name not in without]
-    return [(_RENAMED.get(name, name), dtype) for name, dtype in named]
-
-
-_PLACE = [("position", INT), ("who", INT), ("sequence", INT), ("t", FLOAT)]
-_TOLD = [("position", INT), ("told_by", INT)]
-_PART = [("syncer_step", INT), ("fragment", INT), ("part", INT), ("who", INT)]
-_WRITER = [("writer", TEXT), ("incarnation", INT), ("sequence", INT), ("t", FLOAT), ("kind", TEXT), ("fact", TEXT)]
-SCHEMAS = {
-    "steps": pa.schema([*_PLACE, *_columns(StepFinished)]),
-    "adoptions": pa.schema([*_PLACE, *_columns(Adopted)]),
-    "commits_told": pa.schema([*_TOLD, *_PLACE[2:], *_columns(Committed, "participants")]),
-    "contributions_told": pa.schema([*_TOLD, *_PART, *_columns(Participant, "learner", "incarnation")]),
-    "facts": pa.schema([("position", INT), *_WRITER]),
-    "incarnations": pa.schema([("who", INT), ("learner", TEXT), ("incarnation", INT)]),
-}
-
-
-class _Numbers(dict[tuple[str, int], int]):
-    """The incarnations, numbered from 0."""
-
-    def __missing__(self, key: tuple[str, int]) -> int:
-        number = self[key] = len(self)
-        return number
+_TYPES = {INT: "BIGINT", FLOAT: "DOUBLE", TEXT: "VARCHAR"}
+_NAMES = {"commits": "commits_told", "contributions": "contributions_told"}  # a later epoch may tell one again
 
 
 def connect() -> duckdb.DuckDBPyConnection:
@@ -80,16 +49,14 @@ def connect() -> duckdb.DuckDBPyConnection:
 @cache
 def _made() -> list[duckdb.Statement]:
     made = ["CREATE TABLE prepared (family VARCHAR)"]  # of those in sql/, whose tables there are
-    for name, schema in SCHEMAS.items():
-        columns = ", ".join(f"{each.name} {_DUCK[each.type]}" for each in schema)
-        made.append(f"CREATE TABLE {name} ({columns})")
+    made.append("CREATE TABLE incarnations (who BIGINT, learner VARCHAR, incarnation BIGINT)")
+    for name in SCHEMAS:
+        columns = ", ".join(f"{each} {type_}" for each, (type_, _) in _columns(name).items())
+        made.append(f"CREATE TABLE {_NAMES.get(name, name)} ({columns})")
     for kind, fact in REGISTRY.items():
         if fact not in (StepFinished, Adopted, Committed):
             made.append(f"CREATE VIEW {kind} AS {_view(kind, fact)}")
     return duckdb.extract_statements(";".join(made))
-
-
-_DUCK = {INT: "BIGINT", FLOAT: "DOUBLE", TEXT: "VARCHAR"}
 
 
 def _view(kind: str, fact: type[Any]) -> str:
@@ -114,79 +81,79 @@ def _column(name: str, hint: Any) -> str:
     return f"(fact->'$.{name}')::JSON AS \"{name}\""
 
 
-def filled(log: Iterable[Event] | Iterable[Block]) -> duckdb.DuckDBPyConnection:
-    """A database of this log, given as blocks or as events, in its canonical order."""
-    database = connect()
-    tables = Tables(database)
-    for block in as_blocks(log):
-        tables.take(block)
+# ------------------------------------------------------------------ the log's rows
+
+
+def _columns(table: str) -> dict[str, tuple[str, str]]:
+    """The columns of one of SCHEMAS in the database: type, and expression of those of the log's."""
+    found, names = {}, SCHEMAS[table].names
+    for each in SCHEMAS[table]:
+        if each.type == TIME:
+            found["t"] = "DOUBLE", f"epoch_us({each.name}) / 1e6"
+        elif each.name == "learner":
+            found["who"] = "BIGINT", "who"
+        elif each.name != "incarnation" or "learner" not in names:
+            found[each.name] = _TYPES[each.type], f'"{each.name}"'
+    return found
+
+
+def _insertion(table: str) -> str:
+    columns = _columns(table)
+    source = "arriving" + (" JOIN incarnations USING (learner, incarnation)" if "who" in columns else "")
+    order = "position, part" if "part" in columns else "position"
+    expressions = ", ".join(expression for _, expression in columns.values())
+    return f"INSERT INTO {_NAMES.get(table, table)} SELECT {expressions} FROM {source} ORDER BY {order}"
+
+
+_INSERTIONS = {name: _insertion(name) for name in SCHEMAS}
+
+
+def filled(log: Iterable[Event] | Iterable[Part]) -> duckdb.DuckDBPyConnection:
+    """A database of this log, given as parts or as events, in its canonical order."""
+    tables = Tables(database := connect())
+    for part in as_parts(log):
+        tables.take(part)
     return database
 
 
 class Tables:
-    """Puts the log's blocks, one after the other, into a database's tables."""
+    """Puts the log's parts, one after the other, into a database's tables."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection) -> None:
         self._database = database
-        self._who = _Numbers()
+        self._incarnations: dict[tuple[str, int], int] = {}
 
-    def take(self, block: Block) -> None:
-        known = len(self._who)
-        words, steps, adopted = np.array(block.names, object), block.steps, block.adoptions
-        commits, parts = block.commits, block.contributions
-        who = np.array([-1 if name in WRITERS else self._who[name, number] for name, number in block.sources], np.int64)
-        epoch = np.array([number for _, number in block.sources], np.int64)
-        progress = [None if math.isnan(share) else share for share in steps.progress.tolist()]
-        aux = [None if each is None else _json(each) for each in steps.aux.tolist()]
-        read_at = [None if step == NONE else step for step in adopted.read_at.tolist()]
-        place = np.arange(len(parts.step)) - commits.first[parts.commit]
-        told_by = epoch[commits.source]
-        rows = [
-            (at, event.writer, event.incarnation, event.sequence, event.at, kind_of(event.fact), _json(event.fields))
-            for at, event in block.others
-        ]
-        for _, event in block.others:
-            for key in _about(event):
-                self._who[key]
-        self._put("steps", steps.position, who[steps.source], *steps[2:11], words[steps.waited_for], progress, aux)
-        self._put("adoptions", adopted.position, who[adopted.source], *adopted[2:7], words[adopted.mode], read_at,
-            adopted.bytes)  # fmt: skip
-        self._put("commits_told", commits.position, told_by, *commits[2:16])
-        self._put("contributions_told", *(column[parts.commit] for column in (commits.position, told_by)),
-            *(column[parts.commit] for column in (commits.syncer_step, commits.fragment)), place, who[parts.learner],
-            *parts[2:])  # fmt: skip
-        self._put("facts", *zip(*rows, strict=True))
-        fresh = [(number, *key) for key, number in [*self._who.items()][known:]]
-        self._put("incarnations", *zip(*fresh, strict=True))
+    def take(self, part: Part) -> None:
+        known = self._incarnations
+        fresh = sorted(_incarnations(part) - known.keys())
+        if fresh:
+            rows = [(len(known) + number, *key) for number, key in enumerate(fresh)]
+            known |= dict(zip(fresh, range(len(known), len(known) + len(fresh)), strict=True))
+            columns = zip(*rows, strict=True)
+            self._put("INSERT INTO incarnations FROM arriving", pa.table([*columns], ["who", "learner", "incarnation"]))
+        for name, table in part.tables.items():
+            self._put(_INSERTIONS[name], table)
 
-    def _put(self, table: str, *columns: Any) -> None:
-        if columns and len(columns[0]):
-            schema = SCHEMAS[table]
-            arrays = [_array(values, each.type) for values, each in zip(columns, schema, strict=True)]
-            self._database.register("arriving", pa.Table.from_arrays(arrays, schema=schema))
-            self._database.execute(f"INSERT INTO {table} FROM arriving")
-            self._database.unregister("arriving")
+    def _put(self, statement: str, rows: pa.Table) -> None:
+        self._database.register("arriving", rows)
+        self._database.execute(statement)
+        self._database.unregister("arriving")
 
 
-def _about(event: Event) -> Sequence[tuple[str, int]]:
-    """The incarnations of learners that a fact tells of."""
-    fact = event.fact
-    told = []
-    if event.writer not in WRITERS:
-        told.append((event.writer, event.incarnation))
-    learner = getattr(fact, "learner", getattr(fact, "target", None))
-    if isinstance(learner, str) and isinstance(number := getattr(fact, "incarnation", None), int):
-        told.append((learner, number))
-    return told
+def _incarnations(part: Part) -> set[tuple[str, int]]:
+    """The incarnations of learners that stepped, adopted, took part in a commit, told a fact, or that one names."""
+    found = set[tuple[str, int]]()
+    for name in ("steps", "adoptions", "contributions"):
+        if (table := part.tables.get(name)) is not None:
+            found.update(_pairs(table.group_by(["learner", "incarnation"], use_threads=False).aggregate([])))
+    if (facts := part.tables.get("facts")) is not None:
+        found.update(pair for pair in _pairs(facts.select(["writer", "incarnation"])) if pair[0] not in LOGS)
+        for fact in map(json.loads, facts["fact"].to_pylist()):
+            learner, number = fact.get("learner", fact.get("target")), fact.get("incarnation")
+            if isinstance(learner, str) and isinstance(number, int):
+                found.add((learner, number))
+    return found
 
 
-def _array(values: Any, dtype: pa.DataType) -> pa.Array:
-    """Half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes a question mark."""
-    try:
-        return pa.array(values, dtype)
-    except UnicodeEncodeError:
-        return pa.array([each if each is None else each.encode(errors="replace").decode() for each in values], dtype)
-
-
-def _json(values: Any) -> str:
-    return json.dumps(finite(values), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+def _pairs(table: pa.Table) -> Iterator[tuple[str, int]]:
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.analysis.checks import verdicts
 from orchestrator.analysis.database import Tables, connect
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog import reader
-from orchestrator.eventlog.block import Block
-from orchestrator.eventlog.compactor import segments_folder
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE
 
-LONG = 24  # segments: about 1.5 million facts
 CLAIMS = {
     "log.readable": "the log is there, and every part of it is as it was written",
     "log.chain": "every part of the log follows from the one before it: none is missing, inserted or in another's "
@@ -26,20 +23,18 @@ CLAIMS = {
 NO_LOG = "there is no log to read"
 
 
-def check_run(run_dir: Path, jobs: int = 1, progress: Callable[[int], None] = lambda facts: None) -> list[Verdict]:
+def check_run(run_dir: Path, progress: Callable[[int], None] = lambda facts: None) -> list[Verdict]:
     """All verdicts on a run's folder; first, whether its log can be read and is unaltered.
 
-    Of `jobs` processes this one makes the checks, and the others read ahead if the log is long. `progress` is called
-    with the number of facts so far.
+    `progress` is called with the number of facts so far.
     A damaged log is `violated`, a missing one `unknown`; all other verdicts are then `unknown`.
     """
     folder, database = LogFolder(run_dir), connect()
     tables = Tables(database)
     try:
-        with reader.Ahead(folder.reader, run_dir, jobs - 1 if folder.long else 0):
-            for block in folder.blocks():
-                tables.take(block)
-                progress(block.stop)
+        for part in folder.reader.rest():
+            tables.take(part)
+            progress(part.stop)
     except OSError as error:
         unread = [_unknown(name, NO_LOG) for name in ("log.chain", "log.seal")]
         return [_judged("log.readable", 0, "facts", [str(error)]), *unread, *verdicts(connect())]
@@ -48,20 +43,11 @@ def check_run(run_dir: Path, jobs: int = 1, progress: Callable[[int], None] = la
 
 
 class LogFolder:
-    """Read `blocks` to their end, then ask for `verdicts`."""
+    """Read `reader` to its end, then ask for `verdicts`."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self.reader = reader.LogReader(run_dir)
-
-    def blocks(self) -> Iterator[Block]:
-        """Raises OSError."""
-        return self.reader.rest()
-
-    @property
-    def long(self) -> bool:
-        """Whether it pays to read it in several processes. Raises OSError."""
-        return len(reader.store_of(self._run_dir).names(segments_folder(reader.SYNCER))) >= LONG
 
     @property
     def readable(self) -> bool:

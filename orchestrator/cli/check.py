@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
@@ -14,18 +12,8 @@ from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.progress import Bars
 from orchestrator.store.readers import located
 
-JOBS_MAX = 4  # more readers than checks can follow
 
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Processes: one checks, the others read ahead in long logs [cores].")
-]
-
-
-def check(
-    run: Run = None,
-    as_json: AsJson = False,
-    jobs: Jobs = None,
-) -> None:
+def check(run: Run = None, as_json: AsJson = False) -> None:
     """Make every check on a run's log; exit code 5 if one fails, or cannot be made."""
     with reported(as_json):
         store = located(run, any_folder=True)
@@ -34,9 +22,8 @@ def check(
         from orchestrator.report.headline import STATUS_WORDS
 
         with Bars() as bars:
-            readers = jobs or min(JOBS_MAX, cores())
             verdicts = check_run(
-                store.root, readers, lambda facts: bars.show("checking", facts, None, f"{facts:,} facts checked")
+                store.root, lambda facts: bars.show("checking", facts, None, f"{facts:,} facts checked")
             )
         passed = sound(verdicts)
         if as_json:
@@ -48,7 +35,3 @@ def check(
                     typer.echo(f"{'':15}{verdict.reason}")
         if not passed:
             raise typer.Exit(CHECK_FAILED)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -92,9 +92,9 @@ def _failure(store: RunStore, before: int) -> str:
     from orchestrator.eventlog.facts import CheckpointFailed
     from orchestrator.eventlog.reader import ORCHESTRATOR, store_of
 
-    blocks = ChainReader(store_of(store.root), ORCHESTRATOR, Findings()).poll()
-    facts = (each.event.fact for block in blocks for each in block.others)
-    failed = [fact for fact in facts if isinstance(fact, CheckpointFailed) and fact.snapshot > before]
+    parts = ChainReader(store_of(store.root), ORCHESTRATOR, Findings()).poll()
+    facts = (event.fact for part in parts for event in part.only((), (CheckpointFailed.__name__,)).events())
+    failed = [fact for fact in facts if fact.snapshot > before]
     return f"checkpoint {failed[0].snapshot} failed: {failed[0].reason}" if failed else ""
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.check import cores
 from orchestrator.cli.errors import CHECK_FAILED, heard_or_not, reported
 from orchestrator.cli.options import AsJson
 from orchestrator.cli.progress import Bars
@@ -123,3 +123,7 @@ def _name(lines: list[str], what: str) -> None:
 
 def _show(bars: Bars, stage: str, done: int, total: int) -> None:
     bars.show(stage, done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

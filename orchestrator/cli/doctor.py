@@ -25,7 +25,7 @@ import typer
 
 from learners.training.devices.accelerators import accelerators
 from learners.training.devices.device import DeviceFinding
-from orchestrator.cli.check import cores
+from orchestrator.cli.data import cores
 from orchestrator.cli.errors import INPUT, reported
 from orchestrator.cli.options import AsJson
 from orchestrator.cli.recipes import ROOMS, foreign_packages

@@ -13,7 +13,6 @@ import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import Run
-from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import finite, kind_of
 from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.recipe.problems import InputError, Problem, nearest
@@ -24,6 +23,7 @@ from orchestrator.store.watch import LOST_S, RunLost
 
 if TYPE_CHECKING:
     from orchestrator.eventlog.reader import LogReader  # which takes its time to import
+    from orchestrator.eventlog.tables import Part
 
 POLL_S = 0.5
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}  # of --to
@@ -54,11 +54,11 @@ def log(
         reader = LogReader(store.root)
         for row in asked(reader, sql, to) if sql is not None else ():
             sys.stdout.write(json.dumps(finite(row), default=str) + "\n")
-        for block in () if sql is not None else following(store, reader) if follow else reader.rest():
-            for event in () if block is None else block.events():
+        for part in () if sql is not None else following(store, reader) if follow else reader.rest():
+            for event in () if part is None else part.events():
                 if not kinds or kind_of(event.fact) in kinds:
                     sys.stdout.write(event.to_json() + "\n")
-            if block is None:
+            if part is None:
                 sys.stdout.flush()
         sys.stdout.flush()
         if damage := reader.findings.damage:
@@ -71,12 +71,9 @@ def asked(reader: LogReader, sql: str, to: Path | None) -> Iterator[dict[str, An
     import duckdb
 
     from orchestrator.analysis.checks import prepare
-    from orchestrator.analysis.database import FAMILIES, Tables, connect
+    from orchestrator.analysis.database import FAMILIES, filled
 
-    database = connect()
-    tables = Tables(database)
-    for block in reader.rest():
-        tables.take(block)
+    database = filled(reader.rest())
     prepare(database, *FAMILIES)
     try:
         if to is not None:
@@ -92,8 +89,8 @@ def asked(reader: LogReader, sql: str, to: Path | None) -> Iterator[dict[str, An
         yield from (dict(zip(names, row, strict=True)) for row in rows)
 
 
-def following(store: RunStore, reader: LogReader) -> Iterator[Block | None]:
-    """Blocks as they come, and None after each look, until the run has ended. Raises RunLost."""
+def following(store: RunStore, reader: LogReader) -> Iterator[Part | None]:
+    """The log's parts as they come, and None after each look, until the run has ended. Raises RunLost."""
     while True:
         status = status_of(store)  # before the log: what is written before the run ends is then read
         yield from reader.poll()

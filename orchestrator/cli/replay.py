@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,16 @@ from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.permission import permit
 from orchestrator.cli.progress import Bars
-from orchestrator.eventlog.block import Block, Key
-from orchestrator.eventlog.events import Event, finite
+from orchestrator.eventlog.events import finite
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE, located, recipe_of
 from orchestrator.store.run_store import RunStore
-from outer.protocol.facts import Committed, StepPassed
 
 if TYPE_CHECKING:
+    from orchestrator.eventlog.tables import Part
+    from orchestrator.replay.incarnation import Key
     from orchestrator.replay.tape import Said
 
 KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared, in the order of the report
@@ -71,14 +71,15 @@ def _log(run: str | None) -> _Log:
         folder, last_step = LogFolder(store.root), 0
         begun: str | None = None
 
-        def taken() -> Iterator[Block]:
+        def taken() -> Iterator[Part]:
             nonlocal begun, last_step
-            for block in folder.blocks():
-                told = [event.fact.config_hash for _, event in block.others if isinstance(event.fact, RunStarted)]
-                begun = [begun, *told][-1]
-                newest = block.commits.syncer_step.max(initial=0)
-                last_step = max(last_step, int(newest), _last_step(event for _, event in block.others))
-                yield block
+            for part in folder.reader.rest():
+                for event in part.only(("commits",), ("RunStarted", "StepPassed")).events():
+                    if isinstance(fact := event.fact, RunStarted):
+                        begun = fact.config_hash
+                    else:
+                        last_step = max(last_step, fact.syncer_step)
+                yield part
 
         said = said_in(taken())
         intact = folder.verdicts(begun)
@@ -95,10 +96,6 @@ def _log(run: str | None) -> _Log:
     if not whole:
         typer.echo(f"{run_dir}: not sealed: it may have been cut", err=True)
     return _Log(store, said, begun, last_step, whole)
-
-
-def _last_step(events: Iterable[Event]) -> int:
-    return max((e.fact.syncer_step for e in events if isinstance(e.fact, (Committed, StepPassed))), default=0)
 
 
 # ------------------------------------------------------------------ the numbers again

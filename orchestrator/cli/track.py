@@ -38,13 +38,13 @@ def track(
         recipe = stored(store.path(RECIPE_FILE))
         sinks = {target: _sink(target, recipe.name, f"{recipe.name}-{recipe.config_hash}") for target in to}
         curves, reader, sent = Curves(every), LogReader(store.root), 0
-        for block in following(store, reader) if follow else reader.rest():
-            for point in () if block is None else curves.take(block):
+        for part in following(store, reader) if follow else reader.rest():
+            for point in () if part is None else curves.take(part):
                 for target, sink in sinks.items():
                     if point.step > sink.newest.get(point.series, -1):
                         _done(target, sink.write, point)
                         sent += 1
-            if block is None:
+            if part is None:
                 for target, sink in sinks.items():
                     _done(target, sink.flush)
         for target, sink in sinks.items():

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 
-from orchestrator.eventlog.block import block_of
-from orchestrator.eventlog.compactor import Compactor, segment_key
+from orchestrator.eventlog.compactor import Compactor, Segment, create, segmented
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.segment_codec import Segment, encode
+from orchestrator.eventlog.tables import Rows
 from outer.journal.chain import SEGMENT_ROWS, Segmented
 from outer.journal.groups import SYNCER, FactRun
 from outer.journal.journal import StoredJournal
@@ -76,11 +75,11 @@ def write_log(store: Objects, events: Iterable[Event]) -> dict[str, Segmented]:
 def _write_part(store: Objects, log: str, events: list[Event]) -> Segmented:
     end = Segmented(run=uuid.uuid4().hex)
     for first in range(0, len(events), SEGMENT_ROWS):
-        block = block_of(events[first : first + SEGMENT_ROWS], end.rows)
-        place = Segment(log, end.run, end.segments, end.seal, end.segments, end.segments, "", end.rows, block.rows)
-        content, segment = encode(place, block)
-        store.create(segment_key(log, segment.number), content)
-        end = Segmented(segment.number + 1, segment.seal, end.run, segment.last, "", block.stop)
+        rows = Rows(end.rows)
+        for event in events[first : first + SEGMENT_ROWS]:
+            rows.add(event)
+        place = Segment(log, end.run, end.segments, end.seal, end.segments, end.segments, "", end.rows, len(rows))
+        end = segmented(create(store, place, rows.part()))
     return end
 
 

@@ -1,4 +1,4 @@
-"""The one reader of the log: blocks in the canonical order, with bounded memory.
+"""Reads a run's log in its canonical order, in parts, with bounded memory.
 
 The order is the syncer's chain, so facts precede the commits that cover them. The orchestrator's and chaos's facts are
 merged into it by wall time: before the first of the syncer's own facts that is later, where of the times up to a fact
@@ -8,33 +8,32 @@ the latest counts.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import replace
-from heapq import merge
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from orchestrator.eventlog.block import Block, Floats, Ints, PlacedEvent, block_of
-from orchestrator.eventlog.chain_reader import ChainReader, Decoded, Findings, decoded
+from orchestrator.eventlog.chain_reader import ChainReader, Findings
+from orchestrator.eventlog.compactor import FORMAT
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LOGS
-from orchestrator.eventlog.segment_codec import FORMAT
+from orchestrator.eventlog.tables import INT, SCHEMAS, Part, seconds
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import stored
-from outer.journal.chain import SEGMENT_ROWS, Segmented
+from outer.journal.chain import Segmented
 from outer.journal.object_store import Folder, Objects, objects
 from outer.protocol.facts import Record
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 SYNCER, ORCHESTRATOR, CHAOS = LOGS
-RECORDS = get_args(Record)
+RECORDS = tuple(kind.__name__ for kind in get_args(Record))
 SEAL_FILE = "seal.json"
 RECIPE_FILE = "config.toml"
 
@@ -51,13 +50,8 @@ def store_of(run_dir: Path) -> Objects:
     return objects(elsewhere)
 
 
-def blocks(run_dir: Path) -> Iterator[Block]:
-    """A run's whole log. Raises OSError; what is damaged is left out, `LogReader.findings` says what."""
-    return LogReader(run_dir).rest()
-
-
-def intact(run_dir: Path) -> Iterator[Block]:
-    """The same. Raises ValueError, at the end, for a log of which something cannot be read; OSError."""
+def intact(run_dir: Path) -> Iterator[Part]:
+    """A run's whole log. Raises ValueError, at the end, if something of it cannot be read; OSError."""
     log = LogReader(run_dir)
     yield from log.rest()
     if log.findings.unreadable:
@@ -65,9 +59,9 @@ def intact(run_dir: Path) -> Iterator[Block]:
 
 
 def events(run_dir: Path) -> Iterator[Event]:
-    """The same as events: slow, for those who need every fact as an object."""
-    for block in blocks(run_dir):
-        yield from block.events()
+    """Every fact of a run's log as an object: slow. Raises OSError; what is damaged is left out."""
+    for part in LogReader(run_dir).rest():
+        yield from part.events()
 
 
 def read_run(run_dir: Path) -> list[Event]:
@@ -75,12 +69,12 @@ def read_run(run_dir: Path) -> list[Event]:
     return list(events(run_dir))
 
 
-def records(blocks: Iterable[Block]) -> Iterator[tuple[int, Record]]:
+def records(parts: Iterable[Part]) -> Iterator[tuple[int, Record]]:
     """(epoch, record), in the syncer's order: what a syncer starts from when its journal is damaged."""
-    for block in blocks:
-        others = (each for each in block.others if each.event.writer == SYNCER and isinstance(each.event.fact, RECORDS))
-        for _, event in merge(others, block.committed(), key=itemgetter(0)):
-            yield event.incarnation, event.fact
+    for part in parts:
+        for event in part.only(("commits", "contributions"), RECORDS).events():
+            if event.writer == SYNCER:
+                yield event.incarnation, event.fact
 
 
 class LogReader:
@@ -103,10 +97,9 @@ class LogReader:
         self.syncer = ChainReader(store, SYNCER, self.findings)
         self.others = {log: ChainReader(store, log, self.findings) for log in (ORCHESTRATOR, CHAOS)}
         self._held: deque[_Dated] = deque()
-        self._merging: list[tuple[int, Event]] = []  # the guests before rows of the first of them
-        self._latest = float("-inf")  # the latest time of the syncer's own facts so far
-        self._shift = 0  # rows that are not the syncer's chain's, so far
-        self._guests = [_Guests(reader) for reader in self.others.values()]
+        self._latest = dict.fromkeys(LOGS, float("-inf"))  # the latest time of each log's own facts so far
+        self._guests = _NOBODY
+        self._shift = 0  # guests so far
 
     @property
     def bytes_read(self) -> int:
@@ -114,83 +107,94 @@ class LogReader:
 
     @property
     def rows(self) -> int:
-        """Rows given so far."""
-        return self.syncer.rows + self._shift - sum(each.block.rows for each in self._held)
+        """Rows read so far."""
+        return self.syncer.rows + sum(each.rows for each in self.others.values())
 
-    def poll(self) -> Iterator[Block]:
-        """Return the new events. Raises OSError; then the next call goes on at the same place."""
-        for block in self.syncer.poll(quick=True):
-            self._held.append(self._dated(block))  # first: a caller may stop at any block
+    def poll(self) -> Iterator[Part]:
+        """Return the new facts. Raises OSError; then the next call goes on at the same place."""
+        for part in self.syncer.poll(quick=True):
+            self._held.append(self._dated(part))  # first: a caller may stop at any part
             yield from self._settled()
         yield from self._settled()
         if not self._hold_s:
             yield from self._rest_of_guests()
 
-    def _settled(self) -> Iterator[Block]:
-        for guests in self._guests:
-            guests.look()  # after the chain: what was written before it is there
+    def _settled(self) -> Iterator[Part]:
+        self._look()  # after the chain: what was written before it is there
         settled = self._clock() - self._hold_s
         while self._held and (not self._hold_s or min(self._held[0].latest, self._held[0].seen_at) <= settled):
             yield self._merged()
 
-    def rest(self) -> Iterator[Block]:
+    def rest(self) -> Iterator[Part]:
         """All that is there: the run is over, or is not waited for. Memory is bounded by the length of a segment."""
-        for guests in self._guests:
-            guests.look()
+        self._look()
         while self._held:
             yield self._merged()
-        for block in self.syncer.poll():
-            self._held.append(self._dated(block))
+        for part in self.syncer.poll():
+            self._held.append(self._dated(part))
             yield self._merged()
+        self._look()
         yield from self._rest_of_guests()
 
     # -------------------------------------------------------------- merging
 
-    def _dated(self, block: Block) -> _Dated:
-        """The syncer's own facts of a block, and the latest time up to each."""
-        own = [n for n, (writer, _) in enumerate(block.sources) if writer == SYNCER]
-        mine = np.isin(block.commits.source, own)
-        rare = [(position, event.at) for position, event in block.others if event.writer == SYNCER]
-        positions = np.concatenate([block.commits.position[mine], [each for each, _ in rare]]).astype(np.int64)
-        times = np.concatenate([block.commits.at[mine], [at for _, at in rare]])
-        order = np.argsort(positions)
-        dates = np.maximum.accumulate(np.concatenate([[self._latest], times[order]]))[1:]
-        if len(dates):
-            self._latest = float(dates[-1])
-        return _Dated(block, positions[order], dates, self._latest, self._clock())
+    def _dated(self, part: Part) -> _Dated:
+        """The syncer's own facts of a part, and the latest time up to each."""
+        own = [table.select(["position", "time"]) for name in ("commits",) if (table := part.tables.get(name))]
+        if (facts := part.tables.get("facts")) is not None:
+            own.append(facts.filter(pc.equal(facts["writer"], SYNCER)).select(["position", "time"]))
+        table = pa.concat_tables([_PLACED, *own]).sort_by("position")
+        dates = self._up_to(SYNCER, seconds(table["time"]))
+        return _Dated(part, table["position"].to_numpy(), dates, self._latest[SYNCER], self._clock())
 
-    def _merged(self) -> Block:
-        """The first block that is held, with the guests that belong into it. Raises OSError; then call it again."""
-        block, positions, dates, *_ = self._held[0]
-        if len(dates):
-            for event, at in self._until(float(dates[-1])):
-                self._merging.append((int(positions[np.searchsorted(dates, at, side="right")]), event))
-        shifted = shift(block, self._shift, self._merging)
-        self._shift += len(self._merging)
-        self._merging = []
-        self._held.popleft()
-        return shifted
+    def _up_to(self, log: str, times: Floats) -> Floats:
+        """The latest time up to each of a log's next ones."""
+        dates = np.maximum.accumulate(np.concatenate([[self._latest[log]], times]))
+        self._latest[log] = float(dates[-1])
+        return dates[1:]
 
-    def _until(self, date: float) -> Iterator[tuple[Event, float]]:
-        """The guests before this time, in their order."""
-        while True:
-            first = min((guests for guests in self._guests if guests.next), key=_Guests.date, default=None)
-            if first is None or first.date() >= date:
-                return
-            yield first.take()
+    def _look(self) -> None:
+        """See what guests are new. They wait in the order of their dates."""
+        for log, chain in self.others.items():
+            for part in chain.poll(quick=True):
+                if (facts := part.tables.get("facts")) is not None:
+                    facts = facts.sort_by("position")
+                    dates = pa.array(self._up_to(log, seconds(facts["time"])))
+                    dated = facts.append_column("date", dates).append_column("log", pa.array([log] * len(facts)))
+                    self._guests = pa.concat_tables([self._guests, dated])
+        self._guests = self._guests.sort_by([("date", "ascending"), ("log", "descending"), ("position", "ascending")])
 
-    def _rest_of_guests(self) -> Iterator[Block]:
-        rest = self._until(float("inf"))
-        while True:
-            for event, _ in rest:
-                self._merging.append((self.syncer.rows, event))
-                if len(self._merging) == SEGMENT_ROWS:
-                    break
-            if not self._merging:
-                return
-            block = block_of([event for _, event in self._merging], self.rows)
-            self._shift, self._merging = self._shift + block.rows, []
-            yield block
+    def _until(self, date: float) -> tuple[pa.Table, Floats]:
+        """Take the guests before this time, in their order; and the dates of them."""
+        count = int(np.searchsorted(self._guests["date"].to_numpy(), date, side="left"))
+        taken, self._guests = self._guests.slice(0, count), self._guests.slice(count)
+        return taken.drop_columns(["date", "log"]), taken["date"].to_numpy()
+
+    def _merged(self) -> Part:
+        """The first part that is held, with the guests that belong into it."""
+        part, positions, dates, *_ = self._held.popleft()
+        guests, their = self._until(float(dates[-1]) if len(dates) else float("-inf"))
+        return self._with(guests, positions[np.searchsorted(dates, their, side="right")], part)
+
+    def _rest_of_guests(self) -> Iterator[Part]:
+        guests, _ = self._until(float("inf"))
+        if guests.num_rows:
+            rows = np.full(guests.num_rows, self.syncer.rows)
+            yield self._with(guests, rows, Part(self.syncer.rows, 0, {}))
+
+    def _with(self, guests: pa.Table, rows: Ints, part: Part) -> Part:
+        """A part of the syncer's chain with guests before these rows of it: each fact at its place in the whole log."""
+        tables = {
+            name: _moved(
+                table, (own := table["position"].to_numpy()) + np.searchsorted(rows, own, side="right") + self._shift
+            )
+            for name, table in part.tables.items()
+        }
+        if guests.num_rows:
+            placed = _moved(guests, rows + np.arange(len(rows)) + self._shift)
+            tables["facts"] = pa.concat_tables([tables["facts"], placed] if "facts" in tables else [placed])
+        start, self._shift = part.start + self._shift, self._shift + len(rows)
+        return Part(start, part.rows + len(rows), tables)
 
 
 class _Counted:
@@ -210,110 +214,23 @@ class _Counted:
 
 
 class _Dated(NamedTuple):
-    """A block of the syncer's chain, its own facts' positions, the latest time up to each and to the end, and when it
+    """A part of the syncer's chain, its own facts' positions, the latest time up to each and to the end, and when it
     was read.
     """
 
-    block: Block
+    part: Part
     positions: Ints
     dates: Floats
     latest: float
     seen_at: float
 
 
-class _Guests:
-    """The facts of the orchestrator's or chaos's log, each with the latest time up to it."""
-
-    def __init__(self, reader: ChainReader) -> None:
-        self._reader = reader
-        self._latest = float("-inf")
-        self._events: Iterator[Event] = iter(())
-        self.next: Event | None = None
-
-    def look(self) -> None:
-        """See what is new."""
-        if self.next is None:
-            self._advance()
-
-    def _advance(self) -> None:
-        self.next = next(self._events, None)
-        if self.next is None:
-            self._events = (event for block in self._reader.poll(quick=True) for event in block.events())
-            self.next = next(self._events, None)
-        if self.next is not None:
-            self._latest = max(self._latest, self.next.at)
-
-    def date(self) -> float:
-        return self._latest
-
-    def take(self) -> tuple[Event, float]:
-        assert self.next is not None
-        taken = self.next, self._latest
-        self._advance()
-        return taken
+_PLACED = pa.schema([SCHEMAS["facts"].field(name) for name in ("position", "time")]).empty_table()
+_NOBODY = SCHEMAS["facts"].append(pa.field("date", pa.float64())).append(pa.field("log", pa.string())).empty_table()
 
 
-def shift(block: Block, rows: int, guests: Sequence[tuple[int, Event]]) -> Block:
-    """The block `rows` further on in the log, with these events before these of its rows, in order."""
-    places = np.array([position for position, _ in guests], np.int64)
-
-    def moved(position: Ints) -> Ints:
-        return position + rows + np.searchsorted(places, position, side="right")
-
-    others = [
-        PlacedEvent(int(place), event) for (_, event), place in zip(block.others, moved(_positions(block)), strict=True)
-    ]
-    others += [PlacedEvent(position + rows + number, event) for number, (position, event) in enumerate(guests)]
-    return replace(
-        block,
-        start=block.start + rows,
-        rows=block.rows + len(guests),
-        steps=block.steps._replace(position=moved(block.steps.position)),
-        adoptions=block.adoptions._replace(position=moved(block.adoptions.position)),
-        commits=block.commits._replace(position=moved(block.commits.position)),
-        others=tuple(sorted(others, key=lambda placed: placed.position) if guests else others),
-    )
-
-
-def _positions(block: Block) -> Ints:
-    return np.array([position for position, _ in block.others], np.int64)
-
-
-# ------------------------------------------------------------------ segments decoded in other processes
-
-
-class Ahead:
-    """A context in which a reader gets the syncer's segments from `jobs` other processes; none if `jobs` is 0."""
-
-    def __init__(self, reader: LogReader, run_dir: Path, jobs: int) -> None:
-        self._chain, self._run_dir, self._jobs = reader.syncer, run_dir, jobs
-        self._pool: ProcessPoolExecutor | None = None
-        self._coming: dict[int, Future[Decoded | None]] = {}
-
-    def __enter__(self) -> None:
-        if self._jobs:
-            self._pool = ProcessPoolExecutor(self._jobs, multiprocessing.get_context("spawn"))
-            self._chain.segment = self._segment
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _segment(self, number: int) -> Decoded | None:
-        """Read a segment, as ChainReader.segment."""
-        assert self._pool is not None
-        for next_ in range(number, number + self._jobs + 1):
-            if next_ not in self._coming:
-                self._coming[next_] = self._pool.submit(_in_process, self._run_dir, next_)
-        for before in [each for each in self._coming if each < number]:
-            del self._coming[before]
-        return self._coming.pop(number).result()
-
-
-def _in_process(run_dir: Path, number: int) -> Decoded | None:
-    return decoded(store_of(run_dir), SYNCER, number)
+def _moved(table: pa.Table, positions: Ints) -> pa.Table:
+    return table.set_column(0, SCHEMAS["facts"].field("position"), pa.array(positions, INT))
 
 
 # ------------------------------------------------------------------ the seal of a run that is over

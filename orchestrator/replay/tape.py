@@ -10,15 +10,17 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
 
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
-from orchestrator.eventlog.block import NONE, Block, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
+from orchestrator.eventlog.tables import Part, part_of
 from orchestrator.replay.incarnation import IncarnationReader, IncarnationTape, Key, Need, Read, TapeError, named
 from outer.protocol.facts import Committed, Participant, SyncerStarted
 from outer.protocol.open_step import weight
@@ -65,7 +67,7 @@ def merged_reads(tape: Tape) -> dict[tuple[Key, Read], str]:
 
 def record(events: Iterable[Event], until: int | None = None) -> Tape:
     """The tape of a log, up to and including syncer step `until`. Raises TapeError."""
-    return tape_of(said_in([block_of(events)]), until)
+    return tape_of(said_in([part_of(events)]), until)
 
 
 def tape_of(said: Mapping[Key, Said], until: int | None = None) -> Tape:
@@ -194,16 +196,17 @@ def _needs(rules: SyncerStarted, commits: Sequence[Committed], said: Mapping[Key
 # ------------------------------------------------------------------ the facts of each writer
 
 KEPT = (Committed, DeviceTaken, RunFinished, RunStarted, Spoiled, StateReceived, SyncerStarted)
-STEP_COLUMNS = ("step", "tokens", "sample", "loss", "progress")
-ADOPTION_COLUMNS = ("fragment", "version", "after_step", "mode", "read_at")
+COLUMNS = {
+    "steps": ["sequence", "step", "tokens", "sample", "loss", "progress"],
+    "adoptions": ["sequence", "fragment", "version", "after_step", "mode", "read_at"],
+}
 
 
 class Said(Iterable[object]):
     """One writer's facts, in order. A fact that a replay does not need is left out; so are a step's durations."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[NDArray[Any], ...]] = []  # parts; each (sequence, *STEP_COLUMNS), arrays of [n]
-        self._adoptions: list[tuple[NDArray[Any], ...]] = []  # the same; `mode` as its word
+        self._tables: dict[str, list[pa.Table]] = {name: [] for name in COLUMNS}
         self._objects: dict[int, object] = {}  # by sequence
         self._others: list[int] = []  # the sequences of facts that are left out
 
@@ -213,16 +216,13 @@ class Said(Iterable[object]):
         else:
             self._others.append(sequence)
 
-    def add_steps(self, *columns: NDArray[Any]) -> None:
-        self._steps.append(columns)
-
-    def add_adoptions(self, *columns: NDArray[Any]) -> None:
-        self._adoptions.append(columns)
+    def add_rows(self, name: str, rows: pa.Table) -> None:
+        self._tables[name].append(rows)
 
     def check(self, key: Key) -> None:
         """Raises TapeError where a fact is missing, or there twice."""
-        parts = [part[0] for part in (*self._steps, *self._adoptions)]
-        numbers = np.sort(np.concatenate([*parts, np.array([*self._objects, *self._others], np.int64)]))
+        columns = [rows["sequence"].to_numpy() for tables in self._tables.values() for rows in tables]
+        numbers = np.sort(np.concatenate([*columns, np.array([*self._objects, *self._others], np.int64)]))
         wrong = np.flatnonzero(numbers != np.arange(len(numbers)))
         if len(wrong):
             first = int(wrong[0])
@@ -231,53 +231,28 @@ class Said(Iterable[object]):
             raise TapeError(f"{named(key)}: its fact {first} is missing, and later ones are there")
 
     def __iter__(self) -> Iterator[object]:
-        steps, adoptions = _joined(self._steps), _joined(self._adoptions)
-        objects = sorted(self._objects)
-        numbers = np.concatenate([steps[0], adoptions[0], np.array(objects, np.int64)])
-        for place in np.argsort(numbers, kind="stable").tolist():
-            if place < len(steps[0]):
-                yield _step(*(column[place].item() for column in steps[1:]))
-            elif (place := place - len(steps[0])) < len(adoptions[0]):
-                yield _adopted(*(column[place] for column in adoptions[1:]))
-            else:
-                yield self._objects[objects[place - len(adoptions[0])]]
+        steps = ((number, _step(*values)) for number, *values in self._rows("steps"))
+        adoptions = ((number, Adopted(*values)) for number, *values in self._rows("adoptions"))
+        return map(itemgetter(1), merge(steps, adoptions, sorted(self._objects.items()), key=itemgetter(0)))
+
+    def _rows(self, name: str) -> Iterator[tuple[Any, ...]]:
+        if not self._tables[name]:
+            return iter(())
+        columns = pa.concat_tables(self._tables[name]).sort_by("sequence").columns
+        return zip(*(column.to_pylist() for column in columns), strict=True)
 
 
-def _joined(parts: list[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:
-    """One array a column; the parts are replaced by it."""
-    if not parts:
-        return (np.zeros(0, np.int64),)
-    parts[:] = [tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))]
-    return parts[0]
+def _step(step: int, tokens: int, sample: int, loss: float, progress: float | None) -> StepFinished:
+    return StepFinished(step, tokens, 0, sample, loss, 0.0, 0.0, "", progress, None)
 
 
-def _step(step: int, tokens: int, sample: int, loss: float, progress: float) -> StepFinished:
-    known = None if math.isnan(progress) else progress
-    return StepFinished(step, tokens, 0, sample, loss, 0.0, 0.0, "", known, None)
-
-
-def _adopted(fragment: Any, version: Any, after_step: Any, mode: str, read_at: Any) -> Adopted:
-    return Adopted(int(fragment), int(version), int(after_step), mode, None if read_at == NONE else int(read_at))
-
-
-def said_in(blocks: Iterable[Block]) -> dict[Key, Said]:
+def said_in(parts: Iterable[Part]) -> dict[Key, Said]:
     """Return the facts of each writer of a log."""
     said: dict[Key, Said] = defaultdict(Said)
-    for block in blocks:
-        modes = np.array(block.names, object)
-        for source, key in enumerate(block.sources):
-            if len(mine := np.flatnonzero(block.steps.source == source)):
-                columns = (getattr(block.steps, name)[mine] for name in ("sequence", *STEP_COLUMNS))
-                said[key].add_steps(*columns)
-            if len(mine := np.flatnonzero(block.adoptions.source == source)):
-                table = block.adoptions
-                words = modes[table.mode[mine]]
-                said[key].add_adoptions(
-                    *(
-                        words if name == "mode" else getattr(table, name)[mine]
-                        for name in ("sequence", *ADOPTION_COLUMNS)
-                    )
-                )
-        for _, event in (*block.others, *block.committed()):
+    for part in parts:
+        for name, columns in COLUMNS.items():
+            for key, rows in part.by_learner(name):
+                said[key].add_rows(name, rows.select(columns))
+        for event in part.only(("commits", "contributions", "facts")).events():
             said[event.writer, event.incarnation].add(event.sequence, event.fact)
     return dict(said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from orchestrator.eventlog.reader import blocks
+from orchestrator.eventlog.reader import LogReader
 from orchestrator.report.render import contents_of
 from orchestrator.report.write import RECIPE, STORE_AWAY, SUMMARY, attempt
 from orchestrator.store.run_store import RunStore
@@ -14,7 +14,7 @@ from orchestrator.store.run_store import RunStore
 def main(run_dir: str) -> int:
     store = RunStore(Path(run_dir))
     try:
-        contents = contents_of(blocks(store.root), store.read_text(RECIPE) or "")
+        contents = contents_of(LogReader(store.root).rest(), store.read_text(RECIPE) or "")
         store.write_json(SUMMARY, contents.summary)
     except OSError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import merge
+from operator import itemgetter
 
-import numpy as np
-
-from orchestrator.eventlog.block import Block
+from orchestrator.eventlog.events import fact_of
 from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerLost
+from orchestrator.eventlog.tables import Part
 
+KINDS = tuple(kind.__name__ for kind in (Evaluated, FaultInjected, LearnerLost))
 COMMITTED, HELD_OUT = SERIES = ("tokens/committed", "loss/held_out")
 
 
@@ -41,7 +46,7 @@ class _Sums:
 
 @dataclass
 class Curves:
-    """A point for every so many syncer steps, and one for each held-out evaluation. Feed it the log's blocks in order.
+    """A point for every so many syncer steps, and one for each held-out evaluation. Feed it the log's parts in order.
 
     loss/train: mean over all learners' finite losses since the newest point. participation: contributions of live
     learners' possible ones. outer/norm: mean norm of the merged outer gradients. tokens/committed and
@@ -55,45 +60,32 @@ class Curves:
     _lost: int = 0
     _injected: int = 0
 
-    def take(self, block: Block) -> Iterator[Point]:
-        """The points of a block, in its order."""
-        commits, steps = block.commits, block.steps
-        due = []
-        for number, step in enumerate(commits.syncer_step.tolist()):
-            if step // self.every > self._newest // self.every:
-                self._newest = step
-                due.append(number)
-        others = block.others
-        joined = np.diff(commits.first)
-        begun = begun_others = begun_commits = 0
-        ends: list[int | None] = [*due, None]
-        for place in ends:
-            bound = np.inf if place is None else commits.position[place]
-            stop = int(np.searchsorted(steps.position, bound))
-            last = len(commits.position) if place is None else place + 1
-            losses = steps.loss[begun:stop]
-            finite = losses[np.isfinite(losses)]
+    def take(self, part: Part) -> Iterator[Point]:
+        """The points of a part, in its order."""
+        joined = Counter(position for position, *_ in part.in_order("contributions", "position"))
+        steps = part.in_order("steps", "position", "loss")
+        commits = part.in_order("commits", "position", "time", "syncer_step", "norm", "live", "tokens_committed")
+        others = part.only((), KINDS).in_order("facts", "position", "time", "kind", "fact")
+        for position, *row in merge(steps, commits, others, key=itemgetter(0)):
             sums = self._sums
-            sums.loss, sums.losses = sums.loss + float(finite.sum()), sums.losses + len(finite)
-            sums.norm += float(commits.norm[begun_commits:last].sum())
-            sums.commits += last - begun_commits
-            sums.contributions += int(joined[begun_commits:last].sum())
-            sums.live += int(commits.live[begun_commits:last].sum())
-            while begun_others < len(others) and others[begun_others].position < bound:
-                event = others[begun_others].event
-                self._lost += isinstance(event.fact, LearnerLost)
-                self._injected += isinstance(event.fact, FaultInjected)
-                if isinstance(event.fact, Evaluated):
-                    metrics = {f"eval/{name}": value for name, value in event.fact.metrics.items()}
-                    yield Point(event.fact.syncer_step, event.at, {HELD_OUT: event.fact.loss} | metrics)
-                begun_others += 1
-            begun, begun_commits = stop, last
-            if place is not None:
-                yield self._point(block, place)
+            match row:
+                case [loss] if math.isfinite(loss):
+                    sums.loss, sums.losses = sums.loss + loss, sums.losses + 1
+                case [at, step, norm, live, tokens]:
+                    sums.norm, sums.commits, sums.live = sums.norm + norm, sums.commits + 1, sums.live + live
+                    sums.contributions += joined[position]
+                    if step // self.every > self._newest // self.every:
+                        self._newest = step
+                        yield self._point(step, at, tokens)
+                case [at, kind, text]:
+                    self._lost += kind == LearnerLost.__name__
+                    self._injected += kind == FaultInjected.__name__
+                    if isinstance(fact := fact_of(kind, json.loads(text)), Evaluated):
+                        metrics = {f"eval/{name}": value for name, value in fact.metrics.items()}
+                        yield Point(fact.syncer_step, at, {HELD_OUT: fact.loss} | metrics)
 
-    def _point(self, block: Block, place: int) -> Point:
-        commits, sums = block.commits, self._sums
-        at, tokens = float(commits.at[place]), int(commits.tokens_committed[place])
+    def _point(self, step: int, at: float, tokens: int) -> Point:
+        sums = self._sums
         values = {
             COMMITTED: float(tokens),
             "outer/norm": sums.norm / sums.commits,
@@ -107,4 +99,4 @@ class Curves:
         if self._before is not None and at > self._before[1]:
             values["tokens/per_second"] = (tokens - self._before[0]) / (at - self._before[1])
         self._before, self._sums = (tokens, at), _Sums()
-        return Point(int(commits.syncer_step[place]), at, values)
+        return Point(step, at, values)

@@ -29,7 +29,7 @@ from chaos.simulation.profile import PROFILES, draw
 from orchestrator.analysis.folder import check_run
 from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.log_writer import write_log
-from orchestrator.eventlog.reader import SEAL_FILE, blocks, seal
+from orchestrator.eventlog.reader import SEAL_FILE, LogReader, seal
 from outer.journal.object_store import Folder
 from tests.simulation.catching import recorded
 from tests.simulation.mutants import MUTANTS
@@ -161,7 +161,7 @@ def said_of(folder: Path) -> dict[str, Any]:
     verdicts = check_run(folder)
     recipe = folder / "config.toml"
     plain = tomllib.loads(recipe.read_text()) if recipe.exists() else {}
-    summary = summarise(blocks(folder), plain, verdicts)
+    summary = summarise(LogReader(folder).rest(), plain, verdicts)
     del summary["checks"]
     return {"verdicts": {verdict.name: verdict.status for verdict in verdicts}, "summary": rounded(summary)}
 

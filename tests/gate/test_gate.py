@@ -24,7 +24,7 @@ from learners.training.models.language import ByteLanguageModel
 from learners.training.step import make_step, schedule, step_key, transformation
 from learners.training.tree import deal
 from orchestrator.analysis.checks import check
-from orchestrator.eventlog.block import block_of
+from orchestrator.eventlog.tables import part_of
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
@@ -160,17 +160,17 @@ def test_the_simulator_hands_out_events_as_fast_as_it_did() -> None:
 
 
 def test_checking_a_log_takes_as_long_as_it_did() -> None:
-    """One event of a block through all checks, against one turn of a plain loop."""
+    """One event of a part through all checks, against one turn of a plain loop."""
     run = script()
     for second in range(END + 1, SECONDS):
         for name in run.units:
             run.step(float(second), name)
         run.sync(second, run.units)
-    block = block_of(run.events)
+    part = part_of(run.events)
 
     def work() -> float:
-        assert len(check([block])) > 30
-        return block.rows
+        assert len(check([part])) > 30
+        return part.rows
 
     assert_at_most("checked event", measure(work, plain_loop), 38.0)
 

@@ -18,7 +18,6 @@ from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
 from orchestrator.analysis.books import REASONS, tokens
 from orchestrator.analysis.checks import prepare
 from orchestrator.analysis.database import filled
-from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event, fact_of
 from orchestrator.eventlog.facts import (
     Evaluated,
@@ -30,6 +29,7 @@ from orchestrator.eventlog.facts import (
     RunFinished,
     RunStarted,
 )
+from orchestrator.eventlog.tables import Part, part_of
 from outer.protocol.facts import (
     Committed,
     FactsLost,
@@ -252,10 +252,10 @@ def history(absent: Iterable[tuple[int, str]] = ()) -> list[Event]:
 # ------------------------------------------------------------------ planting bugs
 
 
-def blocks(events: Sequence[Event], size: int = 1 << 20) -> Iterator[Block]:
-    """These events in blocks of so many rows."""
+def parts(events: Sequence[Event], size: int = 1 << 20) -> Iterator[Part]:
+    """These events in parts of so many rows."""
     for start in range(0, len(events), size):
-        yield block_of(events[start : start + size], start)
+        yield part_of(events[start : start + size], start)
 
 
 def is_a(kind: type[Any] | tuple[type[Any], ...], **having: Any) -> Callable[[Event], bool]:
@@ -348,7 +348,7 @@ class Books:
         return self.processed == self.committed + self.in_flight + self.unknown + sum(self.discarded.values())
 
 
-def settle(log: Iterable[Event] | Iterable[Block]) -> Books:
+def settle(log: Iterable[Event] | Iterable[Part]) -> Books:
     """The final books of a log."""
     database = filled(log)
     prepare(database, "base", "books")

@@ -14,8 +14,8 @@ from chaos.simulation.cluster import Cluster
 from chaos.simulation.profile import draw
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
 from learners.training.devices.device import SETTINGS
-from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.tables import part_of
 from orchestrator.replay.environment import hints, needed, permitted
 from orchestrator.replay.incarnation import Give, Read, TapeError
 from orchestrator.replay.tape import record, said_in, tape_of
@@ -53,10 +53,10 @@ def test_a_tape_has_every_commit_and_only_what_they_depend_on(events: list[Event
         assert isinstance(incarnation.moments[-1], Read | Give), "what came after it went nowhere"
 
 
-def test_the_blocks_in_which_a_log_is_read_do_not_matter(shaken_run: Make) -> None:
+def test_the_parts_in_which_a_log_is_read_do_not_matter(shaken_run: Make) -> None:
     events = shaken_run(adopt="rebase").events
-    blocks = (block_of(events[first : first + 64], first) for first in range(0, len(events), 64))
-    assert tape_of(said_in(blocks)) == record(events)
+    parts = (part_of(events[first : first + 64], first) for first in range(0, len(events), 64))
+    assert tape_of(said_in(parts)) == record(events)
     assert any(isinstance(event.fact, Adopted) and event.fact.read_at is not None for event in events)
 
 
@@ -64,7 +64,7 @@ def test_a_step_without_progress_or_loss_is_told_apart_from_one_at_zero(events: 
     place = next(n for n, event in enumerate(events) if isinstance(event.fact, StepFinished))
     bare = [*events]
     bare[place] = replace(events[place], fact=replace(events[place].fact, loss=math.nan, progress=None))
-    said = said_in([block_of(bare)])[events[place].writer, events[place].incarnation]
+    said = said_in([part_of(bare)])[events[place].writer, events[place].incarnation]
     (first,) = [fact for fact in said if isinstance(fact, StepFinished)][:1]
     assert first.progress is None and math.isnan(first.loss)
 

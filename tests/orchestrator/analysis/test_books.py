@@ -15,7 +15,7 @@ from orchestrator.analysis.books import REASONS
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import LearnerLost, RunFinished
 from outer.protocol.facts import Committed, Finished, LearnerFenced, Refused, SetAside, StepOpened, SyncerStarted
-from tests.orchestrator.histories import blocks, history, inserted, is_a, losing, script, settle, without
+from tests.orchestrator.histories import history, inserted, is_a, losing, parts, script, settle, without
 
 A_MISSES = frozenset((second, "a") for second in (4, 6, 8))  # a's steps 3 to 7 are overwritten unread
 
@@ -43,7 +43,7 @@ def test_a_step_counts_once_however_many_fragments_it_is_merged_through() -> Non
 
 def test_a_step_on_samples_that_were_set_aside_with_its_incarnation_has_that_fate() -> None:
     aside = inserted(history(), is_a(LearnerFenced, learner="c"), SetAside("c", 1, 0, 0, 16, step=9))
-    for books in (settle(aside), settle(blocks(aside, 7))):
+    for books in (settle(aside), settle(parts(aside, 7))):
         assert books.balanced and books.discarded == nothing(set_aside=16, overlap=8)
         assert books.fates[("c", 1, 9)] == "set_aside"
         before = settle(history()).token_fragments
@@ -151,11 +151,11 @@ def test_every_prefix_of_every_run_balances_and_commits_what_the_definition_says
 @pytest.mark.parametrize("size", [1, 13, 10_000])
 def test_lost_steps_are_committed_with_the_count_of_their_contribution_or_else_unknown(size: int) -> None:
     """Unknown with the tokens of the next step."""
-    books, whole = settle(blocks(losing(history(), "b", range(5, 8)), size)), settle(history())
+    books, whole = settle(parts(losing(history(), "b", range(5, 8)), size)), settle(history())
     assert books.balanced and all(share.balanced for share in books.token_fragments)
     assert (books.processed, books.committed, books.unknown) == (whole.processed, whole.committed, 0)
     assert [share.committed for share in books.token_fragments] == [share.committed for share in whole.token_fragments]
-    books, whole = settle(blocks(losing(history(A_MISSES), "a", range(4, 6)), size)), settle(history(A_MISSES))
+    books, whole = settle(parts(losing(history(A_MISSES), "a", range(4, 6)), size)), settle(history(A_MISSES))
     assert books.balanced and all(share.balanced for share in books.token_fragments)
     assert books.unknown == books.by_learner["a"].unknown == 2 * 8
     assert books.discarded["overlap"] == whole.discarded["overlap"] - 2 * 8

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,10 +14,9 @@ import pytest
 
 from orchestrator.analysis.checks import check
 from orchestrator.analysis.folder import check_run
-from orchestrator.eventlog import compactor, reader
+from orchestrator.eventlog import compactor, reader, tables
 from orchestrator.eventlog.events import Event, Unknown
 from outer.journal import journal as journals
-from outer.journal.framing import pack, unpack
 from outer.journal.object_store import Folder
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import history
@@ -53,24 +54,29 @@ def test_a_log_in_its_folder_is_checked_like_its_events(sound: Path) -> None:
     assert {each.status for each in check_run(sound / "nowhere")} == {"unknown"}
 
 
-def segments(root: Path) -> list[Path]:
-    return sorted((root / "log").glob("*/segments/*"))
+def objects(root: Path) -> list[Path]:
+    """Manifests and the files that they name."""
+    return sorted(path for path in (root / "log").glob("*/*/*") if path.parent.name != "groups")
+
+
+def manifests(root: Path) -> list[Path]:
+    return [path for path in objects(root) if path.parent.name == "segments"]
 
 
 def changed(root: Path, chance: Random) -> None:
-    """One bit of a segment."""
-    path = chance.choice(segments(root))
+    """One bit of an object."""
+    path = chance.choice(objects(root))
     content = bytearray(path.read_bytes())
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(content)
 
 
 def dropped(root: Path, chance: Random) -> None:
-    chance.choice(segments(root)).unlink()
+    chance.choice(objects(root)).unlink()
 
 
 def swapped(root: Path, chance: Random) -> None:
-    one, other = chance.sample(segments(root), 2)
+    one, other = chance.sample(objects(root), 2)
     here, there = one.read_bytes(), other.read_bytes()
     one.write_bytes(there)
     other.write_bytes(here)
@@ -78,16 +84,20 @@ def swapped(root: Path, chance: Random) -> None:
 
 def doubled(root: Path, chance: Random) -> None:
     """A segment is there once more, behind the last one."""
-    each = chance.choice(segments(root))
+    each = chance.choice(manifests(root))
     last = max(each.parent.iterdir())
     shutil.copy(each, last.with_name(f"{int(last.name) + 1:09d}"))
 
 
 def forged(root: Path, chance: Random) -> None:
-    """One fact less, under a seal that is right again; the segment behind it names another one."""
+    """One fact less, in a file and under a seal that are right again; the segment behind it names another one."""
     path = chance.choice(sorted((root / "log/syncer/segments").iterdir())[:-1])
-    header, arrays, _ = unpack(path.read_bytes())
-    path.write_bytes(b"".join(pack(header | {"rows": header["rows"] - 1}, arrays)[0]))
+    segment = compactor.segment_in(path.read_bytes())
+    *files, file = segment.files
+    content = tables.write(file.table, tables.read(file.table, (root / file.name).read_bytes())[1:])
+    (root / file.name).write_bytes(content)
+    file = replace(file, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    path.write_bytes(compactor.manifest(replace(segment, rows=segment.rows - 1, files=(*files, file)))[0])
 
 
 def cut(root: Path, chance: Random) -> None:
@@ -120,7 +130,7 @@ def test_a_log_without_its_end_is_unknown_there(tmp_path: Path) -> None:
     assert told["log.seal"][0] == "unknown" and told["log.chain"][0] == "pass"
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", '{"format": 2}', '{"format": 2, "logs": {"syncer": {}}}'])
+@pytest.mark.parametrize("damaged", ["", "[]", '{"format": 3}', '{"format": 3, "logs": {"syncer": {}}}'])
 def test_a_damaged_seal_is_violated(sound: Path, tmp_path: Path, damaged: str) -> None:
     root = tmp_path / "run"
     shutil.copytree(sound, root)
@@ -130,11 +140,12 @@ def test_a_damaged_seal_is_violated(sound: Path, tmp_path: Path, damaged: str) -
 
 
 def test_a_log_with_facts_of_a_newer_version_is_not_called_sound(tmp_path: Path) -> None:
-    Folder(tmp_path).create(
-        compactor.segment_key("syncer", 0),
-        compactor.encode(
-            compactor.Segment("syncer", "run", 0, "", 0, 0, "g", 0, 1),
-            reader.block_of([Event("a", 1, 0, 1.0, Unknown("Newer", {}))]),
-        )[0],
-    )
+    newer = tables.part_of([Event("a", 1, 0, 1.0, Unknown("Newer", {}))])
+    compactor.create(Folder(tmp_path), compactor.Segment("syncer", "run", 0, "", 0, 0, "g", 0, 1), newer)
     assert verdicts(tmp_path)["log.readable"][0] == "unknown"
+
+
+def test_a_check_tells_how_far_it_is(sound: Path) -> None:
+    told = list[int]()
+    check_run(sound, told.append)
+    assert told == sorted(told) and len(told) > 5 and told[-1] == len(history())

@@ -10,9 +10,9 @@ import pytest
 
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.analysis.checks import check
-from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, RunFinished
+from orchestrator.eventlog.tables import Part
 from outer.protocol.facts import (
     Committed,
     Finished,
@@ -27,7 +27,7 @@ from outer.protocol.facts import (
     SyncerStarted,
 )
 from tests.orchestrator.analysis.test_invariants import BROKEN, EIGHT, changed, dropped, participant
-from tests.orchestrator.histories import altered, blocks, history, inserted, is_a, losing, script, without
+from tests.orchestrator.histories import altered, history, inserted, is_a, losing, parts, script, without
 
 Log = list[Event]
 
@@ -194,13 +194,13 @@ def test_weights_are_judged_by_the_rule_that_the_epoch_names() -> None:
 
 
 def test_a_planted_bug_is_found_however_the_log_is_cut() -> None:
-    assert check(blocks(history(), 40)) == check(history())
+    assert check(parts(history(), 40)) == check(history())
     for name, bug, plant in [*PLANTED, *BROKEN]:
         if not name.startswith("log."):
-            assert folded(blocks(plant(history()), 40))[name] == "violated", bug
+            assert folded(parts(plant(history()), 40))[name] == "violated", bug
 
 
-def folded(log: Iterable[Block]) -> dict[str, str]:
+def folded(log: Iterable[Part]) -> dict[str, str]:
     return {verdict.name: verdict.status for verdict in check(log)}
 
 
@@ -257,16 +257,16 @@ def test_facts_that_the_log_says_are_lost_break_no_check(size: int) -> None:
     """Once or twice; both losses may be in one block. Replay and time are then unknown."""
     once = losing(history(), "b", range(5, 10))
     for events in (once, losing(once, "b", range(12, 15))):
-        found = folded(blocks(events, size))
+        found = folded(parts(events, size))
         unknown = {name: status for name, status in found.items() if status not in ("pass", "idle")}
         assert unknown == dict.fromkeys(("accounted.time", "replayable.steps"), "unknown")
 
 
 def test_facts_that_nobody_says_are_lost_do_and_lost_facts_excuse_no_wrong_count() -> None:
     """What is known of a contribution's steps must not exceed what it counts."""
-    found = folded(blocks(losing(history(), "b", range(5, 10), told=False)))
+    found = folded(parts(losing(history(), "b", range(5, 10), told=False)))
     broken = {name for name, status in found.items() if status == "violated"}
     assert broken >= {"versions.clocks", "merges.counters", "books.committed", "replayable.steps"}
     tenth = is_a(StepFinished, step=10)
     grown = altered(losing(history(), "b", range(5, 10)), lambda e: e.writer == "b" and tenth(e), tokens=800)
-    assert folded(blocks(grown))["merges.counters"] == "violated"
+    assert folded(parts(grown))["merges.counters"] == "violated"

@@ -13,7 +13,6 @@ from learners.protocol.facts import Adopted
 from orchestrator.analysis.checks import check
 from orchestrator.analysis.summary import summarise
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import (
     Evaluated,
@@ -24,16 +23,17 @@ from orchestrator.eventlog.facts import (
     RunFinished,
     SyncerLost,
 )
+from orchestrator.eventlog.tables import part_of
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
 from orchestrator.report.render import contents_of
 from outer.protocol.facts import Committed, LearnerAttached, LearnerFenced, LeaseExpired, Quarantined, Refused
 from tests.orchestrator.histories import (
     BASE,
     altered,
-    blocks,
     history,
     inserted,
     is_a,
+    parts,
     renumbered,
     restarted,
     script,
@@ -134,7 +134,7 @@ def test_a_fragment_that_the_syncer_does_not_have_counts_no_bytes(kind: type[Any
     events = history()
     victim = next(event for event in events if isinstance(event.fact, kind) and event.fact.fragment == 1)
     strange = [replace(e, fact=replace(victim.fact, fragment=99)) if e is victim else e for e in events]
-    told = contents_of([block_of(strange)], '[sync]\ncodec = "bf16"')
+    told = contents_of([part_of(strange)], '[sync]\ncodec = "bf16"')
     expected = summary(events)["wire_bytes"]
     if kind is Committed:
         expected["up"] -= 2 * 20 * len(victim.fact.participants)
@@ -351,7 +351,7 @@ def test_older_rows_of_faults_are_counted_by_kind() -> None:
             (FaultInjected(99 + number, "freeze", "a", 1, 1, 0.0005), FaultHealed(99 + number, "a"))
         )
     ]
-    told = summarise(blocks([*script().events, *faults], 100), {}, [])
+    told = summarise(parts([*script().events, *faults], 100), {}, [])
     own = len(summarise(script().events, {}, [])["faults"])
     assert len(told["faults"]) == ROWS
     assert sum(sums["rows"] for sums in told["faults_left_out"].values()) == 30 + own

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orchestrator.eventlog import chain_reader, compactor, log_writer, reader
-from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.compactor import Compactor
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultHealed
 from orchestrator.eventlog.log_writer import LogWriter
-from orchestrator.eventlog.reader import LogReader, blocks, differs, events
+from orchestrator.eventlog.reader import LogReader, differs, events
+from orchestrator.eventlog.tables import Part
 from orchestrator.recipe.toml_text import dump, load, template
 from outer.journal import journal as journals
 from outer.journal.chain import Chain, Segmented
 from outer.journal.object_store import Folder
-from outer.protocol.facts import FactsLost, StepPassed
 from tests.orchestrator.eventlog.logs import chunks, journal, of_syncer, write, write_log
 from tests.orchestrator.histories import history
 
@@ -30,7 +30,7 @@ from tests.orchestrator.histories import history
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of few rows."""
     monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 2)
-    for module in (journals, compactor, chain_reader, reader, log_writer):
+    for module in (journals, compactor, chain_reader, log_writer):
         monkeypatch.setattr(module, "SEGMENT_ROWS", 60)
 
 
@@ -54,13 +54,16 @@ def order(said: list[Event]) -> list[Event]:
 EVENTS = told()
 
 
-def joined(read: Iterator[Block], start: int = 0) -> list[Event]:
-    """The events of blocks that follow each other, from this place in the log on."""
+def joined(read: Iterator[Part]) -> list[Event]:
+    """The events of parts that follow each other; each has its own position."""
     found: list[Event] = []
-    for block in read:
-        assert block.start == start + len(found)
-        found += block.events()
-        assert block.stop == start + len(found)
+    last = -1
+    for part in read:
+        names = [name for name in part.tables if name != "contributions"]
+        positions = np.sort(np.concatenate([part.tables[name]["position"].to_numpy() for name in names]))
+        assert positions[0] > last and np.all(np.diff(positions) > 0)
+        last = int(positions[-1])
+        found += part.events()
     return found
 
 
@@ -77,7 +80,7 @@ def test_the_log_is_read_in_its_order_from_segments_and_groups(tmp_path: Path, g
 def test_blocks_are_bounded_and_segments_are_made_while_the_run_goes(tmp_path: Path) -> None:
     write_log(tmp_path, EVENTS, 20, close=False)
     assert len([*(tmp_path / "log/syncer/segments").iterdir()]) >= 2
-    assert max(block.rows for block in blocks(tmp_path)) <= 60 + 20 + 20
+    assert max(part.rows for part in LogReader(tmp_path).rest()) <= 60 + 20
     assert len([*(tmp_path / "journal").iterdir()]) < 30
 
 
@@ -95,8 +98,8 @@ def test_a_log_that_is_followed_is_read_once_and_whole(tmp_path: Path, seed: int
     for some in chunks(of_syncer(EVENTS), 15):
         write(chain, some)
         if chance.random() < 0.3:
-            found += joined(follower.poll(), len(found))
-    found += joined(follower.rest(), len(found))
+            found += joined(follower.poll())
+    found += joined(follower.rest())
     assert found == EVENTS and follower.findings.damage == []
 
 
@@ -112,9 +115,9 @@ def test_following_where_listings_are_dear_lists_little_and_reads_the_same(
     follower = LogReader(tmp_path, follower_store, hold_s=1.0, clock=lambda: float("inf"))
     for some in chunks(of_syncer(EVENTS), 5):
         write(chain, some)
-        found += joined(follower.poll(), len(found))
+        found += joined(follower.poll())
     assert len([prefix for prefix in listed if prefix == "journal"]) <= 4
-    found += joined(follower.rest(), len(found))
+    found += joined(follower.rest())
     assert found == of_syncer(EVENTS) and follower.findings.damage == []
 
 
@@ -125,8 +128,8 @@ def test_what_is_newer_than_the_patience_waits(tmp_path: Path) -> None:
     found = joined(follower.poll())
     now[0] = float("inf")
     assert 0 < len(found) < len(EVENTS) and found == EVENTS[: len(found)]
-    found += joined(follower.poll(), len(found))
-    assert found + joined(follower.rest(), len(found)) == EVENTS
+    found += joined(follower.poll())
+    assert found + joined(follower.rest()) == EVENTS
 
 
 def test_facts_dated_ahead_are_held_back_for_no_longer_than_others(tmp_path: Path) -> None:
@@ -138,7 +141,7 @@ def test_facts_dated_ahead_are_held_back_for_no_longer_than_others(tmp_path: Pat
     follower = LogReader(tmp_path, hold_s=5.0, clock=lambda: now[0])
     found = joined(follower.poll())
     now[0] += 5.0
-    found += joined(follower.poll(), len(found))
+    found += joined(follower.poll())
     assert sorted(found, key=repr) == sorted(ahead, key=repr)
 
 
@@ -184,7 +187,6 @@ def test_a_store_that_fails_now_and_then_costs_no_row(tmp_path: Path) -> None:
     while len(found) < len(EVENTS):
         try:
             for block in follower.rest():
-                assert block.start == len(found)
                 found += block.events()
         except OSError:
             failures += 1
@@ -281,37 +283,6 @@ def test_an_object_of_another_run_is_named(run_dir: Path, tmp_path: Path) -> Non
     found = findings(run_dir)
     assert any("does not follow the segment before it" in each for each in found.unlinked)
     assert any("another run" in each for each in found.unreadable)
-
-
-# ------------------------------------------------------------------ numbers
-
-
-def of(writer: str, incarnation: int, *numbers: int) -> list[Event]:
-    return [Event(writer, incarnation, number, 1.0, StepPassed(number)) for number in numbers]
-
-
-TOLD_LOST = Event("syncer", 1, 0, 2.0, FactsLost("a", 1, 2, 4, "gone"))
-
-
-@pytest.mark.parametrize(
-    ("said", "wrong"),
-    [
-        (of("a", 1, 0, 1, 5, 6), ["a 1 goes from fact 1 to fact 5"]),
-        ([*of("a", 1, 0, 1), TOLD_LOST, *of("a", 1, 5, 6)], []),
-        ([*of("a", 1, 0, 1, 5), TOLD_LOST], []),  # told after what follows it
-        ([event for life in range(1, 6) for event in of("a", life, 0, 1, 2)], []),
-        ([*of("a", 1, 0, 1, 2), *of("a", 1, 2, 3)], ["a 1 tells fact 2 after fact 2"]),
-        (of("b", 2, 3), ["b 2 goes from fact -1 to fact 3"]),
-    ],
-)
-def test_a_writers_numbers_have_no_gap_but_a_loss_that_is_told_however_the_log_is_cut(
-    said: list[Event], wrong: list[str]
-) -> None:
-    for cut in range(len(said) + 1):
-        numbering = chain_reader.Numbering()
-        for some in (said[:cut], said[cut:]):
-            numbering.take(block_of(some))
-        assert numbering.broken() == wrong
 
 
 # ------------------------------------------------------------------ logs of one writer

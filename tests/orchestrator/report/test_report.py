@@ -30,7 +30,7 @@ from orchestrator.report import write as writing
 from orchestrator.report.render import contents_of, report
 from orchestrator.store.run_store import RunStore
 from tests.orchestrator.eventlog.logs import write_log
-from tests.orchestrator.histories import altered, blocks, event_of, history, inserted, is_a, script
+from tests.orchestrator.histories import altered, event_of, history, inserted, is_a, parts, script
 from tests.waiting import DEADLINE_S
 
 EVIL = "<script>alert(1)</script>"
@@ -66,7 +66,7 @@ class Page(HTMLParser):
 
 
 def rendered(events: list[Event], recipe: str, rows: int = 1 << 20) -> str:
-    return report(contents_of(blocks(events, rows), recipe), recipe)
+    return report(contents_of(parts(events, rows), recipe), recipe)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_the_same_log_gives_the_same_bytes_in_any_process(tmp_path: Path) -> Non
     assert str(tmp_path) not in here
 
 
-def test_the_same_log_gives_the_same_page_however_it_is_cut_into_blocks(small: str) -> None:
+def test_the_same_log_gives_the_same_page_however_it_is_cut_into_parts(small: str) -> None:
     assert rendered(history(), RECIPE, 7) == small
 
 

@@ -11,10 +11,10 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event as Record
 
 from benchmarks.harness.seed_run import SeedRun
-from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated
 from orchestrator.eventlog.reader import read_run
+from orchestrator.eventlog.tables import part_of
 from orchestrator.telemetry import sinks
 from orchestrator.telemetry.tracking import SERIES, Curves, Point
 from outer.protocol.facts import Committed
@@ -37,8 +37,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def points(events: list[Event], size: int) -> list[Point]:
     curves = Curves(every=6)
-    blocks = [block_of(events[first : first + size], first) for first in range(0, len(events), size)]
-    return [point for block in blocks for point in curves.take(block)]
+    parts = [part_of(events[first : first + size], first) for first in range(0, len(events), size)]
+    return [point for part in parts for point in curves.take(part)]
 
 
 def test_points_are_the_same_however_the_log_is_cut(run: Path) -> None:
