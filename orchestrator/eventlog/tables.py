@@ -266,28 +266,31 @@ def _plain(column: pa.ChunkedArray) -> list[Any]:
 def write(name: str, table: pa.Table) -> bytes:
     """The content of a table's file."""
     table = table.sort_by([(column, "ascending") for column in _SORTED[name]]).combine_chunks()
-    repeated = [each.name for each in table.schema if each.type in (FLOAT, TEXT) and _repeats(table[each.name])]
-    encodings = {FLOAT: "BYTE_STREAM_SPLIT", TEXT: "DELTA_LENGTH_BYTE_ARRAY"}
+    encodings = {each.name: _encoding(table[each.name]) for each in table.schema}
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
         sink,
         compression="zstd",
         compression_level=9,
-        use_dictionary=repeated,
-        column_encoding={
-            each.name: encodings.get(each.type, "DELTA_BINARY_PACKED")
-            for each in table.schema
-            if each.name not in repeated
-        },
+        use_dictionary=[each for each, encoding in encodings.items() if not encoding],
+        column_encoding={each: encoding for each, encoding in encodings.items() if encoding},
         write_statistics=["position", "time"],
         store_schema=False,
     )
     return bytes(sink.getvalue())
 
 
-def _repeats(column: pa.ChunkedArray) -> bool:
-    return bool(pc.count_distinct(column, mode="all").as_py() * _REPEATED < len(column))
+def _encoding(column: pa.ChunkedArray) -> str:
+    """The encoding that takes least; none: a dictionary."""
+    if column.type not in (FLOAT, TEXT):
+        return "DELTA_BINARY_PACKED"
+    if pc.count_distinct(column, mode="all").as_py() * _REPEATED < len(column):
+        return ""
+    if column.type == TEXT:
+        return "DELTA_LENGTH_BYTE_ARRAY"
+    single = column.cast(pa.float32(), safe=False).cast(FLOAT).equals(column)  # then four of its bytes are zero
+    return "BYTE_STREAM_SPLIT" if single else "PLAIN"
 
 
 def read(name: str, content: bytes) -> pa.Table:

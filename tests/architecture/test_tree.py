@@ -31,7 +31,7 @@ BUDGETS = {
     "orchestrator/prepare": 850,
     "orchestrator/lifecycle": 700,
     "orchestrator/cli": 3400,
-    "orchestrator/eventlog": 1900,
+    "orchestrator/eventlog": 1550,
     "orchestrator/analysis": 700,
     "orchestrator/telemetry": 450,
     "orchestrator/simulation": 1850,
