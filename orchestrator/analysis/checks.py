@@ -26,7 +26,7 @@ import duckdb
 from orchestrator.analysis.database import filled
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.tables import Part
+from orchestrator.eventlog.tables import LogPart
 
 SMALL = 20_000  # steps
 SQL = files("orchestrator.analysis") / "sql"
@@ -97,7 +97,7 @@ def _known(database: duckdb.DuckDBPyConnection, family: str) -> bool:
     return bool(known)
 
 
-def check(log: Iterable[Event] | Iterable[Part]) -> list[Verdict]:
+def check(log: Iterable[Event] | Iterable[LogPart]) -> list[Verdict]:
     """All verdicts on a log in its canonical order, in a fixed order. Of an empty log every verdict is `unknown`."""
     return verdicts(filled(log))
 

@@ -24,7 +24,7 @@ from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.eventlog.log_writer import LOGS
-from orchestrator.eventlog.tables import FLOAT, INT, SCHEMAS, TEXT, TIME, Part, as_parts
+from orchestrator.eventlog.tables import FLOAT, INT, SCHEMAS, TEXT, TIME, LogPart, as_parts
 from outer.protocol.facts import Committed
 
 FAMILIES = ("base", "books", "roster", "time", "goodput", "faults", "series")  # of sql/: each needs those before it
@@ -108,7 +108,7 @@ def _insertion(table: str) -> str:
 _INSERTIONS = {name: _insertion(name) for name in SCHEMAS}
 
 
-def filled(log: Iterable[Event] | Iterable[Part]) -> duckdb.DuckDBPyConnection:
+def filled(log: Iterable[Event] | Iterable[LogPart]) -> duckdb.DuckDBPyConnection:
     """A database of this log, given as parts or as events, in its canonical order."""
     tables = Tables(database := connect())
     for part in as_parts(log):
@@ -123,7 +123,7 @@ class Tables:
         self._database = database
         self._incarnations: dict[tuple[str, int], int] = {}
 
-    def take(self, part: Part) -> None:
+    def take(self, part: LogPart) -> None:
         known = self._incarnations
         fresh = sorted(_incarnations(part) - known.keys())
         if fresh:
@@ -140,7 +140,7 @@ class Tables:
         self._database.unregister("arriving")
 
 
-def _incarnations(part: Part) -> set[tuple[str, int]]:
+def _incarnations(part: LogPart) -> set[tuple[str, int]]:
     """The incarnations of learners that stepped, adopted, took part in a commit, told a fact, or that one names."""
     found = set[tuple[str, int]]()
     for name in ("steps", "adoptions", "contributions"):

@@ -21,7 +21,7 @@ from orchestrator.analysis.checks import prepare
 from orchestrator.analysis.database import filled
 from orchestrator.analysis.verdicts import Verdict, sound
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.tables import Part
+from orchestrator.eventlog.tables import LogPart
 from outer.numeric.formats import known
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ QUALIFY aside AND told_by <= first_value(told_by) OVER same ORDER BY position"""
 
 
 def summarise(
-    log: Iterable[Event] | Iterable[Part], recipe: Recipe | Mapping[str, Any], verdicts: Sequence[Verdict]
+    log: Iterable[Event] | Iterable[LogPart], recipe: Recipe | Mapping[str, Any], verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:
     """The summary of a whole log."""
     return summary_of(filled(log), recipe if isinstance(recipe, Mapping) else recipe.canonical(), verdicts)

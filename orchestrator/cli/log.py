@@ -23,7 +23,7 @@ from orchestrator.store.watch import LOST_S, RunLost
 
 if TYPE_CHECKING:
     from orchestrator.eventlog.reader import LogReader  # which takes its time to import
-    from orchestrator.eventlog.tables import Part
+    from orchestrator.eventlog.tables import LogPart
 
 POLL_S = 0.5
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}  # of --to
@@ -89,7 +89,7 @@ def asked(reader: LogReader, sql: str, to: Path | None) -> Iterator[dict[str, An
         yield from (dict(zip(names, row, strict=True)) for row in rows)
 
 
-def following(store: RunStore, reader: LogReader) -> Iterator[Part | None]:
+def following(store: RunStore, reader: LogReader) -> Iterator[LogPart | None]:
     """The log's parts as they come, and None after each look, until the run has ended. Raises RunLost."""
     while True:
         status = status_of(store)  # before the log: what is written before the run ends is then read

@@ -25,7 +25,7 @@ from orchestrator.store.readers import RECIPE_FILE, located, recipe_of
 from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:
-    from orchestrator.eventlog.tables import Part
+    from orchestrator.eventlog.tables import LogPart
     from orchestrator.replay.incarnation import Key
     from orchestrator.replay.tape import Said
 
@@ -71,7 +71,7 @@ def _log(run: str | None) -> _Log:
         folder, last_step = LogFolder(store.root), 0
         begun: str | None = None
 
-        def taken() -> Iterator[Part]:
+        def taken() -> Iterator[LogPart]:
             nonlocal begun, last_step
             for part in folder.reader.rest():
                 for event in part.only(("commits",), ("RunStarted", "StepPassed")).events():

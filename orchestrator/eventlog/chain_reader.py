@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from orchestrator.eventlog.compactor import Segment, add_group, part_of, segment_in, segment_key, segments_folder
 from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.eventlog.log_writer import groups_folder
-from orchestrator.eventlog.tables import Part, Rows
+from orchestrator.eventlog.tables import LogPart, Rows
 from outer.journal.chain import SEGMENT_ROWS, Chain, ChainLink, identity
 from outer.journal.framing import Damaged
 from outer.journal.object_store import Objects
@@ -48,7 +48,7 @@ class ChainReader:
         self._polls = 0
         self._overtaken = False  # whether groups have become a segment while they were read
 
-    def poll(self, quick: bool = False) -> Iterator[Part]:
+    def poll(self, quick: bool = False) -> Iterator[LogPart]:
         """Raises OSError; then the next call goes on at the same place.
 
         `quick`: where listings are dear, look only right behind what was read, and at all of it now and then.
@@ -64,7 +64,7 @@ class ChainReader:
 
     # -------------------------------------------------------------- segments
 
-    def _segments(self, all_of_them: bool = False) -> Iterator[Part]:
+    def _segments(self, all_of_them: bool = False) -> Iterator[LogPart]:
         names = self._store.names(segments_folder(self.log)) if all_of_them else []
         there = [int(name.rpartition("/")[2]) for name in names]
         while True:
@@ -106,7 +106,7 @@ class ChainReader:
 
     # -------------------------------------------------------------- groups
 
-    def _groups(self, quick: bool) -> Iterator[Part]:
+    def _groups(self, quick: bool) -> Iterator[LogPart]:
         self._overtaken = False
         run = self._run if quick else identity(self._store, groups_folder(self.log))
         if run is None:
@@ -145,7 +145,7 @@ class ChainReader:
         except Damaged:
             return True
 
-    def _counted(self, part: Part) -> Part:
+    def _counted(self, part: LogPart) -> LogPart:
         """The rows that were not read before."""
         part = part.tail(self.rows) if part.start < self.rows else part
         self.rows = part.stop

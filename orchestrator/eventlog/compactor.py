@@ -22,7 +22,7 @@ import pyarrow as pa
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.eventlog import tables
 from orchestrator.eventlog.events import Event, fact_of
-from orchestrator.eventlog.tables import Part, Place, Rows
+from orchestrator.eventlog.tables import LogPart, Place, Rows
 from outer.journal.chain import SEGMENT_ROWS, Segmented
 from outer.journal.framing import Damaged
 from outer.journal.groups import SYNCER, Group
@@ -108,9 +108,9 @@ def segment_in(content: bytes) -> Segment:
         raise Damaged(f"its checksum is right, but it is no manifest: {error}") from error
 
 
-def part_of(store: Objects, segment: Segment) -> Part:
+def part_of(store: Objects, segment: Segment) -> LogPart:
     """The rows of a segment. Raises Damaged, OSError."""
-    return Part(segment.row, segment.rows, {file.table: _read(store, file) for file in segment.files})
+    return LogPart(segment.row, segment.rows, {file.table: _read(store, file) for file in segment.files})
 
 
 def _read(store: Objects, file: File) -> pa.Table:
@@ -126,7 +126,7 @@ def _read(store: Objects, file: File) -> pa.Table:
         raise Damaged(f"the checksum of {file.name} is right, but it holds no {file.table}: {error}") from error
 
 
-def create(store: Objects, segment: Segment, part: Part) -> Segment:
+def create(store: Objects, segment: Segment, part: LogPart) -> Segment:
     """Write a segment's files and manifest. Returns the segment that is then there, which another process may have made
     of the same rows, or of fewer. Raises StaleEpoch for more, ValueError for any other; OSError: call it again.
     """

@@ -23,7 +23,7 @@ from orchestrator.eventlog.chain_reader import ChainReader, Findings
 from orchestrator.eventlog.compactor import FORMAT
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LOGS
-from orchestrator.eventlog.tables import INT, SCHEMAS, Part, seconds
+from orchestrator.eventlog.tables import INT, SCHEMAS, LogPart, seconds
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import stored
 from outer.journal.chain import Segmented
@@ -50,7 +50,7 @@ def store_of(run_dir: Path) -> Objects:
     return objects(elsewhere)
 
 
-def intact(run_dir: Path) -> Iterator[Part]:
+def intact(run_dir: Path) -> Iterator[LogPart]:
     """A run's whole log. Raises ValueError, at the end, if something of it cannot be read; OSError."""
     log = LogReader(run_dir)
     yield from log.rest()
@@ -69,7 +69,7 @@ def read_run(run_dir: Path) -> list[Event]:
     return list(events(run_dir))
 
 
-def records(parts: Iterable[Part]) -> Iterator[tuple[int, Record]]:
+def records(parts: Iterable[LogPart]) -> Iterator[tuple[int, Record]]:
     """(epoch, record), in the syncer's order: what a syncer starts from when its journal is damaged."""
     for part in parts:
         for event in part.only(("commits", "contributions"), RECORDS).events():
@@ -110,7 +110,7 @@ class LogReader:
         """Rows read so far."""
         return self.syncer.rows + sum(each.rows for each in self.others.values())
 
-    def poll(self) -> Iterator[Part]:
+    def poll(self) -> Iterator[LogPart]:
         """Return the new facts. Raises OSError; then the next call goes on at the same place."""
         for part in self.syncer.poll(quick=True):
             self._held.append(self._dated(part))  # first: a caller may stop at any part
@@ -119,13 +119,13 @@ class LogReader:
         if not self._hold_s:
             yield from self._rest_of_guests()
 
-    def _settled(self) -> Iterator[Part]:
+    def _settled(self) -> Iterator[LogPart]:
         self._look()  # after the chain: what was written before it is there
         settled = self._clock() - self._hold_s
         while self._held and (not self._hold_s or min(self._held[0].latest, self._held[0].seen_at) <= settled):
             yield self._merged()
 
-    def rest(self) -> Iterator[Part]:
+    def rest(self) -> Iterator[LogPart]:
         """All that is there: the run is over, or is not waited for. Memory is bounded by the length of a segment."""
         self._look()
         while self._held:
@@ -138,7 +138,7 @@ class LogReader:
 
     # -------------------------------------------------------------- merging
 
-    def _dated(self, part: Part) -> _Dated:
+    def _dated(self, part: LogPart) -> _Dated:
         """The syncer's own facts of a part, and the latest time up to each."""
         own = [table.select(["position", "time"]) for name in ("commits",) if (table := part.tables.get(name))]
         if (facts := part.tables.get("facts")) is not None:
@@ -170,19 +170,19 @@ class LogReader:
         taken, self._guests = self._guests.slice(0, count), self._guests.slice(count)
         return taken.drop_columns(["date", "log"]), taken["date"].to_numpy()
 
-    def _merged(self) -> Part:
+    def _merged(self) -> LogPart:
         """The first part that is held, with the guests that belong into it."""
         part, positions, dates, *_ = self._held.popleft()
         guests, their = self._until(float(dates[-1]) if len(dates) else float("-inf"))
         return self._with(guests, positions[np.searchsorted(dates, their, side="right")], part)
 
-    def _rest_of_guests(self) -> Iterator[Part]:
+    def _rest_of_guests(self) -> Iterator[LogPart]:
         guests, _ = self._until(float("inf"))
         if guests.num_rows:
             rows = np.full(guests.num_rows, self.syncer.rows)
-            yield self._with(guests, rows, Part(self.syncer.rows, 0, {}))
+            yield self._with(guests, rows, LogPart(self.syncer.rows, 0, {}))
 
-    def _with(self, guests: pa.Table, rows: Ints, part: Part) -> Part:
+    def _with(self, guests: pa.Table, rows: Ints, part: LogPart) -> LogPart:
         """A part of the syncer's chain with guests before these rows of it: each fact at its place in the whole log."""
         tables = {
             name: _moved(
@@ -194,7 +194,7 @@ class LogReader:
             placed = _moved(guests, rows + np.arange(len(rows)) + self._shift)
             tables["facts"] = pa.concat_tables([tables["facts"], placed] if "facts" in tables else [placed])
         start, self._shift = part.start + self._shift, self._shift + len(rows)
-        return Part(start, part.rows + len(rows), tables)
+        return LogPart(start, part.rows + len(rows), tables)
 
 
 class _Counted:
@@ -218,7 +218,7 @@ class _Dated(NamedTuple):
     was read.
     """
 
-    part: Part
+    part: LogPart
     positions: Ints
     dates: Floats
     latest: float

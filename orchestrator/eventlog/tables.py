@@ -118,7 +118,7 @@ class Rows:
         self._rows[table].append((self.next, *row))
         self.next += 1
 
-    def part(self) -> Part:
+    def part(self) -> LogPart:
         """All rows so far."""
         tables = {
             name: pa.Table.from_arrays(
@@ -128,10 +128,10 @@ class Rows:
             for name, rows in self._rows.items()
             if rows
         }
-        return Part(self.start, len(self), tables)
+        return LogPart(self.start, len(self), tables)
 
 
-def part_of(events: Iterable[Event], start: int = 0) -> Part:
+def part_of(events: Iterable[Event], start: int = 0) -> LogPart:
     """The rows of these events, which are in the log's order; the first has position `start`."""
     rows = Rows(start)
     for event in events:
@@ -139,11 +139,11 @@ def part_of(events: Iterable[Event], start: int = 0) -> Part:
     return rows.part()
 
 
-def as_parts(log: Iterable[Event] | Iterable[Part]) -> Iterator[Part]:
+def as_parts(log: Iterable[Event] | Iterable[LogPart]) -> Iterator[LogPart]:
     """Parts as they are, and events as one part."""
     events: list[Event] = []
     for each in log:
-        if isinstance(each, Part):
+        if isinstance(each, LogPart):
             yield each
         else:
             events.append(each)
@@ -182,7 +182,7 @@ def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class Part:
+class LogPart:
     """A stretch of a log: the facts at positions `start` to `stop`. The tables' rows are in any order."""
 
     start: int
@@ -193,17 +193,17 @@ class Part:
     def stop(self) -> int:
         return self.start + self.rows
 
-    def tail(self, start: int) -> Part:
+    def tail(self, start: int) -> LogPart:
         """The rows from `start` on."""
         kept = {name: table.filter(pc.greater_equal(table["position"], start)) for name, table in self.tables.items()}
-        return Part(start, self.stop - start, {name: table for name, table in kept.items() if table.num_rows})
+        return LogPart(start, self.stop - start, {name: table for name, table in kept.items() if table.num_rows})
 
-    def only(self, tables: Sequence[str], kinds: Sequence[str] = ()) -> Part:
+    def only(self, tables: Sequence[str], kinds: Sequence[str] = ()) -> LogPart:
         """These tables, and the facts of these kinds."""
         kept = {name: table for name, table in self.tables.items() if name in tables}
         if kinds and (facts := self.tables.get("facts")) is not None:
             kept["facts"] = facts.filter(pc.is_in(facts["kind"], pa.array(kinds)))
-        return Part(self.start, self.rows, kept)
+        return LogPart(self.start, self.rows, kept)
 
     def by_learner(self, name: str) -> Iterator[tuple[tuple[str, int], pa.Table]]:
         """The rows of a table by learner and incarnation, in the log's order."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
-from orchestrator.eventlog.tables import Part, part_of
+from orchestrator.eventlog.tables import LogPart, part_of
 from orchestrator.replay.incarnation import IncarnationReader, IncarnationTape, Key, Need, Read, TapeError, named
 from outer.protocol.facts import Committed, Participant, SyncerStarted
 from outer.protocol.open_step import weight
@@ -246,7 +246,7 @@ def _step(step: int, tokens: int, sample: int, loss: float, progress: float | No
     return StepFinished(step, tokens, 0, sample, loss, 0.0, 0.0, "", progress, None)
 
 
-def said_in(parts: Iterable[Part]) -> dict[Key, Said]:
+def said_in(parts: Iterable[LogPart]) -> dict[Key, Said]:
     """Return the facts of each writer of a log."""
     said: dict[Key, Said] = defaultdict(Said)
     for part in parts:

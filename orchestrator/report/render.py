@@ -18,7 +18,7 @@ from orchestrator.analysis.checks import verdicts
 from orchestrator.analysis.database import filled
 from orchestrator.analysis.summary import summary_of
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.eventlog.tables import Part
+from orchestrator.eventlog.tables import LogPart
 from orchestrator.report import headline
 from orchestrator.report.canvas import variables
 from orchestrator.report.data import collect
@@ -43,7 +43,7 @@ def report(contents: Contents, recipe: str) -> str:
     return html.encode("utf-8", "replace").decode()  # half of a surrogate pair, which JSON can carry, becomes "?"
 
 
-def contents_of(parts: Iterable[Part], recipe: str) -> Contents:
+def contents_of(parts: Iterable[LogPart], recipe: str) -> Contents:
     """The contents of a log, read from its beginning to its end."""
     database = filled(parts)
     found = verdicts(database)

@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from orchestrator.eventlog.events import fact_of
 from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerLost
-from orchestrator.eventlog.tables import Part
+from orchestrator.eventlog.tables import LogPart
 
 KINDS = tuple(kind.__name__ for kind in (Evaluated, FaultInjected, LearnerLost))
 COMMITTED, HELD_OUT = SERIES = ("tokens/committed", "loss/held_out")
@@ -60,7 +60,7 @@ class Curves:
     _lost: int = 0
     _injected: int = 0
 
-    def take(self, part: Part) -> Iterator[Point]:
+    def take(self, part: LogPart) -> Iterator[Point]:
         """The points of a part, in its order."""
         joined = Counter(position for position, *_ in part.in_order("contributions", "position"))
         steps = part.in_order("steps", "position", "loss")

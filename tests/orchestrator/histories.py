@@ -29,7 +29,7 @@ from orchestrator.eventlog.facts import (
     RunFinished,
     RunStarted,
 )
-from orchestrator.eventlog.tables import Part, part_of
+from orchestrator.eventlog.tables import LogPart, part_of
 from outer.protocol.facts import (
     Committed,
     FactsLost,
@@ -252,7 +252,7 @@ def history(absent: Iterable[tuple[int, str]] = ()) -> list[Event]:
 # ------------------------------------------------------------------ planting bugs
 
 
-def parts(events: Sequence[Event], size: int = 1 << 20) -> Iterator[Part]:
+def parts(events: Sequence[Event], size: int = 1 << 20) -> Iterator[LogPart]:
     """These events in parts of so many rows."""
     for start in range(0, len(events), size):
         yield part_of(events[start : start + size], start)
@@ -348,7 +348,7 @@ class Books:
         return self.processed == self.committed + self.in_flight + self.unknown + sum(self.discarded.values())
 
 
-def settle(log: Iterable[Event] | Iterable[Part]) -> Books:
+def settle(log: Iterable[Event] | Iterable[LogPart]) -> Books:
     """The final books of a log."""
     database = filled(log)
     prepare(database, "base", "books")

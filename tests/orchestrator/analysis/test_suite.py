@@ -12,7 +12,7 @@ from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.analysis.checks import check
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, RunFinished
-from orchestrator.eventlog.tables import Part
+from orchestrator.eventlog.tables import LogPart
 from outer.protocol.facts import (
     Committed,
     Finished,
@@ -200,7 +200,7 @@ def test_a_planted_bug_is_found_however_the_log_is_cut() -> None:
             assert folded(parts(plant(history()), 40))[name] == "violated", bug
 
 
-def folded(log: Iterable[Part]) -> dict[str, str]:
+def folded(log: Iterable[LogPart]) -> dict[str, str]:
     return {verdict.name: verdict.status for verdict in check(log)}
 
 

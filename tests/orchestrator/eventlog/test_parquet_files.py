@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +83,12 @@ def test_the_documentation_lists_every_table_and_column() -> None:
     assert listed == {name: schema.names for name, schema in SCHEMAS.items()}
 
 
-def pandas_rows(path: Path) -> list[dict[str, Any]]:
-    frame = pytest.importorskip("pandas").read_parquet(path)
-    return [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False)]
-
-
-def polars_rows(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pytest.importorskip("polars").read_parquet(path).to_dicts()
-    return rows
-
-
-@pytest.mark.parametrize("rows_of", [pandas_rows, polars_rows])
+@pytest.mark.parametrize("tool", ["pandas", "polars"])
 @pytest.mark.parametrize("table", SCHEMAS)
-def test_other_tools_read_the_files(table: str, rows_of: Callable[[Path], list[dict[str, Any]]]) -> None:
+def test_other_tools_read_the_files(table: str, tool: str) -> None:
     (path,) = (RUN / "log" / "syncer" / table).glob("*.parquet")
-    here = duckdb.connect().execute("FROM read_parquet(?)", [str(path)])
-    names, rows = [name for name, *_ in here.description or ()], here.fetchall()
-    found = rows_of(path)
-    assert [*found[0]] == names == SCHEMAS[table].names and len(found) == len(rows) > 20
-    for name in ("position", "learner", "writer", "loss", "norm", "tokens", "digest", "fact"):
-        if name in names:
-            assert [row[name] for row in found] == [row[names.index(name)] for row in rows]
+    here, frame = duckdb.read_parquet(str(path)), pytest.importorskip(tool).read_parquet(path)
+    assert here.columns == [*frame.columns] == SCHEMAS[table].names and len(frame) > 20
+    for name, values in zip(here.columns, zip(*here.fetchall(), strict=True), strict=True):
+        if name not in ("time", "progress", "aux", "read_at"):  # pandas has its own nothing, and its own times
+            assert frame[name].to_list() == [*values]

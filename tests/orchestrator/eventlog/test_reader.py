@@ -17,7 +17,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultHealed
 from orchestrator.eventlog.log_writer import LogWriter
 from orchestrator.eventlog.reader import LogReader, differs, events
-from orchestrator.eventlog.tables import Part
+from orchestrator.eventlog.tables import LogPart
 from orchestrator.recipe.toml_text import dump, load, template
 from outer.journal import journal as journals
 from outer.journal.chain import Chain, Segmented
@@ -54,7 +54,7 @@ def order(said: list[Event]) -> list[Event]:
 EVENTS = told()
 
 
-def joined(read: Iterator[Part]) -> list[Event]:
+def joined(read: Iterator[LogPart]) -> list[Event]:
     """The events of parts that follow each other; each has its own position."""
     found: list[Event] = []
     last = -1
