@@ -153,8 +153,7 @@ def as_parts(log: Iterable[Event] | Iterable[LogPart]) -> Iterator[LogPart]:
 
 def fields_of(fact: Any) -> dict[str, Any]:
     """The fields of a fact, or those of one of a kind that this version does not know."""
-    named: dict[str, Any] = fact.fields if kind_of(fact) != type(fact).__name__ else vars(fact)
-    return named
+    return dict(fact.fields if kind_of(fact) != type(fact).__name__ else vars(fact))
 
 
 def to_json(values: Any) -> str:
@@ -224,9 +223,8 @@ class LogPart:
         """A table's rows, in the log's order, or these columns of them; `time` as Unix seconds."""
         if (table := self.tables.get(name)) is None:
             return iter(())
-        by = [("position", "ascending"), *([("part", "ascending")] if name == "contributions" else [])]
-        table = table.sort_by(by)
-        return zip(*map(_plain, table.select(columns).columns if columns else table.columns), strict=True)
+        table = table.sort_by([(each, "ascending") for each in ("position", "part") if each in table.schema.names])
+        return zip(*map(_plain, table.select(columns or table.schema.names).columns), strict=True)
 
     def _steps(self) -> Iterator[tuple[int, Event]]:
         for position, who, which, sequence, at, *values, aux in self.in_order("steps"):

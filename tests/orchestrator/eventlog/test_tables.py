@@ -163,9 +163,6 @@ def test_a_step_with_its_adoption_takes_at_most_twenty_bytes() -> None:
     assert sum(len(tables.write(name, table)) for name, table in part.tables.items()) < 20 * learners * steps
 
 
-# ------------------------------------------------------------------ compactions that do not end, or come second
-
-
 class Dying(Memory):
     """Takes so many objects under log/ and then no more."""
 
