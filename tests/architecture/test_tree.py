@@ -22,7 +22,7 @@ BUDGETS = {
     "learners/conformance": 650,
     "learners": 2300,
     "orchestrator/recipe": 1600,
-    "orchestrator/store": 1720,
+    "orchestrator/store": 1730,
     "orchestrator/planner": 2500,
     "orchestrator/report": 1400,
     "orchestrator/replay": 1800,
@@ -39,7 +39,7 @@ BUDGETS = {
     "chaos/simulation": 3050,
     "chaos": 450,
 }
-TOTALS = {PACKAGES: 47_000, ("tests",): 34_300, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 46_700, ("tests",): 34_300, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
