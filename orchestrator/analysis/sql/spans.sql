@@ -22,7 +22,7 @@ FROM steps GROUP BY who;
 
 -- Cut where any grant or return begins or ends, the samples fall into pieces. Of each piece the facts alternate: it is
 -- granted, then returned by the incarnation that had it, as part of the same span. Samples of committed steps never
--- return, so they stay lent; those that are set aside do not count as returned.
+-- return, so they stay lent, and with them all spans before; those that are set aside do not count as returned.
 -- check: books.loans
 -- claim: a sample is lent to one incarnation at a time, and returned once, by the one that had it
 -- checked: grants and returns = FROM loans
@@ -40,7 +40,9 @@ SELECT position, CASE WHEN kind <> 'SpanGranted' THEN format('{} were returned, 
         format('samples {} to {}, which were used,', before.start, before.stop)), piece)) END AS told
 FROM turns
 WHERE CASE WHEN kind = 'SpanGranted' THEN before.kind <> 'SpanReturned'
-    ELSE start >= stop OR (before.kind, before.who, before.span) IS DISTINCT FROM ('SpanGranted', who, span) END
+    ELSE start >= stop OR (before.kind, before.who, before.span) IS DISTINCT FROM ('SpanGranted', who, span)
+        OR position IN (SELECT r.position FROM loans r JOIN fates f ON f.who = r.who AND f.span > r.span
+            AND first BETWEEN 0 AND r.position WHERE r.kind = 'SpanReturned') END
 GROUP BY position, kind, words;
 
 -- A step reads its samples in the order of its span. A new epoch may grant a span's number again.

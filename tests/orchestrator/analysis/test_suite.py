@@ -97,6 +97,11 @@ PLANTED: list[tuple[str, str, Callable[[Log], Log]]] = [
     ("books.loans", "spans that overlap", followed(EIGHT, GRANT, replace(GRANT, span=91, start=915))),
     ("books.loans", "a span returned twice", again(SpanReturned)),
     ("books.loans", "a return beyond the grant", changed(is_a(SpanReturned), stop=10**6)),
+    (
+        "books.loans",
+        "samples of committed steps returned",
+        followed(is_a(SpanGranted, span=7), SpanReturned("a", 1, 0, 0, 16)),
+    ),
     ("books.loans", "a return by another", changed(is_a(SpanReturned), learner="b")),
     ("books.positions", "a sample outside the span", changed(is_a(StepFinished), position=10**6)),
     ("books.positions", "someone else's span", changed(is_a(SpanGranted, learner="b"), learner="a")),
