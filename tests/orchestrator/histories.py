@@ -360,7 +360,7 @@ def settle(log: Iterable[Event] | Iterable[LogPart]) -> Books:
             rows.setdefault(key, {})[fate] = count
         return {key: _books(row) for key, row in rows.items()}
 
-    of = database.execute("SELECT learner, incarnation, step, fate FROM fates").fetchall()
+    of = database.execute("SELECT learner, incarnation, step, fate FROM fates JOIN incarnations USING (who)").fetchall()
     return replace(
         Books(**tokens(database)),
         by_learner=shares("ledger", "learner"),

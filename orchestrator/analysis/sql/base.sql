@@ -18,6 +18,7 @@ CREATE OR REPLACE TEMP TABLE commits AS
 SELECT * FROM commits_told
 QUALIFY told_by <= first_value(told_by) OVER (PARTITION BY syncer_step ORDER BY position);
 
+-- Their contributions. `place`: in the log, each its own.
 CREATE OR REPLACE TEMP TABLE contributions AS
-SELECT c.*, i.learner, i.incarnation
-FROM contributions_told c SEMI JOIN commits USING (position) JOIN incarnations i USING (who);
+SELECT p.*, position + part / 1e4 AS place, c.epoch, base_version, learner, incarnation
+FROM contributions_told p JOIN commits c USING (position) JOIN incarnations USING (who);

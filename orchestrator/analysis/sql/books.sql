@@ -1,51 +1,88 @@
 -- The token books: the fate of every token that was processed. The unit is one step of one incarnation.
 
--- A step counts where it goes beyond all that the incarnation finished before it. `upto`, `place`: tokens
--- and steps so far.
-CREATE OR REPLACE TEMP TABLE counted AS
-SELECT who, step, position, tokens, sum(tokens) OVER so_far::BIGINT AS upto, row_number() OVER so_far AS place
-FROM (
-    SELECT who, step, position, tokens FROM steps
-    QUALIFY step > coalesce(max(step) OVER (PARTITION BY who ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING
-        AND 1 PRECEDING), -1)
+-- The steps in the log's order, as stretches of successive steps of one size: after the step `before`, from `first` to
+-- `last`. Those beyond all that the incarnation finished before, (after, last], count; `place` and `upto`: how many
+-- steps and tokens count before these.
+CREATE OR REPLACE TEMP TABLE stretches AS
+WITH edges AS (
+    SELECT who, position, step, tokens, lag(step) OVER w AS before,
+        step IS DISTINCT FROM before + 1 OR tokens <> lag(tokens) OVER w AS begins,
+        step IS DISTINCT FROM lead(step) OVER w - 1 OR tokens <> lead(tokens) OVER w AS ends
+    FROM steps WINDOW w AS (PARTITION BY who ORDER BY position) QUALIFY begins OR ends
+), found AS (
+    SELECT who, position, before, step AS first, if(ends, step, lead(step) OVER w) AS last, tokens, begins
+    FROM edges WINDOW w AS (PARTITION BY who ORDER BY position) QUALIFY begins
+), fresh AS (
+    SELECT * EXCLUDE (begins), greatest(first - 1, -1, max(last) OVER earlier) AS after, greatest(0, last - after) AS count
+    FROM found WINDOW earlier AS (PARTITION BY who ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
-WINDOW so_far AS (PARTITION BY who ORDER BY step ROWS UNBOUNDED PRECEDING);
+SELECT *, (sum(count) OVER so_far - count)::BIGINT AS place,
+    (sum(count * tokens) OVER so_far - count * tokens)::BIGINT AS upto
+FROM fresh WINDOW so_far AS (PARTITION BY who ORDER BY position);
 
--- A contribution covers the steps (base_step, last]: those up to its step that the log has before its commit.
+-- The steps that count.
+CREATE OR REPLACE TEMP VIEW counted AS
+SELECT s.who, s.step, s.position, s.tokens, place + s.step - after AS place
+FROM steps s ASOF JOIN stretches r ON r.who = s.who AND s.position >= r.position WHERE s.step > after;
+
+-- How many steps, and tokens, count up to a step, of which `s` is the newest stretch begun before it.
+CREATE OR REPLACE TEMP MACRO steps_to(step, s) AS coalesce(s.place + least(s.last, step) - s.after, 0);
+
+CREATE OR REPLACE TEMP MACRO tokens_to(step, s) AS coalesce(s.upto + (least(s.last, step) - s.after) * s.tokens, 0);
+
+-- A contribution covers the steps (base_step, last]: those up to its step that the log has before its commit. `count`
+-- and `upto`: the steps and tokens up to these, and `base_count` and `base_upto` up to its base; `before`: the step at
+-- which the incarnation was read for the fragment before; `falls`: that was after it in the log. A window without an order of its own follows its table's,
+-- and a number in front keeps incarnations apart.
 CREATE OR REPLACE TEMP TABLE covers AS
-SELECT c.position, c.part, c.who, c.fragment, c.base_step, c.step, c.steps, c.tokens, 
-    least(c.step, coalesce(s.step, -1)) AS last
-FROM contributions c ASOF LEFT JOIN counted s ON s.who = c.who AND s.position < c.position;
-
--- Of the contributions that reach a step or more: the oldest base, and the first commit with its base, in one
--- number.
-CREATE OR REPLACE TEMP TABLE reached AS
-SELECT who, last, min(base) OVER later AS base, min(first) OVER later AS first
-FROM (
-    SELECT who, last, min(base_step) AS base, min((position << 28) + base_step) AS first
-    FROM covers WHERE last > base_step GROUP BY ALL
+WITH told AS (
+    SELECT who, position AS place, step AS done, NULL AS fragment, NULL AS base_step, NULL AS step,
+        NULL AS steps, NULL AS tokens FROM steps
+    UNION ALL SELECT who, place, NULL, fragment, base_step, step, steps, tokens FROM contributions
+), dated AS (
+    SELECT * EXCLUDE (done), least(step, greatest(-1, max((who::HUGEINT << 64) + done) OVER (ROWS UNBOUNDED PRECEDING)
+        - (who::HUGEINT << 64)))::BIGINT AS last
+    FROM (FROM told ORDER BY who, place)
+), counted AS (
+    SELECT c.*, steps_to(c.last, s) AS count, tokens_to(c.last, s) AS upto,
+        steps_to(base_step, b) AS base_count, tokens_to(base_step, b) AS base_upto
+    FROM (FROM dated WHERE step IS NOT NULL) c
+    ASOF LEFT JOIN (FROM stretches WHERE count > 0) s ON s.who = c.who AND s.after < c.last
+    ASOF LEFT JOIN (FROM stretches WHERE count > 0) b ON b.who = c.who AND b.after < c.base_step
 )
-WINDOW later AS (PARTITION BY who ORDER BY last DESC);
+SELECT *, lag(who) OVER () = who AND lag(fragment) OVER () = fragment AS again, if(again, lag(step) OVER (), -1) AS before,
+    if(again, lag(upto) OVER (), 0) AS upto_before, again AND place < lag(place) OVER () AS falls
+FROM (FROM counted ORDER BY who, fragment, step, place);
+
+-- Of the contributions that cover the steps (after, last], and maybe more: the oldest base, and the first commit with
+-- its base.
+CREATE OR REPLACE TEMP TABLE reached AS
+SELECT who, last, upto, (base + (who::HUGEINT << 64))::BIGINT AS base, (first + (who::HUGEINT << 100)) AS oldest,
+    (oldest >> 64)::BIGINT AS position, (oldest & ((1::HUGEINT << 64) - 1))::BIGINT AS first_base,
+    if(lead(who) OVER () = who, lead(last) OVER (), -1) AS after, if(lead(who) OVER () = who, lead(upto) OVER (), 0) AS upto_after
+FROM (
+    SELECT *, min(base_step - (who::HUGEINT << 64)) OVER (ROWS UNBOUNDED PRECEDING) AS base,
+        min((floor(place)::HUGEINT << 64) + base_step - (who::HUGEINT << 100)) OVER (ROWS UNBOUNDED PRECEDING) AS first
+    FROM (SELECT who, last, upto, base_step, place FROM covers WHERE last > base_step ORDER BY who, last DESC)
+);
 
 -- The incarnations of which facts were lost, with the last step before each loss and the next one (which may be none).
 CREATE OR REPLACE TEMP TABLE losses AS
-SELECT DISTINCT i.who, coalesce(s.step, 0) AS after, n.step AS next, n.tokens
+SELECT DISTINCT l.who, l.after, greatest(l.after, n.after) + 1 AS next, n.tokens
 FROM (
-    SELECT position, fact->>'$.writer' AS learner, (fact->>'$.incarnation')::BIGINT AS incarnation
-    FROM facts WHERE kind = 'FactsLost'
-) l JOIN incarnations i USING (learner, incarnation)
-ASOF LEFT JOIN counted s ON s.who = i.who AND s.position < l.position
-ASOF LEFT JOIN counted n ON n.who = i.who AND n.step > coalesce(s.step, 0);
+    SELECT i.who, coalesce(max(step), 0) AS after
+    FROM FactsLost l JOIN incarnations i ON i.learner = l.writer AND i.incarnation = l.incarnation
+    LEFT JOIN steps s ON s.who = i.who AND s.position < l.position GROUP BY i.who, l.position
+) l ASOF LEFT JOIN (FROM stretches WHERE count > 0) n ON n.who = l.who AND n.last > l.after;
 
 -- Contributions that claim steps which the log lacks, with the tokens that they count beyond the known ones.
 CREATE OR REPLACE TEMP TABLE claims AS
-SELECT c.*, row_number() OVER (PARTITION BY who ORDER BY position, part) AS n FROM (
-    SELECT c.who, c.position, c.part, c.fragment, c.base_step, c.step, c.steps - coalesce(l.place,
-        0) + coalesce(f.place, 0) AS steps,
-        c.tokens - coalesce(l.upto, 0) + coalesce(f.upto, 0) AS tokens
-    FROM (FROM covers SEMI JOIN losses USING (who)) c
-    ASOF LEFT JOIN counted f ON f.who = c.who AND f.step <= c.base_step
-    ASOF LEFT JOIN counted l ON l.who = c.who AND l.step <= greatest(c.last, c.base_step)
+SELECT c.who, floor(c.place)::BIGINT AS position, fragment, base_step, step, steps, tokens,
+    row_number() OVER (PARTITION BY who ORDER BY c.place) AS n
+FROM (
+    SELECT c.* REPLACE (c.steps - greatest(0, c.count - base_count) AS steps,
+        c.tokens - greatest(0, c.upto - base_upto) AS tokens)
+    FROM covers c SEMI JOIN losses USING (who)
 ) c WHERE steps > 0;
 
 -- Steps missing between two known ones count with the tokens of the next known one; after the last known one, those
@@ -77,8 +114,7 @@ WITH RECURSIVE missing AS (
         FROM told t JOIN claims c ON c.who = t.who AND c.n = t.n + 1
     )
 )
-SELECT who, learner, unnest(arg_max(steps, n), recursive := true)
-FROM told JOIN incarnations USING (who) GROUP BY who, learner;
+SELECT who, unnest(arg_max(steps, n), recursive := true) FROM told GROUP BY who;
 
 -- Up to which step each incarnation's adoptions overwrote each fragment.
 CREATE OR REPLACE TEMP TABLE overwritten AS
@@ -136,17 +172,18 @@ LEFT JOIN (
 ) USING (who);
 
 -- The fate of each step: committed, where a contribution that covers it merged into any fragment; or else overlap,
--- where
--- every fragment was overwritten after it; or else as its incarnation ended. `first`: the first commit that covers
--- it; -1 where
--- the first one to reach so far began after it.
+-- where every fragment was overwritten after it; or else as its incarnation ended.
 CREATE OR REPLACE TEMP TABLE fates AS
-SELECT s.who, e.learner, e.incarnation, s.step, s.position, t, seconds, waited_s, waited_for, s.tokens, span,
-    CASE WHEN m.base < s.step THEN 'committed' WHEN s.step <= e.upto THEN 'overlap'
-        WHEN s.step = e.aside THEN 'set_aside' ELSE e.fate END AS fate,
-    CASE WHEN m.base < s.step THEN if(m.first % (1 << 28) < s.step, m.first >> 28, -1) END AS first
-FROM steps s SEMI JOIN counted USING (position) JOIN ends e USING (who)
-ASOF LEFT JOIN reached m ON s.who = m.who AND s.step <= m.last;
+WITH uncommitted AS (
+    SELECT who, after, least(base, last) AS last FROM reached WHERE base > after
+    UNION ALL SELECT who, coalesce(max(last), -1), 1::BIGINT << 62 FROM incarnations LEFT JOIN reached USING (who)
+    GROUP BY who
+)
+SELECT s.who, s.step, position, t, seconds, waited_s, waited_for, s.tokens, CASE WHEN u.last >= s.step IS NOT TRUE
+    THEN 'committed' WHEN s.step <= e.upto THEN 'overlap' WHEN s.step = e.aside THEN 'set_aside' ELSE e.fate END AS fate
+FROM steps s ANTI JOIN (FROM stretches WHERE first <= after) back
+    ON back.who = s.who AND s.position >= back.position AND s.step <= back.after
+JOIN ends e USING (who) ASOF LEFT JOIN uncommitted u ON u.who = s.who AND s.step > u.after;
 
 -- A refused contribution surely covered the steps that finished before its syncer step opened and after the last
 -- overwriting adoption before the refusal. (Of a duplicate, the first copy was accepted.)
@@ -174,44 +211,26 @@ UPDATE fates SET fate = r.fate FROM (
 -- The tokens of each learner by fate. `processed` counts all that was said, by itself.
 CREATE OR REPLACE TEMP TABLE ledger AS
 SELECT learner, fate, sum(tokens)::BIGINT AS tokens FROM (
-    SELECT learner, fate, sum(tokens) AS tokens FROM fates GROUP BY ALL
-    UNION ALL SELECT learner, 'processed', sum(tokens) FROM (SELECT who, sum(tokens) AS tokens
-        FROM steps GROUP BY who) JOIN incarnations USING (who) GROUP BY learner
-    UNION ALL SELECT learner, unnest(['processed', if(first IS NULL, 'unknown', 'committed')]), tokens FROM lost
-) GROUP BY ALL;
+    SELECT who, fate, sum(tokens) AS tokens FROM fates GROUP BY ALL
+    UNION ALL SELECT who, 'processed', sum(tokens) FROM steps GROUP BY who
+    UNION ALL SELECT who, unnest(['processed', if(first IS NULL, 'unknown', 'committed')]), tokens FROM lost
+) JOIN incarnations USING (who) GROUP BY ALL;
 
--- What each contribution adds to its own fragment: it commits the steps (base, last], and those since the step that
--- was
--- read before, (before, base], were overwritten. In the end (`part` is NULL) so were those that an adoption
--- overwrote, and
--- the `rest` is as the incarnation ended.
-CREATE OR REPLACE TEMP TABLE parts AS
-SELECT c.*, greatest(coalesce(l.upto, 0) - coalesce(b.upto, 0), 0) AS committed,
-    coalesce(b.upto, 0) - coalesce(o.upto, 0) AS overlap, coalesce(b.upto, 0) AS upto
-FROM (
-    SELECT *, greatest(base_step, before) AS base FROM (
-        SELECT who, fragment, part, step, last, base_step, coalesce(max(step) OVER (
-            PARTITION BY who, fragment ORDER BY position, part ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        ), -1) AS before
-        FROM (
-            SELECT who, fragment, position, part, step, last, base_step FROM covers
-            UNION ALL
-            SELECT who, fragment, 1::BIGINT << 60, NULL, -1, -1, coalesce(o.upto, -1)
-            FROM (SELECT DISTINCT who FROM counted) CROSS JOIN (SELECT unnest(range((SELECT max(count)
-                FROM rules))) AS fragment)
-            LEFT JOIN overwritten o USING (who, fragment)
-        ) WHERE fragment < (SELECT max(count) FROM rules)
-    )
-) c
-ASOF LEFT JOIN counted l ON l.who = c.who AND l.step <= c.last
-ASOF LEFT JOIN counted b ON b.who = c.who AND b.step <= c.base
-ASOF LEFT JOIN counted o ON o.who = c.who AND o.step <= c.before;
+CREATE OR REPLACE TEMP TABLE fragments AS SELECT unnest(range((SELECT max(count) FROM rules))) AS fragment;
 
+-- What each incarnation leaves of each fragment in the end: the steps after the one at which it was last read, `before`,
+-- up to the last that an adoption overwrote, `wiped`, and the rest.
 CREATE OR REPLACE TEMP TABLE tails AS
-SELECT p.who, p.fragment, p.base AS wiped, e.fate, a.upto - p.upto AS rest, coalesce(s.tokens, 0) AS set_aside
-FROM parts p JOIN ends e USING (who) JOIN (SELECT who, max(upto) AS upto FROM counted GROUP BY who) a USING (who)
-LEFT JOIN counted s ON s.who = p.who AND s.step = e.aside AND s.step > p.base
-WHERE p.part IS NULL;
+SELECT e.who, fragment, wiped, fate, tokens_to(wiped, w) - tokens_to(e.before, b) AS overlap,
+    whole - tokens_to(wiped, w) AS rest, coalesce(s.tokens, 0) AS set_aside
+FROM (
+    SELECT who, fragment, fate, aside, whole, coalesce(before, -1) AS before, greatest(before, o.upto, -1) AS wiped
+    FROM ends JOIN (SELECT who, max(upto + count * tokens) AS whole FROM stretches GROUP BY who) USING (who)
+    CROSS JOIN fragments LEFT JOIN overwritten o USING (who, fragment)
+    LEFT JOIN (SELECT who, fragment, max(step) AS before FROM covers GROUP BY ALL) USING (who, fragment)
+) e ASOF LEFT JOIN (FROM stretches WHERE count > 0) w ON w.who = e.who AND w.after < wiped
+ASOF LEFT JOIN (FROM stretches WHERE count > 0) b ON b.who = e.who AND b.after < e.before
+LEFT JOIN stretches s ON s.who = e.who AND aside > greatest(s.after, wiped) AND aside <= s.last;
 
 -- The steps whose part of a fragment was overwritten unread because of a refusal, the newest for this fragment.
 CREATE OR REPLACE TEMP TABLE unread AS
@@ -220,24 +239,26 @@ WITH steps AS (
     FROM refusals r JOIN counted s ON s.who = r.who AND s.step > r.based AND s.step <= r.upto GROUP BY ALL
 )
 SELECT s.fragment, s.fate, s.tokens FROM steps s JOIN tails t ON t.who = s.who AND t.fragment = s.fragment
-ASOF LEFT JOIN (FROM parts WHERE step > before) p ON p.who = s.who AND p.fragment = s.fragment AND s.step <= p.step
-WHERE s.step <= coalesce(p.base, t.wiped);
+ASOF LEFT JOIN (FROM covers WHERE step > before) c ON c.who = s.who AND c.fragment = s.fragment AND s.step <= c.step
+WHERE s.step <= coalesce(greatest(c.base_step, c.before), wiped);
 
--- The tokens of each fragment by fate: was this token's part of this fragment committed?
+-- The tokens of each fragment by fate: was this token's part of this fragment committed? A contribution commits what it
+-- covers beyond what was read before, and what it leaves out between these was overwritten.
 CREATE OR REPLACE TEMP TABLE fragment_ledger AS
 SELECT fragment, fate, sum(tokens)::BIGINT AS tokens FROM (
-    SELECT fragment, 'committed' AS fate, sum(committed) AS tokens FROM parts GROUP BY ALL
-    UNION ALL SELECT fragment, 'overlap', sum(overlap) FROM parts GROUP BY ALL
-    UNION ALL SELECT fragment, fate, rest - set_aside FROM tails
-    UNION ALL SELECT fragment, 'set_aside', set_aside FROM tails
-    UNION ALL SELECT fragment, fate, tokens FROM unread
-    UNION ALL SELECT fragment, 'overlap', -tokens FROM unread
+    SELECT fragment, unnest(['committed', 'overlap']) AS fate, unnest([committed, overlap]) AS tokens FROM (
+        SELECT fragment, sum(greatest(0, upto - greatest(base_upto, upto_before))) AS committed,
+            sum(greatest(0, base_upto - upto_before)) AS overlap FROM covers GROUP BY fragment
+    ) SEMI JOIN fragments USING (fragment)
+    UNION ALL SELECT fragment, unnest(['overlap', fate, 'set_aside']), unnest([overlap, rest - set_aside, set_aside])
+    FROM tails
+    UNION ALL SELECT fragment, unnest([fate, 'overlap']), unnest([tokens, -tokens]) FROM unread
     UNION ALL SELECT f.fragment, if(EXISTS (
         FROM claims c WHERE c.who = l.who AND c.fragment = f.fragment AND l.step > c.base_step AND l.step <= c.step
     ), 'committed', 'unknown'), tokens
-    FROM lost l CROSS JOIN (SELECT unnest(range((SELECT max(count) FROM rules))) AS fragment) f
-    UNION ALL SELECT unnest(range((SELECT max(count)
-        FROM rules))), 'processed', (SELECT coalesce(sum(tokens), 0) FROM ledger WHERE fate = 'processed')
+    FROM lost l CROSS JOIN fragments f
+    UNION ALL SELECT fragment, 'processed', coalesce(sum(tokens), 0)
+    FROM fragments LEFT JOIN ledger ON fate = 'processed' GROUP BY fragment
 ) GROUP BY ALL;
 
 -- Every token that was processed has one fate: in the whole run, in each learner's books, and in each fragment's.
@@ -273,16 +294,26 @@ FROM (SELECT position, name, fate, sum(tokens) AS tokens FROM tables GROUP BY AL
 -- check: books.committed
 -- claim: the syncer's count of committed tokens is that of the books, at every commit and at the end
 -- checked: commits = FROM commits
-WITH holes AS (FROM fates WHERE first = -1), filled AS (
-    SELECT h.position AS step, min(c.position) AS position, any_value(h.tokens) AS tokens
+WITH late AS (
+    SELECT who, greatest(after, base) AS after, last, first_base FROM reached
+    WHERE first_base > greatest(after, base) AND last > greatest(after, base)
+), holes AS (
+    -- Its first commit is not of the first contribution that reaches so far.
+    SELECT f.position, f.who, f.step, f.tokens FROM (FROM fates SEMI JOIN late USING (who)) f
+    ASOF JOIN late h ON h.who = f.who AND f.step > h.after WHERE f.step <= least(first_base, last)
+), filled AS (
+    SELECT h.position AS step, floor(min(c.place))::BIGINT AS position, any_value(h.tokens) AS tokens
     FROM holes h JOIN (
-        SELECT who, position, base_step, last, unnest(range((base_step + 1) // 256, last // 256 + 1)) AS near
+        SELECT who, place, base_step, last, unnest(range((base_step + 1) // 256, last // 256 + 1)) AS near
         FROM covers SEMI JOIN holes USING (who)
     ) c ON c.who = h.who AND c.near = h.step // 256 AND h.step > c.base_step AND h.step <= c.last
     GROUP BY h.position
 ), fresh AS (
     SELECT position, sum(tokens) AS tokens FROM (
-        SELECT first AS position, sum(tokens) AS tokens FROM fates WHERE first >= 0 GROUP BY first
+        SELECT position, upto - upto_after AS tokens FROM reached WHERE first_base <= after
+        UNION ALL SELECT r.position, greatest(0, r.upto - greatest(upto_after, tokens_to(first_base, s)))
+        FROM (FROM reached WHERE first_base > after) r
+        ASOF LEFT JOIN (FROM stretches WHERE count > 0) s ON s.who = r.who AND s.after < first_base
         UNION ALL SELECT position, tokens FROM filled
         UNION ALL SELECT first, tokens FROM lost WHERE first IS NOT NULL
     ) GROUP BY position

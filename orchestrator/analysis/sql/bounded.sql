@@ -19,7 +19,7 @@ SELECT c.position, format('{} steps are open at syncer step {}', running::BIGINT
 CREATE OR REPLACE TEMP TABLE reads AS
 SELECT epoch, syncer_step, max(position) AS position, sum(tried)::BIGINT AS tried, 1 + sum(again)::BIGINT AS attempts
 FROM (
-    SELECT epoch, syncer_step, position, 1 AS tried, 0 AS again FROM merges
+    SELECT epoch, syncer_step, position, 1 AS tried, 0 AS again FROM contributions
     UNION ALL SELECT told_by, syncer_step, position, 1, 0 FROM ReadFailed
     UNION ALL SELECT told_by, syncer_step, position, 0, 1 FROM StepReopened
 ) GROUP BY ALL HAVING sum(tried) > 0;

@@ -31,7 +31,7 @@ WITH strangers AS (
     FROM refused_messages LEFT JOIN attached USING (learner, incarnation) WHERE message = 'attach' GROUP BY ALL
 )
 SELECT position, format('{} {} was refused, and merged at syncer step {}', learner, incarnation, syncer_step) AS told
-FROM merges JOIN strangers USING (learner, incarnation) WHERE coalesce(attached_at > position, true)
+FROM contributions JOIN strangers USING (learner, incarnation) WHERE coalesce(attached_at > position, true)
 UNION ALL
 SELECT position, format('{} {} was refused, and lent span {}', learner, incarnation, span)
 FROM SpanGranted JOIN strangers USING (learner, incarnation) ANTI JOIN repeated USING (position)

@@ -24,10 +24,10 @@ FROM SyncerStarted QUALIFY row_number() OVER (PARTITION BY epoch ORDER BY positi
 -- incarnation's first contribution to another fragment.
 -- check: fencing.incarnations
 -- claim: a learner's incarnations attach, and merge into a fragment, in order; none merges that has not attached
--- checked: contributions = FROM merges
+-- checked: contributions = FROM contributions
 WITH merged AS (
     SELECT learner, incarnation, who, fragment, min(position) AS first, max(position) AS last
-    FROM merges GROUP BY ALL
+    FROM contributions GROUP BY ALL
 )
 SELECT position, format('{} {} attached after {}', learner, incarnation, newest) AS told
 FROM (
@@ -35,10 +35,10 @@ FROM (
 ) WHERE incarnation < newest
 UNION ALL
 SELECT place, format('{} {} merged at syncer step {} unattached', learner, incarnation, syncer_step)
-FROM merges LEFT JOIN attached USING (learner, incarnation) WHERE coalesce(attached_at > position, true)
+FROM contributions LEFT JOIN attached USING (learner, incarnation) WHERE coalesce(attached_at > position, true)
 UNION ALL
 SELECT place, format('{} {} merged at syncer step {}, after {} had', c.learner, c.incarnation, syncer_step, newest)
-FROM merges c JOIN (
+FROM contributions c JOIN (
     SELECT old.who, old.fragment, new.first, max(new.incarnation) AS newest FROM merged old JOIN merged new
         ON new.learner = old.learner AND new.fragment = old.fragment AND new.incarnation > old.incarnation
         AND new.first < old.last GROUP BY ALL
@@ -53,7 +53,7 @@ FROM LearnerAttached JOIN fenced USING (told_by, learner, incarnation) WHERE pos
 UNION ALL
 SELECT place, format('{} {} merged at syncer step {}, which opened after it was fenced', learner, incarnation,
     c.syncer_step)
-FROM merges c JOIN fenced USING (told_by, learner, incarnation) JOIN (
+FROM contributions c JOIN fenced USING (told_by, learner, incarnation) JOIN (
     SELECT told_by, syncer_step, max(position) AS opened_at FROM opened GROUP BY ALL
 ) o ON o.told_by = c.told_by AND o.syncer_step = c.syncer_step WHERE fenced_at < least(o.opened_at, c.position)
 UNION ALL

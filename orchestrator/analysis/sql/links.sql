@@ -15,7 +15,7 @@ SELECT l.*, coalesce(o.syncer_step, 0) + CASE WHEN every_was > 1 THEN round_step
 CREATE OR REPLACE TEMP TABLE sent AS
 SELECT c.position, c.place, c.learner, c.incarnation, c.told_by, c.syncer_step, coalesce(nullif(c.codec, ''), r.codec) AS codec,
     coalesce(l.codec, r.codec) AS now, coalesce(l.codec, '') AS also
-FROM merges c LEFT JOIN rules r USING (told_by)
+FROM contributions c LEFT JOIN rules r USING (told_by)
 LEFT JOIN (SELECT told_by, min(position) AS changed FROM links GROUP BY ALL) USING (told_by)
 ASOF LEFT JOIN links l ON l.told_by = c.told_by AND l.learner = c.learner AND l.incarnation = c.incarnation
     AND l.position < c.position

@@ -7,12 +7,12 @@ SELECT c.position, c.part, c.weight, CASE rule WHEN 'paper' THEN tokens::DOUBLE 
         WHEN 'tokens' THEN tokens ELSE 1 END
     * CASE WHEN age <= 0 THEN 1 WHEN rule = 'equal' THEN 1 / (1 + age)
         ELSE least(1, coalesce(round_steps, steps) / greatest(steps, 1)) / (1 + age) END AS due
-FROM merges c LEFT JOIN (
+FROM contributions c LEFT JOIN (
     SELECT DISTINCT c.told_by, r.round_steps, coalesce(r.weights, n.weights, 'paper') AS rule
     FROM commits c LEFT JOIN rules r USING (told_by) LEFT JOIN rules n ON n.told_by = n.newest
 ) USING (told_by);
 
-CREATE OR REPLACE TEMP TABLE taking AS SELECT position, learner, count(*) AS times FROM merges GROUP BY ALL;
+CREATE OR REPLACE TEMP TABLE taking AS SELECT position, learner, count(*) AS times FROM contributions GROUP BY ALL;
 
 CREATE OR REPLACE TEMP TABLE quorums AS
 SELECT c.*, coalesce(learners, 0) AS learners, coalesce(participants, 0)::BIGINT AS participants
@@ -22,21 +22,21 @@ FROM chained c LEFT JOIN (
 
 -- check: merges.once
 -- claim: a learner merges at most once into a commit
--- checked: contributions = FROM merges
+-- checked: contributions = FROM contributions
 SELECT position, format('{} merged {} times at syncer step {}', learner, times, syncer_step) AS told
 FROM taking JOIN commits USING (position) WHERE times > 1;
 
 -- check: merges.ranges
 -- claim: no step merges twice into the same fragment
--- checked: contributions = FROM merges
-SELECT place AS position, format('steps of {} after {} merged twice into it', named(c), base_step) AS told
-FROM merges c WHERE base_step < read_before;
+-- checked: contributions = FROM contributions
+SELECT place AS position, format('steps of {} after {} merged twice into it', named(c), c.base_step) AS told
+FROM (FROM covers WHERE base_step < before) JOIN contributions c USING (place);
 
 -- check: merges.weights
 -- claim: weights are by the rule of sync.weights, normalised
 -- checked: commits = FROM commits
 WITH sums AS (SELECT position, sum(weight) AS given, sum(due) AS total FROM shares GROUP BY position),
-    empty AS (SELECT DISTINCT position, syncer_step FROM merges WHERE steps < 1 OR tokens < 1)
+    empty AS (SELECT DISTINCT position, syncer_step FROM contributions WHERE steps < 1 OR tokens < 1)
 SELECT position, format('the weights at syncer step {} include a contribution without steps or tokens', syncer_step)
     AS told FROM empty
 UNION ALL
@@ -45,7 +45,7 @@ FROM commits c LEFT JOIN sums USING (position) ANTI JOIN empty USING (position)
 WHERE abs(coalesce(given, 0) - 1) > 1e-9
 UNION ALL
 SELECT place, format('the weights at syncer step {}: {} has {}, due is {}', syncer_step, learner, s.weight, due / total)
-FROM shares s JOIN sums USING (position) JOIN merges c USING (position, part) ANTI JOIN empty USING (position)
+FROM shares s JOIN sums USING (position) JOIN contributions c USING (position, part) ANTI JOIN empty USING (position)
 WHERE abs(s.weight - due / total) > 1e-9;
 
 -- check: merges.quorum
@@ -70,15 +70,15 @@ FROM quorums c ASOF LEFT JOIN (
 -- lost, what is known may not say more than the contribution counts.
 -- check: merges.counters
 -- claim: a contribution's counters are the steps that its learner finished in its range
--- checked: contributions = FROM merges
+-- checked: contributions = FROM contributions
 SELECT place AS position, format('{} counts {} steps and {} tokens in ({}, {}], the learner said {} and {}', named(c), steps,
     tokens, base_step, step, count, said) AS told
 FROM (
-    SELECT c.*, coalesce(u.position > c.position, false) AS late,
-        greatest(0, coalesce(u.count, 0) - coalesce(f.count, 0)) AS count,
-        greatest(0, coalesce(u.upto, 0) - coalesce(f.upto, 0))::BIGINT AS said
-    FROM merges c ASOF LEFT JOIN known f ON f.who = c.who AND f.step <= c.base_step
-    ASOF LEFT JOIN known u ON u.who = c.who AND u.step <= c.step
+    SELECT c.*, steps_to(c.step, s) > v.count AS late, greatest(0, steps_to(c.step, s) - base_count) AS count,
+        greatest(0, tokens_to(c.step, s) - base_upto)::BIGINT AS said
+    FROM (FROM covers WHERE last < step OR steps <> step - base_step OR steps <> count - base_count
+        OR tokens <> upto - base_upto) v JOIN contributions c USING (place)
+    ASOF LEFT JOIN (FROM stretches WHERE count > 0) s ON s.who = c.who AND s.after < c.step
 ) c
 WHERE steps <> step - base_step OR ((steps <> count OR tokens <> said OR late)
     AND NOT (who IN (FROM incomplete) AND (count < steps OR late) AND said <= tokens));
@@ -89,7 +89,7 @@ WHERE steps <> step - base_step OR ((steps <> count OR tokens <> said OR late)
 -- An adoption whose fact was lost is not missed.
 -- check: merges.current
 -- claim: only contributions based on a version in the window merge, with its age, counted from its adoption
--- checked: contributions = FROM merges
+-- checked: contributions = FROM contributions
 SELECT place AS position, CASE WHEN beyond THEN format('{} has a base {} rounds behind', named(c), age)
     WHEN version IS NULL THEN format('{} had adopted no version before step {}', named(c), step)
     WHEN version <> wanted THEN format('{} was based on version {}, not {}', named(c), version, wanted)
@@ -97,7 +97,7 @@ SELECT place AS position, CASE WHEN beyond THEN format('{} has a base {} rounds 
 FROM (
     SELECT c.*, coalesce(age < 0 OR age > base_window, age < 0) AS beyond,
         CASE WHEN age > 0 THEN greatest(base_version - age * coalesce(round_steps, 1::BIGINT << 40), 0) ELSE base_version END AS wanted
-    FROM merges c LEFT JOIN rules r USING (told_by)
+    FROM contributions c LEFT JOIN rules r USING (told_by)
 ) c ASOF LEFT JOIN (
     SELECT who, fragment, after_step, max_by(version, position) AS version, max_by(mode, position) AS mode
     FROM adoptions GROUP BY ALL
@@ -128,7 +128,7 @@ SELECT position, format('syncer step {}: the norm is {}', syncer_step, norm) AS 
 FROM commits WHERE NOT (norm >= 0 AND norm < 'inf')
 UNION ALL
 SELECT place, format('syncer step {}: the weight of {} is {}', syncer_step, learner, weight)
-FROM merges WHERE NOT (weight >= 0 AND weight < 'inf')
+FROM contributions WHERE NOT (weight >= 0 AND weight < 'inf')
 UNION ALL
 SELECT position, format('the held-out loss at syncer step {} is {}', syncer_step, loss)
 FROM Evaluated WHERE NOT isfinite(loss);

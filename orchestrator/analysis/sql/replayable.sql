@@ -3,9 +3,9 @@
 -- unknown, and so are steps whose facts were lost. Only a replay can show equal bits.
 
 CREATE OR REPLACE TEMP TABLE ranges AS
-SELECT who, min_by(step, position) AS began, max(step) AS newest,
-    least(min(before) FILTER (step <> before + 1), max_by(step, position)) AS whole
-FROM stepped GROUP BY who;
+SELECT who, min_by(first, position) AS began, max(last) AS newest,
+    least(min(before) FILTER (first <> before + 1), max_by(last, position)) AS whole
+FROM stretches GROUP BY who;
 
 CREATE OR REPLACE TEMP TABLE taken AS SELECT who, fragment, min(after_step) AS after FROM adoptions GROUP BY ALL;
 
@@ -16,7 +16,7 @@ SELECT c.who, c.position, c.learner, c.incarnation, began, whole, l.who IS NOT N
     coalesce(g.who, a.who, l.who) IS NOT NULL AS known, source = 'peer' AS peer,
     CASE WHEN peer OR after IS NULL THEN 1 ELSE after + 1 END AS first,
     donor, donor_incarnation, donor_step, digest, bytes, versions
-FROM (SELECT who, learner, incarnation, min(position) AS position FROM merges GROUP BY ALL) c
+FROM (SELECT who, learner, incarnation, min(position) AS position FROM contributions GROUP BY ALL) c
 LEFT JOIN ranges g USING (who) LEFT JOIN incomplete l USING (who)
 LEFT JOIN (SELECT who, min(after) AS after FROM taken GROUP BY who) a USING (who)
 LEFT JOIN (
@@ -30,7 +30,7 @@ SELECT position, format('step {} of {} {} is in a commit, and not in the log', m
     gone AS unknown
 FROM (
     SELECT place AS position, least(coalesce(whole, 0) + 1, step) AS missing, learner, incarnation, gone
-    FROM merges c JOIN (SELECT who, whole, gone FROM starts) USING (who) WHERE step > coalesce(whole, -1)
+    FROM contributions c JOIN (SELECT who, whole, gone FROM starts) USING (who) WHERE step > coalesce(whole, -1)
     UNION ALL
     SELECT position, first, learner, incarnation, gone FROM starts WHERE known AND began IS DISTINCT FROM first
 );
@@ -80,13 +80,13 @@ FROM given WHERE NOT CASE WHEN found THEN stepped ELSE given IS NOT NULL END;
 -- A simulated log may have no digests: a replay has then nothing to compare with.
 CREATE OR REPLACE TEMP TABLE undigested AS
 SELECT (SELECT count(*) FROM commits WHERE digest <> '') AS commits,
-    (SELECT count(*) FROM merges WHERE digest <> '') AS merges;
+    (SELECT count(*) FROM contributions WHERE digest <> '') AS merges;
 
 -- check: replayable.digests
 -- claim: commits and contributions carry the digests of their numbers
--- checked: digests = FROM (SELECT position FROM commits, undigested u WHERE u.commits > 0 UNION ALL SELECT position FROM merges, undigested u WHERE u.merges > 0)
+-- checked: digests = FROM (SELECT position FROM commits, undigested u WHERE u.commits > 0 UNION ALL SELECT position FROM contributions, undigested u WHERE u.merges > 0)
 SELECT position, format('the commit of syncer step {} has no digest', syncer_step) AS told
 FROM commits, undigested u WHERE digest = '' AND u.commits > 0
 UNION ALL
 SELECT position, format('the contribution of {} {} at syncer step {} has no digest', learner, incarnation, syncer_step)
-FROM merges, undigested u WHERE digest = '' AND u.merges > 0;
+FROM contributions, undigested u WHERE digest = '' AND u.merges > 0;

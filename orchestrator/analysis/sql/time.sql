@@ -49,7 +49,7 @@ QUALIFY wanted AND lag(wanted) OVER told IS NOT TRUE;
 -- What explains an incarnation's time besides its steps.
 CREATE OR REPLACE TEMP TABLE explained AS
 WITH strict AS (
-    SELECT DISTINCT learner, true AS strict FROM fates WHERE waited_for = 'adoption'
+    SELECT DISTINCT learner, true AS strict FROM fates JOIN incarnations USING (who) WHERE waited_for = 'adoption'
 ), lives AS (
     SELECT *, coalesce(ended, stop) AS until, coalesce(least(started, phased), ended, stop) AS born
     FROM roster LEFT JOIN strict USING (learner), run_window
@@ -83,7 +83,7 @@ WITH dated AS (
     SELECT who, learner, t, seconds, f.rank, w.rank AS waiting, if(w.rank IS NULL, 0.0, waited_s) AS waited_s,
         greatest(stepping, max(t) OVER (steps ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS before,
         lag(f.rank) OVER steps AS rank_before, lead(who) OVER steps IS NULL AS last
-    FROM fates JOIN ranks f ON fate = f.word LEFT JOIN ranks w ON waited_for = w.word JOIN roster USING (who, learner)
+    FROM fates JOIN ranks f ON fate = f.word LEFT JOIN ranks w ON waited_for = w.word JOIN roster USING (who)
     WINDOW steps AS (PARTITION BY who ORDER BY step)
 ), begun AS (
     SELECT *, t - seconds - waited_s - before AS late_s, CASE WHEN late_s < 0.5 THEN

@@ -47,9 +47,9 @@ UNION ALL
 SELECT position, format('the count of committed tokens falls from {} to {} at syncer step {}', tokens_before,
     tokens_committed, syncer_step) FROM chained WHERE tokens_committed < tokens_before
 UNION ALL
-SELECT position, format('{} {} finished step {} after step {}', learner, incarnation, step, before)
-FROM stepped JOIN incarnations USING (who)
-WHERE step <> before + 1 AND (step <= before OR who NOT IN (FROM incomplete))
+SELECT position, format('{} {} finished step {} after step {}', learner, incarnation, first, before)
+FROM stretches JOIN incarnations USING (who)
+WHERE first <> before + 1 AND (first <= before OR who NOT IN (FROM incomplete))
 UNION ALL
 SELECT a.position, CASE WHEN after_step < before
     THEN format('{} {} adopted after step {}, and before that after step {}', learner, incarnation, after_step, before)
@@ -58,8 +58,9 @@ FROM (SELECT *, lag(after_step) OVER (PARTITION BY who ORDER BY position) AS bef
 ASOF LEFT JOIN steps s ON s.who = a.who AND s.position < a.position JOIN incarnations i ON i.who = a.who
 WHERE after_step < before OR (after_step <> step AND a.who NOT IN (FROM incomplete))
 UNION ALL
-SELECT position, format('{} {} was read at step {} after step {}', learner, incarnation, step, read_before)
-FROM merges WHERE step < read_before
+SELECT place, format('{} {} was read at step {} after step {}', learner, incarnation, step, before)
+FROM (SELECT *, lag(step) OVER (PARTITION BY who, fragment ORDER BY place) AS before FROM contributions
+    SEMI JOIN (FROM covers WHERE falls) USING (who, fragment)) WHERE step < before
 UNION ALL
 SELECT f.position, format('the run finished at syncer step {}, step {} had committed', f.step, c.step)
 FROM (SELECT stretch, max(position) AS position, min(syncer_step) AS step FROM finishes GROUP BY stretch) f
