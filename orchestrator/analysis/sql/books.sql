@@ -2,23 +2,25 @@
 
 -- The steps in the log's order, as stretches of successive steps of one size: after the step `before`, from `first` to
 -- `last`. Those beyond all that the incarnation finished before, (after, last], count; `place` and `upto`: how many
--- steps and tokens count before these.
+-- steps and tokens count before these. `jumps`: the clock differs by more than 0.5 s from the seconds that the first
+-- step counts since `t_before`.
 CREATE OR REPLACE TEMP TABLE stretches AS
 WITH edges AS (
-    SELECT who, position, step, tokens, lag(step) OVER w AS before,
-        step IS DISTINCT FROM before + 1 OR tokens <> lag(tokens) OVER w AS begins,
-        step IS DISTINCT FROM lead(step) OVER w - 1 OR tokens <> lead(tokens) OVER w AS ends
-    FROM steps WINDOW w AS (PARTITION BY who ORDER BY position) QUALIFY begins OR ends
+    SELECT who, position, step, tokens, t, lag(step) OVER w AS before, lag(t) OVER w AS t_before,
+        step = before + 1 AND abs(t - t_before - (seconds + waited_s)) > 0.5 AS jumps,
+        jumps OR step IS DISTINCT FROM before + 1 OR tokens <> lag(tokens) OVER w AS begins
+    FROM steps WINDOW w AS (PARTITION BY who ORDER BY position)
 ), found AS (
-    SELECT who, position, before, step AS first, if(ends, step, lead(step) OVER w) AS last, tokens, begins
-    FROM edges WINDOW w AS (PARTITION BY who ORDER BY position) QUALIFY begins
+    SELECT who, position, t, t_before, jumps, before, step AS first, tokens, lead(before) OVER w AS last
+    FROM edges WHERE begins WINDOW w AS (PARTITION BY who ORDER BY position)
 ), fresh AS (
-    SELECT * EXCLUDE (begins), greatest(first - 1, -1, max(last) OVER earlier) AS after, greatest(0, last - after) AS count
-    FROM found WINDOW earlier AS (PARTITION BY who ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-)
+    SELECT * EXCLUDE (newest) REPLACE (coalesce(last, newest) AS last), greatest(first - 1, -1, max(last) OVER earlier) AS after
+    FROM found JOIN (SELECT who, max_by(step, position) AS newest FROM steps GROUP BY who) USING (who)
+    WINDOW earlier AS (PARTITION BY who ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+), sized AS (SELECT *, greatest(0, last - after) AS count FROM fresh)
 SELECT *, (sum(count) OVER so_far - count)::BIGINT AS place,
     (sum(count * tokens) OVER so_far - count * tokens)::BIGINT AS upto
-FROM fresh WINDOW so_far AS (PARTITION BY who ORDER BY position);
+FROM sized WINDOW so_far AS (PARTITION BY who ORDER BY position);
 
 -- The steps that count.
 CREATE OR REPLACE TEMP VIEW counted AS

@@ -86,10 +86,20 @@ WHERE steps <> step - base_step OR ((steps <> count OR tokens <> said OR late)
 -- The newest adoption before the last step read is of the version merged onto, or of one as many rounds older as the
 -- contribution's age; and counting began there. With rebase counting may have begun earlier: what accrued since the
 -- read is kept; and a learner that no longer steps may be read again after it has rebased, at the step it was read at.
--- An adoption whose fact was lost is not missed.
+-- An adoption whose fact was lost is not missed. Most contributions follow the adoption that they count from; `unclear`
+-- are the others.
 -- check: merges.current
 -- claim: only contributions based on a version in the window merge, with its age, counted from its adoption
 -- checked: contributions = FROM contributions
+WITH told AS (
+    SELECT who, fragment, after_step AS step, 1 AS adopts, position::DOUBLE AS place, version, after_step AS base_step
+    FROM adoptions
+    UNION ALL SELECT who, fragment, step, 0, place, CASE WHEN age = 0 THEN base_version END, base_step FROM contributions
+), dated AS (
+    SELECT *, lag(adopts) OVER () = 1 AND lag(who) OVER () = who AND lag(fragment) OVER () = fragment
+        AND lag(version) OVER () = version AND lag(base_step) OVER () = base_step AS clear
+    FROM (FROM told ORDER BY who, fragment, step, adopts, place)
+), unclear AS (FROM dated WHERE adopts = 0 AND clear IS NOT TRUE)
 SELECT place AS position, CASE WHEN beyond THEN format('{} has a base {} rounds behind', named(c), age)
     WHEN version IS NULL THEN format('{} had adopted no version before step {}', named(c), step)
     WHEN version <> wanted THEN format('{} was based on version {}, not {}', named(c), version, wanted)
@@ -97,10 +107,11 @@ SELECT place AS position, CASE WHEN beyond THEN format('{} has a base {} rounds 
 FROM (
     SELECT c.*, coalesce(age < 0 OR age > base_window, age < 0) AS beyond,
         CASE WHEN age > 0 THEN greatest(base_version - age * coalesce(round_steps, 1::BIGINT << 40), 0) ELSE base_version END AS wanted
-    FROM contributions c LEFT JOIN rules r USING (told_by)
+    FROM contributions c SEMI JOIN unclear USING (place)
+    LEFT JOIN rules r USING (told_by)
 ) c ASOF LEFT JOIN (
     SELECT who, fragment, after_step, max_by(version, position) AS version, max_by(mode, position) AS mode
-    FROM adoptions GROUP BY ALL
+    FROM adoptions SEMI JOIN unclear USING (who, fragment) GROUP BY ALL
 ) a ON a.who = c.who AND a.fragment = c.fragment AND a.after_step < c.step
 WHERE beyond OR (c.who NOT IN (FROM incomplete)
     AND (version IS DISTINCT FROM wanted OR base_step > after_step OR (mode <> 'rebase' AND base_step <> after_step))

@@ -144,13 +144,7 @@ WHERE (SELECT sum(wanted_s) FROM wanted_time) > 0;
 -- check: accounted.time
 -- claim: the categories of time sum to the whole, and at most 1% of it is unexplained
 -- checked: learners = FROM wanted_time
-WITH jumps AS (
-    SELECT position, who, step, before, t FROM (
-        SELECT position, who, step, t, seconds + waited_s AS spent, lag(t) OVER steps AS before,
-            lag(step) OVER steps AS last
-        FROM steps WINDOW steps AS (PARTITION BY who ORDER BY position))
-    WHERE step = last + 1 AND abs(t - before - spent) > 0.5
-), made AS (
+WITH made AS (
     SELECT syncer_step AS version, min_by(t, position) AS made FROM commits WHERE told_by = epoch GROUP BY ALL
 ), clocks AS (
     SELECT position, who, format('finished step {} after it was merged: wall clocks differ', step) AS told
@@ -175,10 +169,10 @@ WITH jumps AS (
     WHERE NOT EXISTS (FROM commits) OR EXISTS (FROM roster WHERE steps > 0 AND requested IS NULL)
     UNION ALL SELECT position, format('{} {} {}', learner, incarnation, told), true
     FROM clocks JOIN incarnations USING (who)
-    UNION ALL SELECT position, format('the wall clock of {} {} jumped before its step {}', learner, incarnation, step),
-        true
-    FROM jumps ANTI JOIN (FROM about WHERE kind = 'Resumed') a
-        ON a.who = jumps.who AND before < a.t AND a.t <= jumps.t JOIN incarnations USING (who)
+    UNION ALL SELECT position, format('the wall clock of {} {} jumped before its step {}', learner, incarnation,
+        first), true
+    FROM (FROM stretches WHERE jumps) s ANTI JOIN (FROM about WHERE kind = 'Resumed') a
+        ON a.who = s.who AND t_before < a.t AND a.t <= s.t JOIN incarnations USING (who)
     UNION ALL SELECT 8e18::BIGINT, 'the log has no step before a commit', true WHERE NOT EXISTS (FROM time_accounts)
     UNION ALL SELECT 9e18::BIGINT, if(unexplained - silent_s <= most, 'the log lacks facts of ' || silent,
             format('{:.2f} s are unexplained, most of them of {}; allowed are {:.2f} s', unexplained, worst, most)),
