@@ -14,7 +14,8 @@ WITH edges AS (
     SELECT who, position, t, t_before, jumps, before, step AS first, tokens, lead(before) OVER w AS last
     FROM edges WHERE begins WINDOW w AS (PARTITION BY who ORDER BY position)
 ), fresh AS (
-    SELECT * EXCLUDE (newest) REPLACE (coalesce(last, newest) AS last), greatest(first - 1, -1, max(last) OVER earlier) AS after
+    SELECT * EXCLUDE (newest) REPLACE (coalesce(last, newest) AS last),
+        greatest(first - 1, -1, max(last) OVER earlier) AS after
     FROM found JOIN (SELECT who, max_by(step, position) AS newest FROM steps GROUP BY who) USING (who)
     WINDOW earlier AS (PARTITION BY who ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 ), sized AS (SELECT *, greatest(0, last - after) AS count FROM fresh)
@@ -34,8 +35,8 @@ CREATE OR REPLACE TEMP MACRO tokens_to(step, s) AS coalesce(s.upto + (least(s.la
 
 -- A contribution covers the steps (base_step, last]: those up to its step that the log has before its commit. `count`
 -- and `upto`: the steps and tokens up to these, and `base_count` and `base_upto` up to its base; `before`: the step at
--- which the incarnation was read for the fragment before; `falls`: that was after it in the log. A window without an order of its own follows its table's,
--- and a number in front keeps incarnations apart.
+-- which the incarnation was read for the fragment before; `falls`: that was after it in the log. A window without an
+-- order of its own follows its table's, and a number in front keeps incarnations apart.
 CREATE OR REPLACE TEMP TABLE covers AS
 WITH told AS (
     SELECT who, position AS place, step AS done, NULL AS fragment, NULL AS base_step, NULL AS step,
@@ -52,16 +53,18 @@ WITH told AS (
     ASOF LEFT JOIN (FROM stretches WHERE count > 0) s ON s.who = c.who AND s.after < c.last
     ASOF LEFT JOIN (FROM stretches WHERE count > 0) b ON b.who = c.who AND b.after < c.base_step
 )
-SELECT *, lag(who) OVER () = who AND lag(fragment) OVER () = fragment AS again, if(again, lag(step) OVER (), -1) AS before,
-    if(again, lag(upto) OVER (), 0) AS upto_before, again AND place < lag(place) OVER () AS falls
+SELECT *, lag(who) OVER () = who AND lag(fragment) OVER () = fragment AS again,
+    if(again, lag(step) OVER (), -1) AS before, if(again, lag(upto) OVER (), 0) AS upto_before,
+    again AND place < lag(place) OVER () AS falls
 FROM (FROM counted ORDER BY who, fragment, step, place);
 
 -- Of the contributions that cover the steps (after, last], and maybe more: the oldest base, and the first commit with
 -- its base.
 CREATE OR REPLACE TEMP TABLE reached AS
-SELECT who, last, upto, (base + (who::HUGEINT << 64))::BIGINT AS base, (first + (who::HUGEINT << 100)) AS oldest,
-    (oldest >> 64)::BIGINT AS position, (oldest & ((1::HUGEINT << 64) - 1))::BIGINT AS first_base,
-    if(lead(who) OVER () = who, lead(last) OVER (), -1) AS after, if(lead(who) OVER () = who, lead(upto) OVER (), 0) AS upto_after
+SELECT who, last, upto, (base + (who::HUGEINT << 64))::BIGINT AS base,
+    ((first + (who::HUGEINT << 100)) >> 64)::BIGINT AS position,
+    (first & ((1::HUGEINT << 64) - 1))::BIGINT AS first_base, lead(who) OVER () = who AS more,
+    if(more, lead(last) OVER (), -1) AS after, if(more, lead(upto) OVER (), 0) AS upto_after
 FROM (
     SELECT *, min(base_step - (who::HUGEINT << 64)) OVER (ROWS UNBOUNDED PRECEDING) AS base,
         min((floor(place)::HUGEINT << 64) + base_step - (who::HUGEINT << 100)) OVER (ROWS UNBOUNDED PRECEDING) AS first
@@ -88,10 +91,8 @@ FROM (
 ) c WHERE steps > 0;
 
 -- Steps missing between two known ones count with the tokens of the next known one; after the last known one, those
--- that
--- contributions claim. A contribution that covers lost steps says their tokens: what it counts beyond what is known.
--- From
--- then on they are committed with that number; `first`: where; otherwise they are unknown.
+-- that contributions claim. A contribution that covers lost steps says their tokens: what it counts beyond what is known.
+-- From then on they are committed with that number; `first`: where; otherwise they are unknown.
 CREATE OR REPLACE TEMP TABLE lost AS
 WITH RECURSIVE missing AS (
     SELECT DISTINCT who, unnest(range(after + 1, next)) AS step, tokens FROM losses WHERE next IS NOT NULL
@@ -128,8 +129,7 @@ SELECT who, fragment, max(upto) AS upto FROM (
 
 -- How each incarnation ended: the first word counts, and of the syncer's words the first.
 -- A fence binds the epoch that set it: when a later epoch lets the incarnation attach, it has not ended. Nor has it
--- when
--- it ended with a run that was resumed with exactly its state.
+-- when it ended with a run that was resumed with exactly its state.
 CREATE OR REPLACE TEMP TABLE ends AS
 WITH told AS (
     SELECT position, kind, incarnation AS told_by, fact->>'$.learner' AS learner,
@@ -191,8 +191,7 @@ JOIN ends e USING (who) ASOF LEFT JOIN uncommitted u ON u.who = s.who AND s.step
 -- overwriting adoption before the refusal. (Of a duplicate, the first copy was accepted.)
 CREATE OR REPLACE TEMP TABLE refusals AS
 WITH refused AS (
-    SELECT r.position, i.who, r.fragment, if(r.reason = 'stale_base', r.reason, 'refused') AS fate, o.position
-        AS opened
+    SELECT r.position, i.who, r.fragment, if(r.reason = 'stale_base', r.reason, 'refused') AS fate, o.position AS opened
     FROM Refused r JOIN incarnations i USING (learner, incarnation)
     ASOF JOIN StepOpened o ON r.syncer_step = o.syncer_step AND r.position > o.position
     WHERE message = 'contribution' AND r.reason <> 'doubled' AND r.fragment < (SELECT max(count) FROM rules)
@@ -220,7 +219,7 @@ SELECT learner, fate, sum(tokens)::BIGINT AS tokens FROM (
 
 CREATE OR REPLACE TEMP TABLE fragments AS SELECT unnest(range((SELECT max(count) FROM rules))) AS fragment;
 
--- What each incarnation leaves of each fragment in the end: the steps after the one at which it was last read, `before`,
+-- What each incarnation leaves of each fragment in the end: the steps after `before`, at which it was last read,
 -- up to the last that an adoption overwrote, `wiped`, and the rest.
 CREATE OR REPLACE TEMP TABLE tails AS
 SELECT e.who, fragment, wiped, fate, tokens_to(wiped, w) - tokens_to(e.before, b) AS overlap,
@@ -320,8 +319,8 @@ WITH late AS (
         UNION ALL SELECT first, tokens FROM lost WHERE first IS NOT NULL
     ) GROUP BY position
 ), counts AS (
-    SELECT c.position, syncer_step, tokens_committed, (sum(coalesce(f.tokens,
-        0)) OVER (ORDER BY c.position))::BIGINT AS total
+    SELECT c.position, syncer_step, tokens_committed,
+        (sum(coalesce(f.tokens, 0)) OVER (ORDER BY c.position))::BIGINT AS total
     FROM commits c LEFT JOIN fresh f USING (position)
 ), books AS (SELECT coalesce(sum(tokens), 0) AS committed FROM ledger WHERE fate = 'committed')
 SELECT position, format('at syncer step {} the syncer counts {} committed tokens, the steps in the log {}',
