@@ -63,12 +63,14 @@ FROM (FROM counted ORDER BY who, fragment, step, place);
 CREATE OR REPLACE TEMP TABLE reached AS
 SELECT who, last, upto, (base + (who::HUGEINT << 64))::BIGINT AS base,
     ((first + (who::HUGEINT << 100)) >> 64)::BIGINT AS position,
-    (first & ((1::HUGEINT << 64) - 1))::BIGINT AS first_base, lead(who) OVER () = who AS more,
+    (first & ((1::HUGEINT << 64) - 1))::BIGINT - 1 AS first_base, lead(who) OVER () = who AS more,
     if(more, lead(last) OVER (), -1) AS after, if(more, lead(upto) OVER (), 0) AS upto_after
 FROM (
     SELECT *, min(base_step - (who::HUGEINT << 64)) OVER (ROWS UNBOUNDED PRECEDING) AS base,
-        min((floor(place)::HUGEINT << 64) + base_step - (who::HUGEINT << 100)) OVER (ROWS UNBOUNDED PRECEDING) AS first
-    FROM (SELECT who, last, upto, base_step, place FROM covers WHERE last > base_step ORDER BY who, last DESC)
+        min((floor(place)::HUGEINT << 64) + base_step + 1 - (who::HUGEINT << 100)) OVER (ROWS UNBOUNDED PRECEDING)
+            AS first
+    FROM (SELECT who, last, upto, greatest(base_step, -1) AS base_step, place FROM covers WHERE last > base_step
+        ORDER BY who, last DESC)
 );
 
 -- The incarnations of which facts were lost, with the last step before each loss and the next one (which may be none).
@@ -91,8 +93,8 @@ FROM (
 ) c WHERE steps > 0;
 
 -- Steps missing between two known ones count with the tokens of the next known one; after the last known one, those
--- that contributions claim. A contribution that covers lost steps says their tokens: what it counts beyond what is known.
--- From then on they are committed with that number; `first`: where; otherwise they are unknown.
+-- that contributions claim. A contribution that covers lost steps says their tokens: what it counts beyond what is
+-- known. From then on they are committed with that number; `first`: where; otherwise they are unknown.
 CREATE OR REPLACE TEMP TABLE lost AS
 WITH RECURSIVE missing AS (
     SELECT DISTINCT who, unnest(range(after + 1, next)) AS step, tokens FROM losses WHERE next IS NOT NULL
