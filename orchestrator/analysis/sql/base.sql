@@ -1,16 +1,16 @@
 -- What several families of queries use.
 
--- The syncer's settings, by the epoch that told them. `stretch`: how often the run had been resumed by then.
+-- The syncer's settings, by the epoch that told them. `resumptions`: how often the run had been resumed by then.
 CREATE OR REPLACE TEMP TABLE rules AS
 SELECT * EXCLUDE (told_in, sequence, fragments, learners), len(sizes) AS count, max(told_by) OVER () AS newest,
-    (SELECT count(*) FROM RunResumed r WHERE r.epochs < s.told_by) AS stretch
+    (SELECT count(*) FROM RunResumed r WHERE r.epochs < s.told_by) AS resumptions
 FROM SyncerStarted s
 QUALIFY row_number() OVER (PARTITION BY told_by ORDER BY position DESC) = 1;
 
 -- The ends: a run that has finished may be resumed with a larger budget, and finishes again.
 CREATE OR REPLACE TEMP TABLE finishes AS
-SELECT f.position, f.told_by, syncer_step, f.tokens_committed, coalesce(stretch, 0) AS stretch
-FROM Finished f LEFT JOIN (SELECT told_by, stretch FROM rules) USING (told_by) WHERE told_in = 'syncer';
+SELECT f.position, f.told_by, syncer_step, f.tokens_committed, coalesce(resumptions, 0) AS resumptions
+FROM Finished f LEFT JOIN (SELECT told_by, resumptions FROM rules) USING (told_by) WHERE told_in = 'syncer';
 
 -- The commits, each once: a later epoch that starts from too little tells some of an earlier one's again. Two of one
 -- epoch are both kept, for the checks to find.

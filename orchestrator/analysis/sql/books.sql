@@ -35,43 +35,31 @@ CREATE OR REPLACE TEMP MACRO tokens_to(step, s) AS coalesce(s.upto + (least(s.la
 
 -- A contribution covers the steps (base_step, last]: those up to its step that the log has before its commit. `count`
 -- and `upto`: the steps and tokens up to these, and `base_count` and `base_upto` up to its base; `before`: the step at
--- which the incarnation was read for the fragment before; `falls`: that was after it in the log. A window without an
--- order of its own follows its table's, and a number in front keeps incarnations apart.
+-- which the incarnation was read for the fragment before; `falls`: that was after it in the log.
 CREATE OR REPLACE TEMP TABLE covers AS
-WITH told AS (
-    SELECT who, position AS place, step AS done, NULL AS fragment, NULL AS base_step, NULL AS step,
-        NULL AS steps, NULL AS tokens FROM steps
-    UNION ALL SELECT who, place, NULL, fragment, base_step, step, steps, tokens FROM contributions
-), dated AS (
-    SELECT * EXCLUDE (done), least(step, greatest(-1, max((who::HUGEINT << 64) + done) OVER (ROWS UNBOUNDED PRECEDING)
-        - (who::HUGEINT << 64)))::BIGINT AS last
-    FROM (FROM told ORDER BY who, place)
+WITH dated AS (
+    SELECT c.who, place, fragment, base_step, c.step, steps, c.tokens, least(c.step, coalesce(s.step, -1)) AS last
+    FROM contributions c ASOF LEFT JOIN steps s ON s.who = c.who AND s.position < c.place
 ), counted AS (
     SELECT c.*, steps_to(c.last, s) AS count, tokens_to(c.last, s) AS upto,
         steps_to(base_step, b) AS base_count, tokens_to(base_step, b) AS base_upto
-    FROM (FROM dated WHERE step IS NOT NULL) c
+    FROM dated c
     ASOF LEFT JOIN (FROM stretches WHERE count > 0) s ON s.who = c.who AND s.after < c.last
     ASOF LEFT JOIN (FROM stretches WHERE count > 0) b ON b.who = c.who AND b.after < c.base_step
 )
-SELECT *, lag(who) OVER () = who AND lag(fragment) OVER () = fragment AS again,
-    if(again, lag(step) OVER (), -1) AS before, if(again, lag(upto) OVER (), 0) AS upto_before,
-    again AND place < lag(place) OVER () AS falls
-FROM (FROM counted ORDER BY who, fragment, step, place);
+SELECT *, lag(step, 1, -1) OVER reads AS before, lag(upto, 1, 0) OVER reads AS upto_before,
+    coalesce(place < lag(place) OVER reads, false) AS falls
+FROM counted WINDOW reads AS (PARTITION BY who, fragment ORDER BY step, place);
 
 -- Of the contributions that cover the steps (after, last], and maybe more: the oldest base, and the first commit with
 -- its base.
 CREATE OR REPLACE TEMP TABLE reached AS
-SELECT who, last, upto, (base + (who::HUGEINT << 64))::BIGINT AS base,
-    ((first + (who::HUGEINT << 100)) >> 64)::BIGINT AS position,
-    (first & ((1::HUGEINT << 64) - 1))::BIGINT - 1 AS first_base, lead(who) OVER () = who AS more,
-    if(more, lead(last) OVER (), -1) AS after, if(more, lead(upto) OVER (), 0) AS upto_after
-FROM (
-    SELECT *, min(base_step - (who::HUGEINT << 64)) OVER (ROWS UNBOUNDED PRECEDING) AS base,
-        min((floor(place)::HUGEINT << 64) + base_step + 1 - (who::HUGEINT << 100)) OVER (ROWS UNBOUNDED PRECEDING)
-            AS first
-    FROM (SELECT who, last, upto, greatest(base_step, -1) AS base_step, place FROM covers WHERE last > base_step
-        ORDER BY who, last DESC)
-);
+SELECT who, last, upto, min(greatest(base_step, -1)) OVER so_far AS base,
+    floor(min(place) OVER so_far)::BIGINT AS position, greatest(arg_min(base_step, place) OVER so_far, -1) AS first_base,
+    lead(last, 1, -1) OVER (PARTITION BY who ORDER BY last DESC, place) AS after,
+    lead(upto, 1, 0) OVER (PARTITION BY who ORDER BY last DESC, place) AS upto_after
+FROM covers WHERE last > base_step
+WINDOW so_far AS (PARTITION BY who ORDER BY last DESC, place ROWS UNBOUNDED PRECEDING);
 
 -- The incarnations of which facts were lost, with the last step before each loss and the next one (which may be none).
 CREATE OR REPLACE TEMP TABLE losses AS
@@ -330,4 +318,4 @@ SELECT position, format('at syncer step {} the syncer counts {} committed tokens
 FROM counts WHERE tokens_committed <> total
 UNION ALL SELECT position, format('the syncer finished at {} committed tokens, the books hold {}',
     tokens_committed, committed)
-FROM finishes, books WHERE tokens_committed <> committed AND stretch = (SELECT max(stretch) FROM rules);
+FROM finishes, books WHERE tokens_committed <> committed AND resumptions = (SELECT max(resumptions) FROM rules);

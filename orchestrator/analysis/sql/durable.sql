@@ -61,4 +61,4 @@ SELECT position, format('epoch {} says {} otherwise than epoch {}', told_by, nam
 FROM repeated WHERE NOT same
 UNION ALL
 SELECT position, format('epoch {} ends with other tokens than the one before did', told_by) FROM finishes
-QUALIFY tokens_committed <> lag(tokens_committed) OVER (PARTITION BY stretch ORDER BY position);
+QUALIFY tokens_committed <> lag(tokens_committed) OVER (PARTITION BY resumptions ORDER BY position);

@@ -17,14 +17,15 @@ WITH reads AS (
         JOIN incarnations i USING (who) WHERE judged AND i.learner <> l.learner
     ) l ASOF JOIN contributions c ON c.who = l.who AND c.position < l.position
 ), near AS (
-    SELECT r.position, r.who, lost, r.step, unnest(range(place - 39, place + 41)) AS place
-    FROM reads r ASOF JOIN counted c ON c.who = r.who AND c.step <= r.step
-), stretches AS (
-    SELECT n.position, n.who, lost, min_by(t, c.step) AS begin, max_by(t, c.step) AS stop,
+    SELECT r.position, r.who, lost, r.step, unnest(range(steps_to(r.step, s) - 39, steps_to(r.step, s) + 41)) AS place
+    FROM reads r ASOF JOIN (FROM stretches WHERE count > 0) s ON s.who = r.who AND s.after < r.step
+), around AS (
+    SELECT n.position, n.who, lost, min_by(c.t, c.step) AS begin, max_by(c.t, c.step) AS stop,
         -quantile_disc(-seconds, 0.5) FILTER (c.step <= n.step) AS median_before,
         -quantile_disc(-seconds, 0.5) FILTER (c.step > n.step) AS median_after,
         max(seconds) FILTER (c.step <= n.step) AS longest_before, max(seconds) FILTER (c.step > n.step) AS longest_after
-    FROM near n JOIN counted c USING (who, place) JOIN steps s ON s.position = c.position
+    FROM near n ASOF JOIN (FROM stretches WHERE count > 0) s ON s.who = n.who AND s.place < n.place
+    JOIN steps c ON c.who = n.who AND c.step = s.after + n.place - s.place
     GROUP BY n.position, n.who, lost
     HAVING count(*) FILTER (c.step <= n.step) >= 8 AND count(*) FILTER (c.step > n.step) >= 8
 ), troubles AS (
@@ -32,7 +33,7 @@ WITH reads AS (
     UNION ALL SELECT who, t, t + duration_s FROM injected WHERE NOT ends AND fault_kind <> 'freeze'
 )
 SELECT s.*, format('step of {} {} rose from', learner, incarnation) AS rose
-FROM stretches s JOIN incarnations USING (who)
+FROM around s JOIN incarnations USING (who)
 ANTI JOIN troubles t ON t.who = s.who AND t.t <= stop + 1.0 AND t.until >= begin - 1.0;
 
 -- A survivor was held up if its median step took more than 3 times that of those before and 0.05 s, or its longest more

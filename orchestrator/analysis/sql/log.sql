@@ -5,18 +5,13 @@
 -- check: log.sequence
 -- claim: each writer's facts are numbered from 0 without a gap that the log does not name, and each number is one fact
 -- checked: events = FROM (SELECT 1 FROM steps UNION ALL SELECT 1 FROM adoptions UNION ALL SELECT 1 FROM commits_told UNION ALL SELECT 1 FROM facts)
-WITH told AS (
-    SELECT who, NULL AS writer, NULL AS incarnation, position, sequence FROM steps
-    UNION ALL SELECT who, NULL, NULL, position, sequence FROM adoptions
-    UNION ALL SELECT coalesce(who, -dense_rank() OVER (ORDER BY writer, f.incarnation)), writer, f.incarnation,
-        position, sequence
-    FROM (SELECT writer, incarnation, position, sequence FROM facts
-        UNION ALL SELECT 'syncer', told_by, position, sequence FROM commits_told) f
-    LEFT JOIN incarnations i ON learner = writer AND i.incarnation = f.incarnation
-), said AS (
-    SELECT s.* REPLACE (coalesce(writer, learner) AS writer, coalesce(s.incarnation, i.incarnation) AS incarnation)
-    FROM (SELECT *, if(lag(who) OVER () = who, lag(sequence) OVER (), -1) AS before
-        FROM (FROM told ORDER BY who, position)) s LEFT JOIN incarnations i USING (who) WHERE sequence <> before + 1
+WITH said AS (
+    SELECT *, lag(sequence, 1, -1) OVER (PARTITION BY writer, incarnation ORDER BY position) AS before FROM (
+        SELECT learner AS writer, incarnation, position, sequence FROM steps JOIN incarnations USING (who)
+        UNION ALL SELECT learner, incarnation, position, sequence FROM adoptions JOIN incarnations USING (who)
+        UNION ALL SELECT 'syncer', told_by, position, sequence FROM commits_told
+        UNION ALL SELECT writer, incarnation, position, sequence FROM facts
+    ) QUALIFY sequence <> before + 1
 ), losses AS (
     SELECT writer, incarnation, list({first: first, last: last} ORDER BY first, last) AS gone
     FROM FactsLost GROUP BY ALL

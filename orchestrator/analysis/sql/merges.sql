@@ -96,9 +96,8 @@ WITH told AS (
     FROM adoptions
     UNION ALL SELECT who, fragment, step, 0, place, CASE WHEN age = 0 THEN base_version END, base_step FROM contributions
 ), dated AS (
-    SELECT *, lag(adopts) OVER () = 1 AND lag(who) OVER () = who AND lag(fragment) OVER () = fragment
-        AND lag(version) OVER () = version AND lag(base_step) OVER () = base_step AS clear
-    FROM (FROM told ORDER BY who, fragment, step, adopts, place)
+    SELECT *, lag(adopts) OVER w = 1 AND lag(version) OVER w = version AND lag(base_step) OVER w = base_step AS clear
+    FROM told WINDOW w AS (PARTITION BY who, fragment ORDER BY step, adopts, place)
 ), unclear AS (FROM dated WHERE adopts = 0 AND clear IS NOT TRUE)
 SELECT place AS position, CASE WHEN beyond THEN format('{} has a base {} rounds behind', named(c), age)
     WHEN version IS NULL THEN format('{} had adopted no version before step {}', named(c), step)
@@ -126,7 +125,7 @@ SELECT c.position, CASE WHEN f.position IS NOT NULL
     ELSE format('syncer step {} committed without having been opened', c.syncer_step) END AS told
 FROM chained c LEFT JOIN (
     SELECT rules.told_by, min(f.position) AS position, min_by(syncer_step, f.position) AS syncer_step
-    FROM rules JOIN finishes f USING (stretch) GROUP BY rules.told_by
+    FROM rules JOIN finishes f USING (resumptions) GROUP BY rules.told_by
 ) f ON f.told_by = c.told_by AND f.position < c.position
 WHERE f.position IS NOT NULL OR opened_at IS NULL;
 

@@ -41,8 +41,8 @@ SELECT position, CASE WHEN kind <> 'SpanGranted' THEN format('{} were returned, 
 FROM turns
 WHERE CASE WHEN kind = 'SpanGranted' THEN before.kind <> 'SpanReturned'
     ELSE start >= stop OR (before.kind, before.who, before.span) IS DISTINCT FROM ('SpanGranted', who, span)
-        OR position IN (SELECT r.position FROM loans r JOIN fates f ON f.who = r.who AND f.span > r.span
-            AND first BETWEEN 0 AND r.position WHERE r.kind = 'SpanReturned') END
+        OR position IN (SELECT r.position FROM loans r ASOF JOIN contributions c ON c.who = r.who AND c.place < r.position
+            JOIN steps s ON s.who = c.who AND s.step = c.step WHERE r.kind = 'SpanReturned' AND s.span > r.span) END
 GROUP BY position, kind, words;
 
 -- A step reads its samples in the order of its span. A new epoch may grant a span's number again.

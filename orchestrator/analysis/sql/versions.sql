@@ -63,7 +63,7 @@ FROM (SELECT *, lag(step) OVER (PARTITION BY who, fragment ORDER BY place) AS be
     SEMI JOIN (FROM covers WHERE falls) USING (who, fragment)) WHERE step < before
 UNION ALL
 SELECT f.position, format('the run finished at syncer step {}, step {} had committed', f.step, c.step)
-FROM (SELECT stretch, max(position) AS position, min(syncer_step) AS step FROM finishes GROUP BY stretch) f
-JOIN (SELECT stretch, max_by(syncer_step, c.position) AS step FROM commits c JOIN rules USING (told_by) GROUP BY stretch) c
-    USING (stretch)
+FROM (SELECT resumptions, max(position) AS position, min(syncer_step) AS step FROM finishes GROUP BY resumptions) f
+JOIN (SELECT resumptions, max_by(syncer_step, c.position) AS step FROM commits c JOIN rules USING (told_by) GROUP BY resumptions) c
+    USING (resumptions)
 WHERE f.step < c.step;
