@@ -72,27 +72,9 @@ def idle(events: Log) -> set[str]:
 def steady(commits_until: int, seconds: int = 80, *troubles: object) -> Log:
     """Two learners that step once a second, both needed; after some time nothing commits."""
     run = Script()
-    run.say(
-        -1.0,
-        SyncerStarted(
-            1,
-            (("w/0",), ("w/1",)),
-            SIZES,
-            ("a", "b"),
-            2,
-            ROUND,
-            1,
-            (0, 0),
-            0,
-            2.0,
-            3.0,
-            0.0,
-            "journal",
-            0,
-            "paper",
-            "fp32",
-        ),
-    )
+    tensors = (("w/0",), ("w/1",))
+    paper = (2.0, 3.0, 0.0, "journal", 0, "paper", "fp32")
+    run.say(-1.0, SyncerStarted(1, tensors, SIZES, ("a", "b"), 2, ROUND, 1, (0, 0), 0, *paper))
     for name in ("a", "b"):
         run.join(-0.5, name, 1)
     for second in range(1, seconds + 1):
