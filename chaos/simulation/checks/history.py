@@ -10,7 +10,8 @@ from operator import attrgetter
 from typing import Any
 
 from chaos.simulation.checks.oracle import Violation
-from orchestrator.analysis.checks import check
+from orchestrator.analysis.checks import FAMILIES, verdicts
+from orchestrator.analysis.database import filled
 from orchestrator.eventlog.events import Event
 from orchestrator.simulation.context import SimContext
 from outer.protocol.facts import Committed, FactsLost, Participant
@@ -18,11 +19,11 @@ from outer.protocol.facts import Committed, FactsLost, Participant
 Digest = str
 
 # Checks that need not be exercised in a hostile run; every other must pass. A donor may die before it has recorded its
-# gift. The time accounts need clocks that do not jump, processes that end with their loop, and runs that end
-# in order.
+# gift.
 MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
-BY_TIME = frozenset({"accounted.time"})
+TIMELESS = [family for family in FAMILIES if family != "time"]
 STOPS = frozenset({"stop", "stop_committing"})  # a run that is stopped at once exercises no check
+# Time accounts need clocks that do not jump, processes that end with their loop, and runs that end in order.
 UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger", "crash_ending"}) | STOPS
 LOST = frozenset({"replayable.steps"})  # unknown where steps are among the facts that FactsLost names
 
@@ -30,12 +31,10 @@ LOST = frozenset({"replayable.steps"})  # unknown where steps are among the fact
 def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violation]:
     """The checks of real logs that fail, or are not exercised although they should be."""
     violations = []
-    unjudged = BY_TIME if UNTIMED & fault_counts.keys() else frozenset()
+    families = TIMELESS if UNTIMED & fault_counts.keys() else FAMILIES
     lost = LOST if any(isinstance(event.fact, FactsLost) for event in events) else frozenset()
     nothing = bool(STOPS & fault_counts.keys()) and not any(isinstance(event.fact, Committed) for event in events)
-    for verdict in check(events):
-        if verdict.name in unjudged:
-            continue
+    for verdict in verdicts(filled(events), families):
         unknown = verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN | lost
         if verdict.status == "violated" or (unknown and not nothing):
             violations.append(Violation(verdict.name, f"{verdict.status}: {verdict.reason}"))
