@@ -12,7 +12,7 @@ import json
 import tempfile
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -29,6 +29,7 @@ from outer.protocol.facts import Committed
 
 FAMILIES = ("base", "books", "roster", "time", "goodput", "faults", "series")  # of sql/: each needs those before it
 MEMORY_MB = 400
+AT_ONCE = 2**19  # rows: an insertion takes its time, however few they are
 _TYPES = {INT: "BIGINT", FLOAT: "DOUBLE", TEXT: "VARCHAR"}
 _NAMES = {"commits": "commits_told", "contributions": "contributions_told"}  # a later epoch may tell one again
 
@@ -110,34 +111,32 @@ _INSERTIONS = {name: _insertion(name) for name in SCHEMAS}
 
 def filled(log: Iterable[Event] | Iterable[LogPart]) -> duckdb.DuckDBPyConnection:
     """A database of this log, given as parts or as events, in its canonical order."""
-    tables = Tables(database := connect())
+    database, known = connect(), dict[tuple[str, int], int]()
+    waiting: list[LogPart] = []
     for part in as_parts(log):
-        tables.take(part)
+        waiting.append(part)
+        if part.stop - waiting[0].start >= AT_ONCE:
+            _insert(database, known, waiting)
+            waiting = []
+    _insert(database, known, waiting)
     return database
 
 
-class Tables:
-    """Puts the log's parts, one after the other, into a database's tables."""
+def _insert(database: duckdb.DuckDBPyConnection, known: dict[tuple[str, int], int], parts: Sequence[LogPart]) -> None:
+    """Put parts into the tables; `known`: the numbers of incarnations so far."""
 
-    def __init__(self, database: duckdb.DuckDBPyConnection) -> None:
-        self._database = database
-        self._incarnations: dict[tuple[str, int], int] = {}
+    def put(statement: str, rows: pa.Table) -> None:
+        database.register("arriving", rows)
+        database.execute(statement)
+        database.unregister("arriving")
 
-    def take(self, part: LogPart) -> None:
-        known = self._incarnations
-        fresh = sorted(_incarnations(part) - known.keys())
-        if fresh:
-            rows = [(len(known) + number, *key) for number, key in enumerate(fresh)]
-            known |= dict(zip(fresh, range(len(known), len(known) + len(fresh)), strict=True))
-            columns = zip(*rows, strict=True)
-            self._put("INSERT INTO incarnations FROM arriving", pa.table([*columns], ["who", "learner", "incarnation"]))
-        for name, table in part.tables.items():
-            self._put(_INSERTIONS[name], table)
-
-    def _put(self, statement: str, rows: pa.Table) -> None:
-        self._database.register("arriving", rows)
-        self._database.execute(statement)
-        self._database.unregister("arriving")
+    if fresh := sorted(set().union(*map(_incarnations, parts)) - known.keys()):
+        known |= {key: len(known) + number for number, key in enumerate(fresh)}
+        columns = zip(*((known[key], *key) for key in fresh), strict=True)
+        put("INSERT INTO incarnations FROM arriving", pa.table([*columns], ["who", "learner", "incarnation"]))
+    for name, statement in _INSERTIONS.items():
+        if tables := [part.tables[name] for part in parts if name in part.tables]:
+            put(statement, pa.concat_tables(tables))
 
 
 def _incarnations(part: LogPart) -> set[tuple[str, int]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from orchestrator.analysis.checks import verdicts
-from orchestrator.analysis.database import Tables, connect
+from orchestrator.analysis.database import connect, filled
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog import reader
+from orchestrator.eventlog.tables import LogPart
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE
@@ -29,12 +30,15 @@ def check_run(run_dir: Path, progress: Callable[[int], None] = lambda facts: Non
     `progress` is called with the number of facts so far.
     A damaged log is `violated`, a missing one `unknown`; all other verdicts are then `unknown`.
     """
-    folder, database = LogFolder(run_dir), connect()
-    tables = Tables(database)
-    try:
+    folder = LogFolder(run_dir)
+
+    def parts() -> Iterator[LogPart]:
         for part in folder.reader.rest():
-            tables.take(part)
+            yield part
             progress(part.stop)
+
+    try:
+        database = filled(parts())
     except OSError as error:
         unread = [_unknown(name, NO_LOG) for name in ("log.chain", "log.seal")]
         return [_judged("log.readable", 0, "facts", [str(error)]), *unread, *verdicts(connect())]
