@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_the_documentation_lists_every_table_and_column() -> None:
 @pytest.mark.parametrize("table", SCHEMAS)
 def test_other_tools_read_the_files(table: str, tool: str) -> None:
     (path,) = (RUN / "log" / "syncer" / table).glob("*.parquet")
-    here, frame = duckdb.read_parquet(str(path)), pytest.importorskip(tool).read_parquet(path)
+    here, frame = duckdb.read_parquet(str(path)), import_module(tool).read_parquet(path)
     assert here.columns == [*frame.columns] == SCHEMAS[table].names and len(frame) > 20
     for name, values in zip(here.columns, zip(*here.fetchall(), strict=True), strict=True):
         if name not in ("time", "progress", "aux", "read_at"):  # pandas has its own nothing, and its own times
