@@ -225,7 +225,7 @@ def play(
         violations += kept(cluster.context, cluster.supervisor)
         violations += judged(cluster.context.events(), cluster.context.fault_counts)
     except Exception as error:  # so that the following seeds still run
-        violations.append(_raised("checkers.raise", error))
+        violations.append(_raised("checks.raise", error))
     return _outcome(cluster, violations)
 
 

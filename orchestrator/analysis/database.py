@@ -1,8 +1,8 @@
 """The log as tables of DuckDB: every fact in its place, ready for queries.
 
-`steps`, `adoptions`, `commits`, `contributions` and `facts` have a row for each fact, as docs/run-folder.md says, with
-two columns more: `t`, Unix seconds; and, beside `learner` and `incarnation`, `who`, the incarnation's number in
-`incarnations`. `position` is the place in the log's canonical order. Every other kind of fact is a view of its own name
+`steps`, `adoptions`, `commits`, `contributions` and `facts` have a row for each fact, as docs/run-folder.md says, but
+`t`, Unix seconds, instead of `time`; and `who`, the number in `incarnations`, instead of a learner and its incarnation.
+`position` is the place in the log's canonical order. Every other kind of fact is a view of its own name
 over `facts`, with its fields as columns: `SELECT * FROM LeaseExpired`.
 """
 
@@ -147,9 +147,9 @@ def _incarnations(part: LogPart) -> set[tuple[str, int]]:
             found.update(_pairs(table.group_by(["learner", "incarnation"], use_threads=False).aggregate([])))
     if (facts := part.tables.get("facts")) is not None:
         found.update(pair for pair in _pairs(facts.select(["writer", "incarnation"])) if pair[0] not in LOGS)
-        for fact in map(json.loads, facts["fact"].to_pylist()):
+        for kind, fact in zip(facts["kind"].to_pylist(), map(json.loads, facts["fact"].to_pylist()), strict=True):
             learner, number = fact.get("learner", fact.get("target")), fact.get("incarnation")
-            if isinstance(learner, str) and isinstance(number, int):
+            if kind in REGISTRY and isinstance(learner, str) and isinstance(number, int) and abs(number) < 2**63:
                 found.add((learner, number))
     return found
 

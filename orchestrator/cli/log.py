@@ -40,8 +40,8 @@ def log(
     with reported():
         if sql is not None and (follow or kind):
             raise InputError([Problem("--sql", sql, "asks the whole log", "leave out --follow and --kind")])
-        if to is not None and (sql is None or to.suffix not in FORMATS):
-            fix = f"name a query, --sql 'FROM steps', and a file that ends with {', '.join(FORMATS)}"
+        if to is not None and (sql is None or to.suffix not in FORMATS or not to.absolute().parent.is_dir()):
+            fix = f"name a query, --sql 'FROM steps', and a file in a folder that is there: {', '.join(FORMATS)}"
             raise InputError([Problem("--to", str(to), "cannot be written", fix)])
         kinds = frozenset(kind or ())
         if unknown := sorted(kinds - REGISTRY.keys()):

@@ -79,7 +79,8 @@ class ChainReader:
                     continue
                 if segment is None:
                     return
-                part = part_of(self._store, segment) if segment.stop > self.rows else None  # else its groups were read
+                fresh = segment.stop > self.rows and segment.log == self.log  # else it was read as groups
+                part = part_of(self._store, segment) if fresh else None
             except Damaged as error:
                 self.findings.note(self.findings.unreadable, f"{name}: {error}")
                 if segment is None:

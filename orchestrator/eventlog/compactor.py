@@ -9,7 +9,6 @@ says. Files that no manifest names are those of a compaction that did not end.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -90,7 +89,7 @@ def manifest(segment: Segment) -> tuple[bytes, str]:
 
 
 def segment_in(content: bytes) -> Segment:
-    """The segment that a manifest describes. Raises Damaged."""
+    """The segment that a manifest describes; it names no objects but its own. Raises Damaged."""
     found = _MANIFEST.fullmatch(content)
     if found is None or hashlib.sha256(found[2]).hexdigest() != found[1].decode():
         raise Damaged("its checksum does not match its content")
@@ -103,7 +102,13 @@ def segment_in(content: bytes) -> Segment:
             "damage": tuple(told["damage"]),
             "files": tuple(File(**file) for file in told["files"]),
         }
-        return Segment(**told | lists, seal=found[1].decode())
+        segment = Segment(**told | lists, seal=found[1].decode())
+        for file in segment.files:
+            if file.table not in tables.SCHEMAS or file.name != _name(segment, file.table, file.sha256):
+                raise ValueError(f"it has no file {file.name}")
+        if not all(type(each) is int for each in (segment.number, segment.last, segment.row, segment.rows)):
+            raise TypeError("a place is no number")
+        return segment
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"its checksum is right, but it is no manifest: {error}") from error
 
@@ -122,7 +127,7 @@ def _read(store: Objects, file: File) -> pa.Table:
         raise Damaged(f"the checksum of {file.name} does not match its content")
     try:
         return tables.read(file.table, content)
-    except (LookupError, ValueError, OSError) as error:
+    except (LookupError, ValueError, OSError, pa.ArrowException) as error:
         raise Damaged(f"the checksum of {file.name} is right, but it holds no {file.table}: {error}") from error
 
 
@@ -134,9 +139,13 @@ def create(store: Objects, segment: Segment, part: LogPart) -> Segment:
     for table, rows in part.tables.items():
         content = tables.write(table, rows)
         digest = hashlib.sha256(content).hexdigest()
-        name = f"{_prefix(segment, table)}{digest[:16]}.parquet"
-        with contextlib.suppress(FileExistsError):  # then its content is the same
+        name = _name(segment, table, digest)
+        try:
             store.create(name, [content])
+        except FileExistsError:  # of a compaction that did not end
+            if hashlib.sha256(store.read(name)).hexdigest() != digest:  # and damaged since
+                store.remove(name)
+                store.create(name, [content])
         files.append(File(table, name, rows.num_rows, len(content), digest))
     segment = replace(segment, files=tuple(files))
     content, seal = manifest(segment)
@@ -167,6 +176,10 @@ def _prefix(segment: Segment, table: str) -> str:
     return f"log/{segment.log}/{table}/{segment.number:09d}-"
 
 
+def _name(segment: Segment, table: str, digest: str) -> str:
+    return f"{_prefix(segment, table)}{digest[:16]}.parquet"
+
+
 @dataclass(frozen=True)
 class Compactor:
     """Makes the segments of one log in a store (outer/journal/chain.py). Two of them make the same, or find it."""
@@ -181,6 +194,8 @@ class Compactor:
         while True:
             try:
                 segment = segment_in(self.store.read(segment_key(self.log, number)))
+                if segment.log != self.log:
+                    raise Damaged(f"it is of {segment.log}")
                 _sweep(self.store, segment)
                 known = segmented(segment)
             except FileNotFoundError:

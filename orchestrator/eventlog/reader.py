@@ -8,9 +8,8 @@ the latest counts.
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -80,20 +79,9 @@ def records(parts: Iterable[LogPart]) -> Iterator[tuple[int, Record]]:
 class LogReader:
     """Reads a run's log, once or as it grows."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        store: Objects | None = None,
-        hold_s: float = 0.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """`hold_s`: `poll` leaves out what is newer, because facts of another process may still have to go before it,
-        but nothing that it has seen for as long: dates may be of a clock that is ahead. 0: it leaves out nothing, and
-        puts what comes later where it comes.
-        """
+    def __init__(self, run_dir: Path, store: Objects | None = None) -> None:
         self.findings = Findings()
-        self._hold_s, self._clock = hold_s, clock
-        store = self._counted = _Counted(store or store_of(run_dir))
+        store = store or store_of(run_dir)
         self.syncer = ChainReader(store, SYNCER, self.findings)
         self.others = {log: ChainReader(store, log, self.findings) for log in (ORCHESTRATOR, CHAOS)}
         self._held: deque[_Dated] = deque()
@@ -102,39 +90,24 @@ class LogReader:
         self._shift = 0  # guests so far
 
     @property
-    def bytes_read(self) -> int:
-        return self._counted.bytes_read
-
-    @property
     def rows(self) -> int:
         """Rows read so far."""
         return self.syncer.rows + sum(each.rows for each in self.others.values())
 
-    def poll(self) -> Iterator[LogPart]:
-        """Return the new facts. Raises OSError; then the next call goes on at the same place."""
-        for part in self.syncer.poll(quick=True):
-            self._held.append(self._dated(part))  # first: a caller may stop at any part
-            yield from self._settled()
-        yield from self._settled()
-        if not self._hold_s:
-            yield from self._rest_of_guests()
+    def poll(self, quick: bool = True) -> Iterator[LogPart]:
+        """The new facts. What the orchestrator and chaos tell later than what it belongs before comes where it is found.
 
-    def _settled(self) -> Iterator[LogPart]:
-        self._look()  # after the chain: what was written before it is there
-        settled = self._clock() - self._hold_s
-        while self._held and (not self._hold_s or min(self._held[0].latest, self._held[0].seen_at) <= settled):
-            yield self._merged()
+        Raises OSError; then the next call goes on at the same place. `quick`: see ChainReader.poll.
+        """
+        for part in self.syncer.poll(quick):
+            self._held.append(self._dated(part))  # first: a caller may stop at any part
+            yield from self._merged()
+        yield from self._merged()
+        yield from self._rest_of_guests()
 
     def rest(self) -> Iterator[LogPart]:
         """All that is there: the run is over, or is not waited for. Memory is bounded by the length of a segment."""
-        self._look()
-        while self._held:
-            yield self._merged()
-        for part in self.syncer.poll():
-            self._held.append(self._dated(part))
-            yield self._merged()
-        self._look()
-        yield from self._rest_of_guests()
+        return self.poll(quick=False)
 
     # -------------------------------------------------------------- merging
 
@@ -145,7 +118,7 @@ class LogReader:
             own.append(facts.filter(pc.equal(facts["writer"], SYNCER)).select(["position", "time"]))
         table = pa.concat_tables([_PLACED, *own]).sort_by("position")
         dates = self._up_to(SYNCER, seconds(table["time"]))
-        return _Dated(part, table["position"].to_numpy(), dates, self._latest[SYNCER], self._clock())
+        return _Dated(part, table["position"].to_numpy(), dates)
 
     def _up_to(self, log: str, times: Floats) -> Floats:
         """The latest time up to each of a log's next ones."""
@@ -170,11 +143,13 @@ class LogReader:
         taken, self._guests = self._guests.slice(0, count), self._guests.slice(count)
         return taken.drop_columns(["date", "log"]), taken["date"].to_numpy()
 
-    def _merged(self) -> LogPart:
-        """The first part that is held, with the guests that belong into it."""
-        part, positions, dates, *_ = self._held.popleft()
-        guests, their = self._until(float(dates[-1]) if len(dates) else float("-inf"))
-        return self._with(guests, positions[np.searchsorted(dates, their, side="right")], part)
+    def _merged(self) -> Iterator[LogPart]:
+        """The parts that are held, with the guests that belong into them."""
+        self._look()  # after the chain: what was written before it is there
+        while self._held:
+            part, positions, dates = self._held.popleft()
+            guests, their = self._until(float(dates[-1]) if len(dates) else float("-inf"))
+            yield self._with(guests, positions[np.searchsorted(dates, their, side="right")], part)
 
     def _rest_of_guests(self) -> Iterator[LogPart]:
         guests, _ = self._until(float("inf"))
@@ -197,32 +172,12 @@ class LogReader:
         return LogPart(start, part.rows + len(rows), tables)
 
 
-class _Counted:
-    """A store that counts the bytes that are read from it."""
-
-    def __init__(self, store: Objects) -> None:
-        self._store = store
-        self.bytes_read = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def read(self, name: str) -> bytes:
-        content = self._store.read(name)
-        self.bytes_read += len(content)
-        return content
-
-
 class _Dated(NamedTuple):
-    """A part of the syncer's chain, its own facts' positions, the latest time up to each and to the end, and when it
-    was read.
-    """
+    """A part of the syncer's chain, its own facts' positions, and the latest time up to each."""
 
     part: LogPart
     positions: Ints
     dates: Floats
-    latest: float
-    seen_at: float
 
 
 _PLACED = pa.schema([SCHEMAS["facts"].field(name) for name in ("position", "time")]).empty_table()

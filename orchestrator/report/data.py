@@ -145,7 +145,7 @@ def collect(database: duckdb.DuckDBPyConnection, summary: Mapping[str, Any], ver
         started[0][1] if started else 0,
         end - origin,
         stepped_at is not None,
-        [LossBin(at - origin, tokens(at), *shares) for at, shares in rows("FROM losses")],
+        [LossBin(at - origin, tokens(at), *shares) for at, shares in rows("FROM training")],
         not_finite,
         {name: (begin, last, whole) for name, begin, last, whole in rows("FROM auxiliaries")},
         [

@@ -1,4 +1,4 @@
-"""Series for experiment trackers: scalars by syncer step, folded from a run's log and never from the loop."""
+"""Series for experiment trackers: scalars by syncer step, taken from a run's log and never from the loop."""
 
 from __future__ import annotations
 

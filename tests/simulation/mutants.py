@@ -1,4 +1,4 @@
-"""Every planted bug by its name: what the simulator and the checkers are to find. Importing the places fills it."""
+"""Every planted bug by its name: what the simulator and the checks are to find. Importing the places fills it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of a simulated run's facts, and what the log's checkers say of them."""
+"""The digest of a simulated run's facts, and what the log's checks say of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks what only the simulator can see: which steps are really in each value, and what the store really holds.
 
-The log is judged by the log's own checkers (history.py).
+The log is judged by the log's own checks (history.py).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ ORDER BY rules.position DESC LIMIT 1;
 -- routine; what a step may repeat has one by kind and syncer step.
 CREATE OR REPLACE TEMP TABLE turns AS
 SELECT position, if(writer = 'syncer' AND kind <> 'StoreWaited', t, NULL) AS t, incarnation AS epoch, kind,
-    coalesce(fact->>'$.learner', fact->>'$.target') AS learner, (fact->>'$.incarnation')::BIGINT AS incarnation,
+    coalesce(fact->>'$.learner', fact->>'$.target') AS learner, TRY_CAST(fact->>'$.incarnation' AS BIGINT) AS incarnation,
     kind IN ('LeaseExpired', 'LearnerFenced', 'Quarantined', 'DrainStarted') AS loses,
-    CASE kind WHEN 'StoreWaited' THEN (fact->>'$.seconds')::DOUBLE END AS waited_s,
+    CASE kind WHEN 'StoreWaited' THEN TRY_CAST(fact->>'$.seconds' AS DOUBLE) END AS waited_s,
     CASE WHEN kind IN ('StepReopened', 'ReadFailed', 'Refused')
             THEN kind || coalesce(fact->>'$.syncer_step', learner || ' ' || incarnation || (fact->>'$.reason'))
         WHEN kind NOT IN ('SpanGranted', 'SpanReturned', 'StepOpened', 'StepPassed', 'Finished', 'StoreWaited')

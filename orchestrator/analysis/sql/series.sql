@@ -8,7 +8,7 @@ QUALIFY (row_number() OVER (ORDER BY position) - 1) % (1 + count(*) OVER () // 4
 ORDER BY position;
 
 -- Training losses as at most 240 neighbourhoods of at least 8 steps: the median, and what 10 % and 90 % are below.
-CREATE OR REPLACE TEMP TABLE losses AS
+CREATE OR REPLACE TEMP TABLE training AS
 WITH placed AS (
     SELECT t, loss, count(*) OVER () AS n, row_number() OVER (ORDER BY t, position) AS place
     FROM steps WHERE isfinite(loss)

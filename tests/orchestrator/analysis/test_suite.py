@@ -10,7 +10,7 @@ import pytest
 
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.analysis.checks import check
-from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.events import Event, Unknown
 from orchestrator.eventlog.facts import Evaluated, RunFinished
 from orchestrator.eventlog.tables import LogPart
 from outer.protocol.facts import (
@@ -27,7 +27,18 @@ from outer.protocol.facts import (
     SyncerStarted,
 )
 from tests.orchestrator.analysis.test_invariants import BROKEN, EIGHT, changed, dropped, participant
-from tests.orchestrator.histories import altered, history, inserted, is_a, losing, parts, script, without
+from tests.orchestrator.histories import (
+    BASE,
+    altered,
+    history,
+    inserted,
+    is_a,
+    losing,
+    parts,
+    renumbered,
+    script,
+    without,
+)  # fmt: skip
 
 Log = list[Event]
 
@@ -218,6 +229,13 @@ def test_an_empty_history_is_unknown_throughout_and_of_a_running_one_the_end() -
     running = statuses(script().events)
     assert running.pop("log.ending") == "unknown"
     assert set(running.values()) == {"pass", "idle"}
+
+
+def test_what_no_query_can_compute_with_is_unknown_and_what_this_version_does_not_know_is_left_out() -> None:
+    huge = statuses(altered(history(), is_a(StepFinished), tokens=2**63 - 1))
+    assert huge["books.balance"] == "unknown" and huge["fencing.epochs"] == "pass"
+    strange = Event("syncer", 1, 0, BASE + 40.0, Unknown("Newer", {"learner": "a", "incarnation": 10**30}))
+    assert statuses(renumbered([*history(), strange])) == statuses(history())
 
 
 def test_a_contribution_received_before_a_fence_may_merge_after_it() -> None:

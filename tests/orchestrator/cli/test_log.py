@@ -105,10 +105,10 @@ def test_the_query_of_the_documentation_gives_rows_and_a_wrong_one_is_told(store
         target = store.root / f"it's{suffix}"
         assert invoke("log", str(store.root), "--sql", f"{processed};", "--to", str(target)).stdout == ""
         assert duckdb.execute(f"FROM {reads}(?)", [str(target)]).fetchall() == [(888,)]
-    alone = ("--to", "all.parquet"), ("--sql", "FROM steps", "--to", "steps.xlsx")
-    wrong = [(each, "name a query") for each in alone]
     for arguments, told in (
-        *wrong,
+        (("--to", "all.parquet"), "name a query"),
+        (("--sql", "FROM steps", "--to", "steps.xlsx"), "name a query"),
+        (("--sql", "FROM steps", "--to", "nowhere/steps.csv"), "in a folder that is there"),
         (("--sql", "SELEC"), "syntax error"),
         (("--sql", "FROM steps", "--follow"), "leave out"),
     ):

@@ -136,8 +136,10 @@ def test_what_is_sealed_but_is_no_segment_is_named(monkeypatch: pytest.MonkeyPat
         patched.setattr(compactor, "FORMAT", 4)
         with pytest.raises(Damaged, match="format 3"):
             segment_in(content)
-    with pytest.raises(Damaged, match="no manifest"):
-        segment_in(manifest(dataclasses.replace(made, writers=("a",)))[0])
+    elsewhere = dataclasses.replace(made.files[0], name="../../somebody")
+    for change in ({"writers": ("a",)}, {"row": "1"}, {"files": (elsewhere,)}):
+        with pytest.raises(Damaged, match="no manifest"):
+            segment_in(manifest(dataclasses.replace(made, **change))[0])
     (steps,) = [file for file in made.files if file.table == "steps"]
     for table, message in (("adoptions", "holds no adoptions"), ("strangers", "holds no strangers")):
         with pytest.raises(Damaged, match=message):
@@ -214,6 +216,8 @@ def test_of_two_compactions_the_first_manifest_counts_and_the_others_files_go() 
     made = create(store, SEGMENT, fewer)
     before = files_of(store)
     assert create(store, dataclasses.replace(SEGMENT, last=21), more) == made == create(store, SEGMENT, fewer)
+    store.objects |= dict.fromkeys(before, b"damaged")
+    assert create(store, SEGMENT, fewer) == made and [*part_of(store, made).events()] == history()[:50]
     with pytest.raises(StaleEpoch):
         create(store, dataclasses.replace(SEGMENT, last=19), more)
     assert files_of(store) == before
