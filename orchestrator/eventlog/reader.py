@@ -95,7 +95,7 @@ class LogReader:
         return self.syncer.rows + sum(each.rows for each in self.others.values())
 
     def poll(self, quick: bool = True) -> Iterator[LogPart]:
-        """The new facts. What the orchestrator and chaos tell later than what it belongs before comes where it is found.
+        """The new facts. What orchestrator or chaos tells later than what it belongs before comes where it is found.
 
         Raises OSError; then the next call goes on at the same place. `quick`: see ChainReader.poll.
         """

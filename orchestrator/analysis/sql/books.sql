@@ -37,13 +37,17 @@ CREATE OR REPLACE TEMP MACRO tokens_to(step, s) AS coalesce(s.upto + (least(s.la
 -- and `upto`: the steps and tokens up to these, and `base_count` and `base_upto` up to its base; `before`: the step at
 -- which the incarnation was read for the fragment before; `falls`: that was after it in the log.
 CREATE OR REPLACE TEMP TABLE covers AS
-WITH dated AS (
-    SELECT c.who, place, fragment, base_step, c.step, steps, c.tokens, least(c.step, coalesce(s.step, -1)) AS last
-    FROM contributions c ASOF LEFT JOIN steps s ON s.who = c.who AND s.position < c.place
+WITH told AS (
+    SELECT who, position AS place, step AS done, NULL AS fragment, NULL AS base_step, NULL AS step,
+        NULL AS steps, NULL AS tokens FROM steps
+    UNION ALL SELECT who, place, NULL, fragment, base_step, step, steps, tokens FROM contributions
+), dated AS (
+    SELECT * EXCLUDE (done), least(step, greatest(-1, max(done) OVER so_far)) AS last FROM told
+    WINDOW so_far AS (PARTITION BY who ORDER BY place ROWS UNBOUNDED PRECEDING)
 ), counted AS (
     SELECT c.*, steps_to(c.last, s) AS count, tokens_to(c.last, s) AS upto,
         steps_to(base_step, b) AS base_count, tokens_to(base_step, b) AS base_upto
-    FROM dated c
+    FROM (FROM dated WHERE step IS NOT NULL) c
     ASOF LEFT JOIN (FROM stretches WHERE count > 0) s ON s.who = c.who AND s.after < c.last
     ASOF LEFT JOIN (FROM stretches WHERE count > 0) b ON b.who = c.who AND b.after < c.base_step
 )
@@ -63,7 +67,7 @@ WINDOW so_far AS (PARTITION BY who ORDER BY last DESC, place ROWS UNBOUNDED PREC
 
 -- The incarnations of which facts were lost, with the last step before each loss and the next one (which may be none).
 CREATE OR REPLACE TEMP TABLE losses AS
-SELECT DISTINCT l.who, l.after, greatest(l.after, n.after) + 1 AS next, n.tokens
+SELECT DISTINCT l.who, l.after, if(n.who IS NULL, NULL, greatest(l.after, n.after) + 1) AS next, n.tokens
 FROM (
     SELECT i.who, coalesce(max(step), 0) AS after
     FROM FactsLost l JOIN incarnations i ON i.learner = l.writer AND i.incarnation = l.incarnation

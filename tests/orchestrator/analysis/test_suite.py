@@ -279,7 +279,7 @@ def test_samples_that_are_set_aside_are_lent_no_more() -> None:
 def test_facts_that_the_log_says_are_lost_break_no_check(size: int) -> None:
     """Once or twice; both losses may be in one block. Replay and time are then unknown."""
     once = losing(history(), "b", range(5, 10))
-    for events in (once, losing(once, "b", range(12, 15))):
+    for events in (once, losing(once, "b", range(12, 15)), losing(history(), "b", range(28, 33))):
         found = folded(parts(events, size))
         unknown = {name: status for name, status in found.items() if status not in ("pass", "idle")}
         assert unknown == dict.fromkeys(("accounted.time", "replayable.steps"), "unknown")
