@@ -23,7 +23,7 @@ def check(run: Run = None, as_json: AsJson = False) -> None:
 
         with Bars() as bars:
             verdicts = check_run(
-                store.root, lambda facts: bars.show("checking", facts, None, f"{facts:,} facts checked")
+                store.root, lambda facts: bars.show("reading the log", facts, None, f"{facts:,} facts read")
             )
         passed = sound(verdicts)
         if as_json:

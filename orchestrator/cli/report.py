@@ -27,7 +27,7 @@ def report(
         try:
             path = str(write(store, out))
         except ValueError as error:
-            fix = "restore the file, or take the damaged line out of a copy of the folder and report on that"
+            fix = "restore the log as it was written; what is wrong with it: diloco check"
             raise InputError([Problem("RUN", str(store.root), f"its log is damaged: {error}", fix)]) from error
         typer.echo(json.dumps({"written": path}) if as_json else path)
 
