@@ -42,7 +42,7 @@ import numpy as np  # noqa: E402
 import optax  # noqa: E402
 import ray  # noqa: E402
 
-from learners.actor import GROUPS, LearnerActor  # noqa: E402
+from learners.actor import LearnerActor  # noqa: E402
 from learners.config import DataConfig, InnerConfig  # noqa: E402
 from learners.training.initial_state import InitialState  # noqa: E402
 from orchestrator.recipe.config import Recipe  # noqa: E402
@@ -181,7 +181,7 @@ def measure(wanted: Recipe, seconds: float, store: RunStore) -> dict[str, Any]:
     pool, runs = wanted.pools[0], []
     for name in wanted.learners:
         ray.get(syncer.expect.remote(Expect(name, 1, START_S, pool.batch_size)), timeout=START_S)
-        learner = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(num_cpus=0)
+        learner = ray.remote(LearnerActor).options(num_cpus=0)
         handle = learner.remote(replace(learner_spec(wanted, code, name, 1, pool, None), store=objects), syncer)
         runs.append((handle, handle.run.remote()))
 

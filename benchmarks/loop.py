@@ -3,8 +3,9 @@
     python benchmarks/loop.py [--step-ms 75 100 500] [--pairs 10] [--run-dir runs/loop] [--json]
 
 A run of one learner, P = H = 24, tau = 2, uploads in bf16: a fragment is read and another adopted at every step. The
-learner has one core, everything else the other. A third process on the learner's core repeats the same compiled step
-in a bare loop, one step dispatched ahead. Windows take turns, and what does not belong to one is frozen (SIGSTOP):
+learner has one core, everything else the other. A third process on the learner's core, with the same heap, repeats the
+same compiled step in a bare loop, one step dispatched ahead. Windows take turns, and what does not belong to one is
+frozen (SIGSTOP):
 
     alone    only the bare loop
     quiet    the learner, while the syncer and the orchestrator are frozen: its shell without traffic
@@ -44,6 +45,7 @@ from orchestrator.recipe.config import Recipe  # noqa: E402
 from orchestrator.recipe.toml_text import load  # noqa: E402
 from orchestrator.recipe.validation import resolve  # noqa: E402
 from orchestrator.store.run_store import RunStore  # noqa: E402
+from outer import heap  # noqa: E402
 
 SETTLE_S = 1.0  # after a change, before a window: what was held up meanwhile arrives
 WINDOW_S = 9.0  # at least, and at least WINDOW_STEPS steps
@@ -207,7 +209,9 @@ def bare(recipe_file: Path, core: int, times: Path | None) -> None:
 
 def _bare(recipe_file: Path, core: int, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--bare", str(recipe_file), str(core), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # As a learner's process starts: later, threads have heaps that it would go on with.
+    alike = os.environ | heap.ONE_HEAP | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alike)
 
 
 # ------------------------------------------------------------------ the run

@@ -1,15 +1,13 @@
-"""Writes a learner's parts of checkpoints in a background thread, and reads one in a later process.
+"""Writes a learner's parts of checkpoints in the background, and reads one in a later process.
 
 The learner machine decides when to save.
 """
 
 from __future__ import annotations
 
-import threading
-import time
+import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +17,10 @@ from pydantic import TypeAdapter
 from learners.protocol.events_effects import Save
 from learners.protocol.resume_state import ResumeState
 from learners.training.devices import cores
+from outer.background import Background
 from outer.journal import checkpoint_parts
 from outer.journal.object_store import Objects, StoreAway
+from outer.ports import now
 from outer.protocol.messages import State
 
 if TYPE_CHECKING:
@@ -80,19 +80,19 @@ class CheckpointWriter:
 
     def __init__(self, learner: str, incarnation: int, store: Objects, recorded: Callable[[], int | None]) -> None:
         self._learner, self._incarnation, self._store, self._recorded = learner, incarnation, store, recorded
-        self._writer = ThreadPoolExecutor(1, "save", initializer=cores.leave)
-        self._writes: dict[int, Future[dict[str, Any]]] = {}  # by snapshot
+        self._thread = ThreadPoolExecutor(1, "save", initializer=cores.leave)
+        self._background = Background(lambda error: None)  # `described` raises it
+        self._turn = asyncio.Lock()  # a snapshot stays on the devices until those before it are written
+        self._writes: dict[int, asyncio.Task[dict[str, Any]]] = {}  # by snapshot
         self._final: tuple[Save, StateSnapshot] | None = None  # written by `finish`
         self._away = ""  # what the store says for which the final part waits
-        self._lock = threading.Lock()
 
     def save(self, save: Save, snapshot: StateSnapshot) -> None:
         """Write a part in the background; a final one only when `finish` is called."""
-        with self._lock:
-            if save.final:
-                self._final = save, snapshot
-            else:
-                self._writes = {save.snapshot: self._writer.submit(self._write, save, snapshot)}
+        if save.final:
+            self._final = save, snapshot
+        else:
+            self._writes = {save.snapshot: self._background.spawn(self._write(save, snapshot))}
 
     @property
     def finishing(self) -> bool:
@@ -101,50 +101,48 @@ class CheckpointWriter:
 
     def finish(self) -> None:
         """All facts are logged: write the final part, from which another process continues."""
-        with self._lock:
-            if self._final is not None:
-                save, snapshot = self._final
-                self._writes[save.snapshot] = self._writer.submit(self._write, save, snapshot)
+        if self._final is not None:
+            self._writes[self._final[0].snapshot] = self._background.spawn(self._write(*self._final))
 
-    def described(self, snapshot: int, deadline_s: float, coming: Callable[[int], bool]) -> dict[str, Any] | None:
+    async def described(self, snapshot: int, deadline_s: float, coming: Callable[[int], bool]) -> dict[str, Any] | None:
         """Wait for a part to be written; return its entry for the manifest, or None if there is none in time.
 
         `coming(snapshot)`: whether the machine may yet save it. Raises OSError if the store refuses it, StoreAway for a
         final part that waits for the store.
         """
-        give_up_at = time.monotonic() + deadline_s
+        give_up_at = now() + deadline_s
         in_vain = False  # the machine will not save it; look once more, since its effect may just have been performed
         while (write := self._writes.get(snapshot)) is None:
-            if time.monotonic() >= give_up_at and self._is_final(snapshot):
+            if now() >= give_up_at and self._is_final(snapshot):
                 raise StoreAway("the last facts wait for the store")
-            if time.monotonic() >= give_up_at or in_vain:
+            if now() >= give_up_at or in_vain:
                 return None
             in_vain = not (self._is_final(snapshot) or coming(snapshot))
-            time.sleep(POLL_S)
-        try:
-            return write.result(timeout=max(0.0, give_up_at - time.monotonic()))
-        except FutureTimeout:
-            if self._away:
-                raise StoreAway(self._away) from None
-            return None
+            await asyncio.sleep(POLL_S)
+        await asyncio.wait({write}, timeout=max(0.0, give_up_at - now()))
+        if not write.done() and self._away:
+            raise StoreAway(self._away)
+        return write.result() if write.done() else None
 
     def _is_final(self, snapshot: int) -> bool:
-        with self._lock:
-            return self._final is not None and self._final[0].snapshot == snapshot
+        return self._final is not None and self._final[0].snapshot == snapshot
 
-    def _write(self, save: Save, snapshot: StateSnapshot) -> dict[str, Any]:
-        numbers, arrays = snapshot.pack()
-        facts = self._recorded() if save.final else None
+    async def _write(self, save: Save, snapshot: StateSnapshot) -> dict[str, Any]:
+        call = asyncio.get_running_loop().run_in_executor
         who = {"learner": self._learner, "incarnation": self._incarnation}
-        header = {**who, "facts": facts, "kept": asdict(save.state), **numbers}
         name = f"{self._learner}.{self._incarnation}"
-        while True:
-            try:
-                described = checkpoint_parts.write(self._store, save.snapshot, name, header, arrays)
-                self._away = ""
-                return described | who | {"exact": facts is not None}
-            except OSError as error:
-                if not save.final or isinstance(error, FileExistsError):
-                    raise
-                self._away = f"{type(error).__name__}: {error}"  # nothing follows: it waits for the store
-            time.sleep(AGAIN_S)
+        async with self._turn:
+            numbers, arrays = await call(self._thread, snapshot.pack)
+            facts = self._recorded() if save.final else None
+            header = {**who, "facts": facts, "kept": asdict(save.state), **numbers}
+            part = self._store, save.snapshot, name, header, arrays
+            while True:
+                try:
+                    described = await call(self._thread, checkpoint_parts.write, *part)
+                    self._away = ""
+                    return described | who | {"exact": facts is not None}
+                except OSError as error:
+                    if not save.final or isinstance(error, FileExistsError):
+                        raise
+                    self._away = f"{type(error).__name__}: {error}"  # nothing follows: it waits for the store
+                await asyncio.sleep(AGAIN_S)

@@ -50,6 +50,11 @@ class FaultEffects:
                 until = max(until, before.until)
             self._faults[kind] = _Fault(until, delay_s, Random(seed))
 
+    def end(self) -> None:
+        """End every fault."""
+        with self._lock:
+            self._faults.clear()
+
     def delay_s(self) -> float:
         """The delay of this step in seconds. Call it once per step. No delay outlasts its fault."""
         with self._lock:

@@ -15,10 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import ray
 
 from learners.fault_effects import FaultEffects
+from learners.link import owned
 from learners.preparation import Preparation
 from learners.spec import LearnerSpec
 from outer.protocol.manifest import code_digest
@@ -61,13 +61,6 @@ def free_address() -> str:
     with socket.socket() as free:
         free.bind(("", 0))
         return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
-
-
-def owned(value: Any) -> Any:
-    """The value, with copies of its arrays in this process's own memory."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(owned, value))
-    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 class RayOthers:

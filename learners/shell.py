@@ -1,28 +1,29 @@
 """One incarnation of a learner without its transport: the training loop, and the answers to its peers.
 
-`run` is the training loop; the other public methods may be called from any thread while it steps. JAX is imported
-inside `run` or, of a standby, inside `prepare`, with settings that fit the device.
+The methods of LearnerShell run in an event loop, and the training loop where `pace` has it. JAX is imported inside
+`run` or, of a standby, inside `prepare`, with settings that fit the device.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
-import os
-import queue
 import threading
-import time
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from learners import checkpoint_writer
 from learners.checkpoint_writer import CheckpointWriter
 from learners.fault_effects import FaultEffects, flipped
-from learners.fetcher import Fetcher, SyncerLink
-from learners.preparation import Preparation
+from learners.fetcher import AT_ONCE, Fetcher
+from learners.link import LATE_S, Link, Version, in_thread
+from learners.ports import Device, Pace
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer, read_clocks
 from learners.protocol.facts import LoopFailed
@@ -30,37 +31,20 @@ from learners.protocol.learner import Learner
 from learners.spec import LearnerSpec
 from learners.step_runner import StepRunner
 from learners.training.devices import cores
-from outer.background import thread
+from outer.background import Background
 from outer.numeric.chain import VersionChain
-from outer.protocol.messages import (
-    COMPILING,
-    DRAINING,
-    IMPORTING,
-    STEPPING,
-    STOPPED,
-    Attach,
-    Contribution,
-    Drain,
-    ReadRequest,
-    Report,
-    State,
-    StateRequest,
-)
-
-if TYPE_CHECKING:
-    from learners.training.island import Others
+from outer.owner import Owner
+from outer.ports import Here, NoAnswer, Peer, now
+from outer.protocol import messages
+from outer.protocol.messages import Attach, Contribution, Drain, ReadRequest, Report, State, StateRequest
 
 BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts first
-SEND_S = 130.0  # for the last report: as long as a link that is down may hold it up, and a little more
 LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way and the last facts
+ANSWERS_AT_ONCE, STATES_AT_ONCE = 4, 2  # threads that encode answers, and that pack states
 
 LOOP_EVENTS = (
-    events_effects.Resume,
-    events_effects.Boundary,
-    events_effects.StepDone,
-    events_effects.Waiting,
-    events_effects.Staged,
-)
+    events_effects.Resume | events_effects.Boundary | events_effects.StepDone | events_effects.Waiting
+)  # the training loop's own
 
 T = TypeVar("T")
 
@@ -69,185 +53,242 @@ class SyncerRefused(Exception):
     """The syncer refuses this learner."""
 
 
-class ReportSender:
-    """Sends reports, and the facts that wait, in a thread of its own: the training loop goes on at once.
+class LearnerShell:
+    """Drives the machine: hands it events, and does what its effects say.
 
-    Of several that wait only the newest goes out: it says all that those before it said. The thread makes no report
-    itself, so a report stays a sign of life of the loop. `send` sends one; `begin` is called first in the thread.
+    The machine is driven by the event loop and by the training loop. What an effect does to the devices is done by the
+    one of them that drove; what it does to other processes, by the event loop.
     """
 
-    def __init__(self, send: Callable[[Report], None], begin: Callable[[], None]) -> None:
-        self._send, self._begin = send, begin
-        self._changed = threading.Condition()
-        self._newest: Report | None = None
-        self._sending = False
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-
-    def put(self, report: Report) -> None:
-        """Have this report sent. Raises what sending an earlier one raised."""
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            self._newest = report
-            self._changed.notify_all()
-            if self._thread is None:
-                self._thread = thread("reports", self._run, self._fail)
-
-    def finish(self, timeout_s: float) -> bool:
-        """Wait until the last report is sent. False if it is not within `timeout_s` seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._newest is None and not self._sending, timeout_s)
-
-    def _run(self) -> None:
-        self._begin()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._newest is not None)
-                report, self._newest, self._sending = self._newest, None, True
-            assert report is not None
-            try:
-                self._send(report)
-            except BaseException as error:
-                self._fail(error)
-            finally:
-                with self._changed:
-                    self._sending = False
-                    self._changed.notify_all()
-
-    def _fail(self, error: BaseException) -> None:
-        self._error = error  # the loop raises it
-
-
-class LearnerShell:
-    """Drives the machine: hands it events, and does what its effects say."""
+    _loop: asyncio.AbstractEventLoop | None = None  # from `run` on
+    _home = 0  # likewise: its thread
+    _ended: asyncio.Future[str]  # likewise: why the training loop ended
 
     def __init__(
-        self, spec: LearnerSpec, link: SyncerLink, faults: FaultEffects, granted: Sequence[str] | None = None
+        self, spec: LearnerSpec, here: Here, syncer: Peer | None, faults: FaultEffects, device: Device, pace: Pace
     ) -> None:
-        """`granted`: the GPUs that Ray grants this process, if Ray runs it."""
+        """`syncer`: None for a standby, until it is promoted."""
         assert spec.sync.fragments is not None
-        self._spec, self._link, self._faults = spec, link, faults
-        self._prepared = Preparation(spec, granted)
-        self._facts = FactBuffer(time.time)
-        self._lock = threading.Lock()
-        self._changed = threading.Event()
-        self._waiting: dict[tuple[Any, ...], Future[Any]] = {}  # peers' calls, by what they asked for
-        self.fetcher = Fetcher(link, self._drive, spec.sync.transfer_s, spec.store, spec.saved)
+        self._spec, self._here, self._faults, self._device, self._pace = spec, here, faults, device, pace
+        self._facts = FactBuffer(here.wall, monotonic=pace.now)
+        self._owner = Owner()
+        self._background = Background(self._fail)
+        spawn, threads = self._background.spawn, ThreadPoolExecutor(AT_ONCE, "fetch", initializer=cores.leave)
+        self._link = Link(spec.name, spec.incarnation, syncer, here, faults, threads, spawn, self._facts)
+        self._fetcher = Fetcher(self._link, self._drive, spawn, threads, spec.sync.transfer_s, spec.store, spec.saved)
+        self._threads = ThreadPoolExecutor(ANSWERS_AT_ONCE, "answer", initializer=cores.leave)
+        self._packers = ThreadPoolExecutor(STATES_AT_ONCE, "give", initializer=cores.leave)
+        self._states = asyncio.Semaphore(STATES_AT_ONCE)
+        self._inbox = asyncio.Lock()  # messages are handed in in their order, after the Welcome of their epoch
+        self._promoted = asyncio.Event()
+        self._lock = threading.Lock()  # of the machine; not held while anything is waited for
+        self._outgoing: deque[Callable[[], object]] = deque()  # what the event loop is to do
+        self._waiting: dict[tuple[Any, ...], asyncio.Future[Any]] = {}  # peers' calls, by what they asked for
+        self._to_attach: Attach | None = None
         self._writer: CheckpointWriter | None = None
-        self._reports = ReportSender(lambda report: link.report(report, self._facts), cores.leave)
         self._steps: StepRunner | None = None
-        self._next: queue.SimpleQueue[events_effects.RunStep | events_effects.Hold | events_effects.Exit] = (
-            queue.SimpleQueue()
-        )
+        self._next: deque[events_effects.RunStep | events_effects.Hold | events_effects.Exit] = deque()
         self._machine: Learner | None = None
-        self._failure: Exception | None = None  # of the machine, in any thread: the loop raises it
-        self._exit_at = math.inf  # monotonic; when this process ends even if its loop does not
-        self._ended: Future[str] | None = None  # once the loop has begun: why it ended
+        self._failure: BaseException | None = None  # of the machine or a task: the training loop raises it
+        self._exit_at = math.inf  # loop's seconds; when this process ends even if its training loop does not
 
-    # -------------------------------------------------------------- called by the actor
+    def __repr__(self) -> str:
+        return self._spec.name  # how the dashboard and log lines call this actor
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """Learner and incarnation; 0: a standby that was not promoted."""
-        return self._spec.name, self._spec.incarnation
+    # -------------------------------------------------------------- called by the orchestrator
 
-    def prepare(self) -> None:
+    async def identify(self) -> dict[str, Any]:
+        """Its process, learner and incarnation; 0: a standby that was not promoted."""
+        return {**self._here.identity, "key": (self._spec.name, self._spec.incarnation)}
+
+    async def prepare(self) -> None:
         """Import and compile ahead, in a standby."""
-        self._prepared.ahead()
+        await in_thread(self._pace.thread, self._device.ahead)
 
-    def lead(self, address: str, others: Others) -> None:
-        """Before `run`: this is rank 0 of an island, and reaches the others so."""
-        self._prepared.meet(address, others)
+    async def stand_by(self, seconds: float) -> bool:
+        """Wait to be promoted, but no longer than this; returns whether it was."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._promoted.wait(), seconds)
+        return self._promoted.is_set()
 
-    def promote(self, name: str, incarnation: int, core: int | None) -> None:
-        """A standby is this incarnation from now on, and `run` follows. `core`: the one of this learner."""
+    async def promote(self, number: int, name: str, incarnation: int, core: int | None, syncer: Peer) -> dict[str, Any]:
+        """Make a standby this incarnation of this learner, and `run` follows. `core`: the one of this learner;
+        `number`: the orchestrator's. Raises Superseded.
+        """
+        self._owner.require(number)
         cores.move(core)
         self._spec = replace(self._spec, name=name, incarnation=incarnation, core=core)
+        self._link.name, self._link.incarnation = name, incarnation
+        self._link.use(syncer)
+        self._promoted.set()
+        return await self.identify()
 
-    def run(self) -> str:
+    async def run(self) -> str:
         """Train until the run ends; returns why it did. An exception is a fault of this incarnation.
 
         Called again, by another orchestrator, it waits for the same end.
         """
-        if self._ended is not None:
-            return self._ended.result()
-        self._ended = Future()
-        try:
-            self._prepare()
-            self._ended.set_result(self._loop())
-        except BaseException as error:  # whatever a task raises
-            step = self._machine.step if self._machine else 0
-            self._facts.add(LoopFailed(step, traceback.format_exc()))
-            self._flush()
-            ordinary = isinstance(error, Exception)  # Ray takes an interruption for its own
-            self._ended.set_exception(error if ordinary else RuntimeError(f"{type(error).__name__}: {error}"))
-        return self._ended.result()
+        if self._loop is None:
+            self._loop, self._home = asyncio.get_running_loop(), threading.get_ident()
+            self._ended = self._loop.create_future()
+            try:
+                self._ended.set_result(await self._live())
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # whatever a task raises
+                step = self._machine.step if self._machine else 0
+                self._facts.add(LoopFailed(step, traceback.format_exc()))
+                await self._link.flush(patient=False)
+                ordinary = isinstance(error, Exception)  # Ray takes an interruption for its own
+                self._ended.set_exception(error if ordinary else RuntimeError(f"{type(error).__name__}: {error}"))
+        return await asyncio.shield(self._ended)
 
-    def reattach(self) -> str:
-        """Attach to a new epoch of the syncer. Returns why that refuses this learner; empty when it does not."""
-        if self._machine is None:
-            return ""
-        self.fetcher.received.clear()
-        try:
+    async def reattach(self, number: int, syncer: Peer) -> str:
+        """A new epoch of the syncer serves. Returns why it refuses this learner; empty when it does not.
+
+        `number`: the orchestrator's. Raises Superseded.
+        """
+        self._owner.require(number)
+        self._link.use(syncer)
+        async with self._inbox:
+            if self._machine is None:
+                return ""
+            self._fetcher.received.clear()  # another epoch may have lost versions that are here
             self._drive(events_effects.Reattach())
-        except SyncerRefused as refusal:
-            return str(refusal)
+            try:
+                await self._attach()
+            except SyncerRefused as refusal:
+                return str(refusal)
+            except (NoAnswer, TimeoutError) as error:
+                if self._machine.epoch is None:
+                    self._fail(error)  # no lease would tell that it waits in vain
+                # else this epoch is gone, too, or the orchestrator asks it again
         return ""
 
-    def progress(self) -> tuple[bool, int | None]:
-        """(whether the training loop is alive, the epoch that it is attached to), for the orchestrator."""
+    async def progress(self) -> tuple[bool, int | None]:
+        """(whether the training loop is alive, the epoch that it is attached to). It needs no link to the syncer."""
         with self._lock:
             machine = self._machine
-            return (False, None) if machine is None else (machine.is_alive(time.monotonic()), machine.epoch)
+            return (False, None) if machine is None else (machine.is_alive(self._pace.now()), machine.epoch)
 
-    def deliver(self, message: events_effects.Event) -> None:
-        """A message of the syncer has come in."""
-        if isinstance(message, Drain):
-            self._exit_after(message.deadline_s)
-        self._drive(message)
+    async def saved(self, snapshot: int, deadline_s: float) -> dict[str, Any] | None:
+        """This learner's part of a checkpoint, for the manifest; None when it is not written in time.
 
-    def read(self, request: ReadRequest) -> tuple[Contribution, list[Any], int] | str:
+        Raises OSError when the store does not take it.
+        """
+        return None if self._writer is None else await self._writer.described(snapshot, deadline_s, self._may_save)
+
+    def _may_save(self, snapshot: int) -> bool:
+        with self._lock:
+            return self._machine is not None and self._machine.may_save(snapshot)
+
+    async def disturb(self, kind: str, duration_s: float, delay_s: float, seed: str, expires_at: float) -> bool:
+        """For chaos: suffer a fault from now on (see FaultEffects). False, and no fault, after `expires_at` in Unix
+        seconds: the caller has given up, and has reported that there was no fault.
+        """
+        if self._here.wall() >= expires_at:
+            return False
+        self._faults.begin(kind, duration_s, delay_s, seed)
+        return True
+
+    def leave(self) -> None:
+        """The host tells this process to end. Any thread may call it, in the middle of anything."""
+        if self._loop is None:
+            self._here.end()
+        else:
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        if self._machine is None or self._machine.phase not in (messages.STEPPING, messages.DRAINING, messages.STOPPED):
+            self._here.end()  # it has nothing to lose yet, and its start may take longer than it has
+            return
+        self._exit_after(self._spec.sync.drain_s)
+        self._drive(events_effects.Leave())
+
+    def _exit_after(self, deadline_s: float) -> None:
+        """End this process some time after its deadline to leave: its loop may never come to a boundary again."""
+        exit_at = now() + deadline_s + LEAVE_MARGIN_S
+        if exit_at < self._exit_at:  # else a repeated request
+            self._exit_at = exit_at
+            asyncio.get_running_loop().call_at(exit_at, self._here.end)
+
+    # -------------------------------------------------------------- called by the syncer
+
+    async def inbox(self, *sent: messages.Notice | messages.Grant | Drain | messages.Stop) -> None:
+        """Messages in the order in which they were sent."""
+        async with self._inbox, self._link.up(LATE_S):
+            for message in sent:
+                if isinstance(message, Drain):
+                    self._exit_after(message.deadline_s)
+                self._drive(message)
+
+    async def read(self, request: ReadRequest) -> tuple[Contribution, list[Any], int] | str:
         """The fragment as of one completed step, and all facts that are not durable, with the oldest one's number.
 
         A string says why not: no_boundary came in time, or behind: more facts wait than a message carries.
         """
-        came_at = time.monotonic()
-        contribution = self._asked(request, _read_key(request), request.deadline_s)
-        if contribution is None:
-            return "no_boundary"
-        contribution = self._prepared.fragment_io.encode(contribution)  # here, for it waits for the device
-        if self._faults.corrupts():
-            contribution = replace(contribution, payload=flipped(contribution.payload))
-        if (facts := self._every_fact()) is None:
-            return BEHIND
-        return replace(contribution, held_s=time.monotonic() - came_at), *facts
+        async with self._link.up(LATE_S):
+            came_at = now()
+            contribution = await self._asked(request, _read_key(request), request.deadline_s)
+            if contribution is None:
+                return "no_boundary"
+            contribution = await in_thread(self._threads, self._device.fragment_io.encode, contribution)
+            if self._faults.corrupts():
+                contribution = replace(contribution, payload=flipped(contribution.payload))
+            if (facts := self._every_fact()) is None:
+                return BEHIND
+            return replace(contribution, held_s=now() - came_at), *facts
 
     def _every_fact(self) -> tuple[list[Any], int] | None:
         """All facts that are not durable, and the oldest one's number; None, and their upload begins, if too many."""
         if (facts := self._facts.everything()) is None:
-            self._link.upload(self._spec.name, self._spec.incarnation, self._facts)
+            self._link.upload()
             return None
         return facts, self._facts.oldest
 
-    def donate(self, request: StateRequest) -> tuple[State, list[Any], int] | str:
-        """The state as of one completed step, and facts as `read`; a string says why it cannot be had."""
-        given = self._asked(request, _donation_key(request), request.deadline_s)
-        if given is None or isinstance(given, str):
-            return given or "timeout"
-        effect, held = given
-        state = self._prepared.fragment_io.pack(held, request, effect.step, effect.syncer_step, effect.versions)
-        self._drive(events_effects.StateSent(request, effect.step, state.digest, state.size, effect.versions))
-        return BEHIND if (facts := self._every_fact()) is None else (state, *facts)
+    async def held_versions(self) -> list[int]:
+        """For a syncer that has lost its journal: the version of each fragment that the last one sent; 0 for none."""
+        return [] if self._machine is None else self._machine.held_versions
 
-    def _asked(self, request: ReadRequest | StateRequest, key: tuple[Any, ...], deadline_s: float) -> Any:
+    async def held(self, fragment: int) -> tuple[int, Any]:
+        """For a syncer that has lost its journal: (version, float32[n]) of what the last one sent, as it came."""
+        assert self._machine is not None
+        return self._machine.held_versions[fragment], self._device.fragment_io.base(fragment)
+
+    # -------------------------------------------------------------- called by other learners
+
+    async def holds(self, fragment: int, version: int) -> bool | None:
+        """See Fetcher.holds."""
+        async with self._link.up(LATE_S):
+            return self._fetcher.holds(fragment, version)
+
+    async def received(self, fragment: int) -> Version | None:
+        """The newest version that is here."""
+        async with self._link.up(LATE_S):
+            return self._fetcher.received.get(fragment)
+
+    async def donate(self, request: StateRequest) -> tuple[State, list[Any], int] | str:
+        """The state as of one completed step, and facts as `read`; a string says why it cannot be had.
+
+        The training loop is not held up.
+        """
+        async with self._states, self._link.up(request.deadline_s):
+            given = await self._asked(request, _donation_key(request), request.deadline_s)
+            if given is None or isinstance(given, str):
+                return given or "timeout"
+            effect, held = given
+            as_of = effect.step, effect.syncer_step, effect.versions
+            state = await in_thread(self._packers, self._device.fragment_io.pack, held, request, *as_of)
+            self._drive(events_effects.StateSent(request, effect.step, state.digest, state.size, effect.versions))
+            return BEHIND if (facts := self._every_fact()) is None else (state, *facts)
+
+    async def _asked(self, request: ReadRequest | StateRequest, key: tuple[Any, ...], deadline_s: float) -> Any:
         """Hand a peer's question to the machine, and wait for `_answer`; None if none comes in time."""
-        answer = self._waiting[key] = Future()
+        answer = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
             self._drive(request)
-            return answer.result(timeout=deadline_s)
-        except FutureTimeout:
-            return None
+            await asyncio.wait({answer}, timeout=deadline_s)
+            return answer.result() if answer.done() else None
         finally:
             if self._waiting.get(key) is answer:  # else the same question came again, and waits
                 del self._waiting[key]
@@ -257,52 +298,23 @@ class LearnerShell:
         if answer is not None and not answer.done():
             answer.set_result(given)
 
-    def saved(self, snapshot: int, deadline_s: float) -> dict[str, Any] | None:
-        """This learner's part of a checkpoint, for the manifest; None when it is not written in time.
+    # -------------------------------------------------------------- from process to first step, and to the end
 
-        Raises OSError when the store does not take it.
-        """
-        return None if self._writer is None else self._writer.described(snapshot, deadline_s, self._may_save)
+    async def _live(self) -> str:
+        await self._prepare()
+        await self._attach()
+        reason = await self._pace.run(self._train())
+        await self._link.flush(patient=self._writer is not None and self._writer.finishing)
+        if self._writer is not None:
+            self._writer.finish()
+        await in_thread(self._pace.thread, self._device.end)
+        if reason.startswith("failed"):
+            raise RuntimeError(reason)
+        return reason
 
-    def _may_save(self, snapshot: int) -> bool:
-        with self._lock:
-            return self._machine is not None and self._machine.may_save(snapshot)
-
-    @property
-    def held_versions(self) -> list[int]:
-        """The version of each fragment that the syncer sent last; 0 where it sent none."""
-        return [] if self._machine is None else self._machine.held_versions
-
-    def held(self, fragment: int) -> tuple[int, Any]:
-        """(version, float32[n]) of what the syncer sent last of a fragment, as it came."""
-        assert self._machine is not None
-        return self._machine.held_versions[fragment], self._prepared.fragment_io.base(fragment)
-
-    def leave(self) -> None:
-        """The host tells this process to end."""
-        if self._machine is None or self._machine.phase not in (STEPPING, DRAINING, STOPPED):
-            os._exit(0)  # it has nothing to lose yet, and its start may take longer than it has
-        self._exit_after(self._spec.sync.drain_s)
-        self._drive(events_effects.Leave())
-
-    def _exit_after(self, deadline_s: float) -> None:
-        """End this process some time after its deadline to leave: the loop may never come to a boundary again."""
-        exit_at = time.monotonic() + deadline_s + LEAVE_MARGIN_S
-        with self._lock:
-            if exit_at >= self._exit_at:
-                return  # a repeated request
-            self._exit_at = exit_at
-        timer = threading.Timer(deadline_s + LEAVE_MARGIN_S, os._exit, (0,))
-        timer.daemon = True
-        timer.start()
-
-    # -------------------------------------------------------------- from process to first step
-
-    def _prepare(self) -> None:
-        spec, prepared = self._spec, self._prepared
-        if spec.store is not None:
-            self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._facts.recorded)
-        self._machine = Learner(
+    async def _prepare(self) -> None:
+        spec, device, part = self._spec, self._device, None
+        machine = Learner(
             name=spec.name,
             incarnation=spec.incarnation,
             config=spec.sync,
@@ -312,127 +324,138 @@ class LearnerShell:
             ahead_s=spec.data.ahead_s,
             start_s=spec.start_s,
         )
-        part = None
+        if spec.store is not None:
+            self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._facts.recorded)
         if spec.saved is not None and spec.saved.exact:
             assert spec.store is not None
-            part = checkpoint_writer.read(spec.store, spec.saved)
-            self._machine.resume(spec.saved.snapshot, part.resume_state)
-            self._facts = FactBuffer(time.time, first=part.facts)
-        self._drive(events_effects.Enter(IMPORTING))
-        prepared.load()
-        self.fetcher.fragment_io = prepared.fragment_io
-        self.fetcher.chain = VersionChain.of(spec.sync.downlink, prepared.fragments)
-        self._facts.add(prepared.device)
-        self._drive(events_effects.Enter(COMPILING))
-        prepared.compile()
+            part = await in_thread(self._threads, checkpoint_writer.read, spec.store, spec.saved)
+            machine.resume(spec.saved.snapshot, part.resume_state)
+            self._facts = self._link.facts = FactBuffer(self._here.wall, part.facts, monotonic=self._pace.now)
+        self._machine = machine
+        self._drive(events_effects.Enter(messages.IMPORTING))
+        await in_thread(self._pace.thread, device.load)
+        self._fetcher.fragment_io = device.fragment_io
+        self._fetcher.chain = VersionChain.of(spec.sync.downlink, device.fragments)
+        self._facts.add(device.device)
+        self._drive(events_effects.Enter(messages.COMPILING))
+        await in_thread(self._pace.thread, device.compile)
         if part is not None:
-            self._prepared.fragment_io.restore(part.header, part.arrays)
-        self._drive(events_effects.Compiled(prepared.manifest))
+            await in_thread(self._pace.thread, device.fragment_io.restore, part.header, part.arrays)
+        self._drive(events_effects.Compiled(device.manifest))
 
-    # -------------------------------------------------------------- the training loop
-
-    def _loop(self) -> str:
-        tokens = self._prepared.tokens_per_step
-        self._steps = StepRunner(
-            self._prepared.trainer,
-            self._spec.batch_size,
-            tokens,
-            self._spec.slowdown,
-            self._spec.sync.smoothing,
-            self._faults,
-            done=self._drive,
-            waits=lambda: self._drive(events_effects.Waiting()),
-            say=self._facts.add,
-        )
-        self._drive(events_effects.Resume())
-        while True:
-            if self._failure is not None:
-                raise self._failure
-            match self._next.get_nowait():
-                case events_effects.Exit(reason):
-                    self._flush(patient=self._writer is not None and self._writer.finishing)
-                    if self._writer is not None:
-                        self._writer.finish()
-                    self._prepared.end()
-                    if reason.startswith("failed"):
-                        raise RuntimeError(reason)
-                    return reason
-                case events_effects.Hold(seconds):
-                    if self._steps.busy:
-                        self._steps.complete()
-                    else:
-                        self._changed.wait(seconds)
-                        self._changed.clear()  # before looking, so that news after it wakes the next wait at once
-                    self._drive(events_effects.Resume())
-                case events_effects.RunStep() as run:
-                    self._steps.run(run)
-                    self._drive(events_effects.Boundary(tokens))
-
-    def _drive(self, event: events_effects.Event) -> None:
-        """Hand one event to the machine and carry out its effects. Any thread may call; only the loop runs steps."""
-        assert self._machine is not None
-        with self._lock:
-            now, at = read_clocks()  # of what it measures and of its facts' dates alike, should it be frozen in here
-            try:
-                effects = self._machine.handle(now, event)
-            except Exception as error:
-                self._failure = error
-                self._changed.set()
-                raise
-            for effect in effects:
-                if isinstance(effect, events_effects.Emit):  # before another thread hands out what the fact is about
-                    self._facts.add(effect.fact, at)
-        for effect in effects:
-            match effect:
-                case events_effects.Send(message):
-                    if isinstance(message, Attach):
-                        self._attach(message)
-                    else:
-                        self._reports.put(message)
-                case events_effects.Answer(contribution):
-                    self._answer(_read_key(contribution), contribution)
-                case events_effects.Fetch():
-                    self.fetcher.fetch(effect)
-                case events_effects.Recover():
-                    self.fetcher.recover(effect)
-                case events_effects.Save():
-                    if self._writer is not None:
-                        self._writer.save(effect, self._paused(self._prepared.fragment_io.snapshot))
-                case events_effects.Donate(request):
-                    self._answer(_donation_key(request), (effect, self._paused(self._prepared.fragment_io.capture)))
-                case events_effects.Decline(request, reason):
-                    self._answer(_donation_key(request), reason)
-                case events_effects.Inherit(state):
-                    self._prepared.fragment_io.inherit(state)
-                case events_effects.Stage(fragments):
-                    self._drive(events_effects.Staged(self._prepared.fragment_io.stage(fragments)))
-                case events_effects.Apply():
-                    self._prepared.fragment_io.apply(effect)
-                case events_effects.RunStep() | events_effects.Hold() | events_effects.Exit():
-                    self._next.put(effect)
-        if not isinstance(event, LOOP_EVENTS):
-            self._changed.set()
-
-    def _paused(self, take: Callable[[], T]) -> T:
-        """Take a snapshot in the training loop. The time for which that holds it up is no step's."""
-        began = time.monotonic()
-        taken = take()
-        if self._steps is not None:
-            self._steps.paused(time.monotonic() - began)
-        return taken
-
-    # -------------------------------------------------------------- to the syncer
-
-    def _attach(self, message: Attach) -> None:
-        welcome = self._link.attach(message, self._facts)
+    async def _attach(self) -> None:
+        """Attach, where the machine has asked for it. Raises SyncerRefused, NoAnswer and TimeoutError."""
+        message, self._to_attach = self._to_attach, None
+        welcome = None if message is None else await self._link.attach(message)
         if isinstance(welcome, str):
             raise SyncerRefused(f"the syncer refused this learner: {welcome}")
         if welcome is not None:  # else it attaches to the next epoch as soon as it hears of that
             self._drive(welcome)
 
-    def _flush(self, patient: bool = False) -> None:
-        self._reports.finish(SEND_S)
-        self._link.flush(self._spec.name, self._spec.incarnation, self._facts, patient)
+    # -------------------------------------------------------------- the training loop
+
+    async def _train(self) -> str:
+        """Run steps until the machine ends; returns why it does. What this waits for, it waits for through `pace`."""
+        self._steps = StepRunner(self._device, self._spec, self._faults, self._pace, self._drive, self._facts.add)
+        self._drive(events_effects.Resume())
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            match self._next.popleft():
+                case events_effects.Exit(reason):
+                    return reason
+                case events_effects.Hold(seconds):
+                    if self._steps.busy:
+                        await self._steps.complete()
+                    else:
+                        await self._pace.wait(seconds)
+                    self._drive(events_effects.Resume())
+                case events_effects.RunStep() as run:
+                    await self._steps.run(run)
+                    self._drive(events_effects.Boundary(self._device.tokens_per_step))
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._pace.wake()
+
+    # -------------------------------------------------------------- the machine and its effects
+
+    def _drive(self, event: events_effects.Event) -> None:
+        """Hand one event to the machine and carry out its effects, in order."""
+        effects = deque(self._handled(event))
+        while effects:
+            effect = effects.popleft()
+            if isinstance(effect, events_effects.Stage):  # what follows from the copies comes before what follows it
+                staged = events_effects.Staged(self._device.fragment_io.stage(effect.fragments))
+                effects.extendleft(reversed(self._handled(staged)))
+            else:
+                self._perform(effect)
+        if threading.get_ident() == self._home:
+            self._send_outgoing()
+        elif self._outgoing:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._send_outgoing)
+        if not isinstance(event, LOOP_EVENTS):
+            self._pace.wake()
+
+    def _handled(self, event: events_effects.Event) -> list[events_effects.Effect]:
+        """The effects of an event. Its facts are added here, before another thread hands out what they are about."""
+        assert self._machine is not None
+        with self._lock:
+            # Of what the machine measures and of its facts' dates alike, should the process be frozen in here.
+            at, wall = read_clocks(self._pace.now, self._here.wall)
+            try:
+                effects = self._machine.handle(at, event)
+            except Exception as error:
+                self._fail(error)
+                raise
+            for effect in effects:
+                if isinstance(effect, events_effects.Emit):
+                    self._facts.add(effect.fact, wall)
+            return effects
+
+    def _perform(self, effect: events_effects.Effect) -> None:
+        """Carry out one effect, or put what it does to others among what goes out."""
+        match effect:
+            case events_effects.Apply():
+                self._device.fragment_io.apply(effect)
+            case events_effects.RunStep() | events_effects.Hold() | events_effects.Exit():
+                self._next.append(effect)
+            case events_effects.Inherit(state):
+                self._device.fragment_io.inherit(state)
+            case events_effects.Save():
+                if self._writer is not None:
+                    snapshot = self._paused(self._device.fragment_io.snapshot)
+                    self._outgoing.append(partial(self._writer.save, effect, snapshot))
+            case events_effects.Donate(request):
+                given = effect, self._paused(self._device.fragment_io.capture)
+                self._outgoing.append(partial(self._answer, _donation_key(request), given))
+            case events_effects.Decline(request, reason):
+                self._outgoing.append(partial(self._answer, _donation_key(request), reason))
+            case events_effects.Answer(contribution):
+                self._outgoing.append(partial(self._answer, _read_key(contribution), contribution))
+            case events_effects.Fetch():
+                self._outgoing.append(partial(self._fetcher.fetch, effect))
+            case events_effects.Recover():
+                self._outgoing.append(partial(self._fetcher.recover, effect))
+            case events_effects.Send(Attach() as message):
+                self._to_attach = message
+            case events_effects.Send(Report() as message):
+                self._outgoing.append(partial(self._link.report, message))
+
+    def _send_outgoing(self) -> None:
+        while self._outgoing:
+            self._outgoing.popleft()()
+
+    def _paused(self, take: Callable[[], T]) -> T:
+        """Take a snapshot in the training loop. The time for which that holds it up is no step's."""
+        if self._outgoing and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._send_outgoing)  # what comes before it does not wait for it
+        began = self._pace.now()
+        taken = take()
+        if self._steps is not None:
+            self._steps.paused(self._pace.now() - began)
+        return taken
 
 
 def _read_key(asked: ReadRequest | Contribution) -> tuple[Any, ...]:

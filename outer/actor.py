@@ -1,479 +1,87 @@
-"""The syncer as a detached Ray actor: a thin shell around the machine, which takes every protocol decision.
-
-One event loop runs the machine. The bytes of fragments are behind outer/bulk.py, and the journal is
-written in a thread beside the loop. Bulk data leaves only as return values, which their caller owns.
-"""
+"""The syncer and its shards as Ray actors. Everything they do is in outer/shell.py and outer/shard.py."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
 import os
-import time
-import traceback
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import ray
 
-from outer import epoch
-from outer.background import Background
-from outer.bulk import AtShard, Bulk
-from outer.epoch import Facts
+from outer import heap, ray_ports
+from outer.bulk import SHARD_CPUS
 from outer.first_values import Make
-from outer.journal.chain import Segmented
-from outer.journal.journal_writer import WAITED_S, JournalWriter
 from outer.journal.rebuild import RecoverySources
-from outer.kill_points import ANNOUNCED, APPLIED, MERGED, MERGING, RECEIVED, KillPoints
-from outer.log_feed import LogFeed
-from outer.owner import Owner
-from outer.protocol import events_effects, messages
-from outer.protocol.facts import StoreWaited
-from outer.protocol.fragments import Fragment
-from outer.protocol.leases import longest_s
-from outer.relays import Elsewhere, Relays
-from outer.shard import LATE_S, Fetched, prepare_process
-from outer.snapshots import Snapshots
+from outer.protocol.events_effects import Expect
+from outer.protocol.manifest import code_digest
+from outer.ray_ports import OFTEN, RayPeer
+from outer.shard import FragmentShard
+from outer.shell import SyncerShell
 from outer.spec import SyncerSpec
 
-OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
-HELD_S = 10.0  # for a learner to give what it holds of a fragment
-ANNOUNCED_S = 0.02  # for notices to be on their way
-BEHIND = "behind"  # why an answer does not count: the log cannot take its facts now
-RECORD_S = 5.0  # for facts to become durable before `record` answers
-UNDELIVERED_MAX = 64  # messages that wait for one incarnation; more are dropped, the machine sends again
-SOON_S = 0.001  # the shortest time that a timer is set for
-ENDED_S = 10.0  # for the orchestrator to hear why this epoch is over
 
-
-@dataclass(frozen=True)
-class _Peer:
-    incarnation: int
-    handle: Any
-
-
-class SyncerActor:
-    """One epoch of the syncer. `initial` makes the fragments and initial parameters; `sources` is what helps if the
-    journal is incomplete. Without it the constructor raises Incomplete then."""
-
-    _ended = ""  # why another epoch must follow
+class SyncerActor(SyncerShell):
+    """One epoch of the syncer, as a detached actor."""
 
     def __init__(self, spec: SyncerSpec, initial: Make, sources: RecoverySources | None = None) -> None:
         prepare_process(spec)
-        self._points = KillPoints()  # for chaos
-        self._reach = self._points.reach
-        assert spec.sync.fragments is not None
-        self._spec = spec
-        self._log = LogFeed(spec.epoch)
-        self._journal = JournalWriter(
-            spec.store,
-            spec.epoch,
-            spec.sync.fragments,
-            lambda sequence: self._drive(events_effects.Durable(sequence)),
-            self._depose,
-            self._fail,
-            self._reach,
-            persistent=spec.persistent,
-            recorded=self._log.recorded,
-            segmenter=spec.segmenter,
-            apart=spec.shards > 1,
-            waited=self._wait,
-        )
-        self._bulk = Bulk(spec, initial, lambda: self._reach(RECEIVED))
-        self._begun = epoch.begin(spec, self._journal, self._bulk, sources, _ask)
-        self._log.begin(self._journal, self._begun.writers)
-        (self._fragments, _, self._task), self._machine = self._begun.layout, self._begun.machine
-        self._over = ""  # why this epoch does nothing any more
-        self._serving = asyncio.Event()  # set once the epoch has begun
-        self._owner = Owner()
-        self._peers: dict[str, _Peer] = {}
-        self._background = Background(self._fail)
-        self._outbox = Outbox(self._background.spawn, LATE_S)
-        self._alarm = Alarm(lambda: self._drive(events_effects.Tick()))
-        self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, self._task.get("left_out"))
-        self._relays = Relays(spec.region or ray.get_runtime_context().get_node_labels().get("region", ""))
+        super().__init__(spec, initial, ray_ports.here(_start_shard), sources)
+
+    async def start(self, living: tuple[Expect, ...] = ()) -> dict[str, Any]:
+        started = await super().start(living)
+        _keep_all()
+        return started
+
+    command = OFTEN(SyncerShell.command)
+    clock = OFTEN(SyncerShell.clock)
+    view = OFTEN(SyncerShell.view)
+    report = OFTEN(SyncerShell.report)
+    record = OFTEN(SyncerShell.record)
+    fetch = OFTEN(SyncerShell.fetch)
+
+
+class ShardActor(FragmentShard):
+    """One of several shards."""
+
+    def __init__(self, spec: SyncerSpec, make: Make, shard: int) -> None:
+        prepare_process(spec)
+        super().__init__(spec, make, shard)
 
     def __repr__(self) -> str:
-        return "syncer"  # how the dashboard and log lines call this actor
+        return f"shard {self._shard}"  # how the dashboard and log lines call this actor
 
-    # -------------------------------------------------------------- called by the orchestrator
-
-    @OFTEN
-    async def command(self, number: int, method: str, *arguments: Any) -> Any:
-        """Carry out a call of the orchestrator of this number. Raises Superseded once a later one has called."""
-        self._owner.require(number)
-        return await getattr(self, method)(*arguments)
-
-    async def identify(self) -> dict[str, Any]:
-        process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._journal.run}
-        begun = self._spec.begun or self._spec.epoch
-        return process | {"task": self._task, "begun": begun, "serves": self._serving.is_set() and not self._over}
-
-    async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
-        """Begin the epoch; `living`: the learners that train already, if there was an epoch before.
-
-        Raises as Bulk.ready: learners attach to what can merge.
-        """
-        await self._bulk.ready(self._tell)
-        rebuilt = [] if self._begun.rebuilt is None else [events_effects.Emit(self._begun.rebuilt)]
-        self._perform([*self._machine.start(), *rebuilt])
-        self._background.spawn(epoch.tidy(self._spec, self._begun, self._bulk))
-        self._background.spawn(self._watch())
-        for each in living:
-            self._relays.expect(each.learner, each.region)
-        self._serving.set()
-        if self._spec.epoch > 1:
-            self._drive(events_effects.Living(living))
-        gc.collect()
-        gc.freeze()  # what is imported stays: a full collection need not walk it
-        return await self.identify()
-
-    async def expect(self, expected: events_effects.Expect) -> None:
-        await self._serves()
-        peer = self._peers.get(expected.learner)
-        if peer is not None and peer.incarnation < expected.incarnation:
-            del self._peers[expected.learner]
-        self._relays.expect(expected.learner, expected.region)
-        await self._carry_out(expected)
-
-    async def drain(self, request: events_effects.DrainRequested) -> bool:
-        """Whether the learner was asked to leave; False: it has nothing to lose and is fenced, or was gone before."""
-        effects = await self._carry_out(request)
-        sent = [effect.message for effect in effects if isinstance(effect, events_effects.Send)]
-        return any(isinstance(message, messages.Drain) for message in sent)
-
-    async def fence(self, learner: str, incarnation: int, reason: str) -> None:
-        await self._carry_out(events_effects.Fence(learner, incarnation, reason))
-
-    async def snapshot_now(self, identifier: int, final: str = "") -> bool:
-        """Take a consistent cut; `final`: why the run is suspended after it. False: the run is over."""
-        await self._carry_out(events_effects.TakeSnapshot(identifier, final))
-        return not self._machine.finished
-
-    async def kept(self, identifier: int, deadline_s: float) -> dict[str, Any]:
-        """See Snapshots.write."""
-        return await self._snapshots.write(identifier, deadline_s)
-
-    async def stop(self, reason: str) -> None:
-        await self._carry_out(events_effects.StopRequested(reason))
-
-    async def close(self) -> Segmented:
-        """Take nothing from now on, even if learners still report; returns where the log ends."""
-        self._over = "the run is over"
-        self._log.close()
-        return await self._journal.finish()
+    async def ready(self, tell: Callable[[str], None] | None = None) -> None:
+        await super().ready(tell)
+        _keep_all()
 
     @OFTEN
-    async def clock(self) -> dict[str, Any]:
-        """Where the run is; cheap enough to ask often."""
-        syncer = self._machine
-        return {
-            "running_s": None if syncer.first_step_at is None else _now() - syncer.first_step_at,
-            "syncer_step": syncer.committed_step,
-            "progress": syncer.progress,
-            "tokens": syncer.tokens_committed,
-            "finished": syncer.finished,
-            "suspended": syncer.suspended,
-        }
+    async def pulse(self) -> dict[str, Any]:
+        return await super().pulse() | dict(ray_ports.here().identity)
 
-    @OFTEN
-    async def view(self) -> dict[str, Any]:
-        """The syncer's status."""
-        self._drive(events_effects.Tick())
-        now, syncer = _now(), self._machine
-        return {
-            "epoch": syncer.epoch,
-            "quorum": syncer.quorum,
-            "grace_s": syncer.grace_s,
-            "step_s": syncer.step_s,
-            "counts": syncer.counts.view(),
-            "set_aside": syncer.set_aside,
-            "moved_s_ago": None if syncer.moved_at is None else now - syncer.moved_at,
-            "learners": syncer.view(now),
-            "journal": self._journal.view(),
-            "sent_bytes": self._relays.sent(self._bulk.sent),
-            "shards": self._bulk.view(),
-            "ended": self._ended,
-            **await self.clock(),
-        }
-
-    async def die(self, point: str, times: int) -> None:
-        """For chaos: kill this process when it passes this point for the nth time."""
-        armed = self._bulk if point == MERGING else self._points
-        armed.arm(point, times)
-
-    async def snapshot(self) -> tuple[int, list[Any], tuple[Fragment, ...]]:
-        """(newest committed syncer step, what bulk.gathered takes, the fragments)."""
-        return self._machine.committed_step, self._bulk.current(), self._fragments
-
-    # -------------------------------------------------------------- called by learners
-
-    async def attach(self, message: messages.Attach, facts: Facts, oldest: int, handle: Any) -> messages.Welcome | str:
-        """A Welcome, or the reason why this learner may not join."""
-        await self._serves()
-        self._heard(message, messages.Attach, facts, oldest)
-        before = self._peers.get(message.learner)
-        self._peers[message.learner] = _Peer(message.incarnation, handle)
-        effects = await self._carry_out(message)
-        for effect in effects:
-            if isinstance(effect, events_effects.Send) and isinstance(effect.message, messages.Welcome):
-                return effect.message
-        del self._peers[message.learner]
-        if before is not None:
-            self._peers[message.learner] = before  # a refused incarnation must not stand in the way of the living one
-        refusals = [effect.fact for effect in effects if isinstance(effect, events_effects.Emit)]
-        return "; ".join(str(fact) for fact in refusals)
-
-    async def seek(self, message: messages.SeekDonor) -> tuple[messages.Donor, Any] | None:
-        """The learner whose state to copy, and its handle; None when nobody can give one."""
-        self._heard(message, messages.SeekDonor)
-        for effect in self._drive(message):
-            if isinstance(effect, events_effects.Send) and isinstance(effect.message, messages.Donor):
-                named, peer = effect.message, self._peers.get(effect.message.donor)
-                if peer is not None and peer.incarnation == named.donor_incarnation:
-                    return named, peer.handle
-        return None
-
-    @OFTEN
-    async def report(self, message: messages.Report, facts: Facts, oldest: int) -> int:
-        """Returns the number up to which this incarnation's facts are durable."""
-        self._heard(message, messages.Report, facts, oldest)
-        self._drive(message)
-        return self._log.durable(message.learner, message.incarnation)
-
-    @OFTEN
-    async def record(self, learner: str, incarnation: int, facts: Facts, oldest: int) -> int:
-        """Wait until these facts are durable, or for a while; returns what `report` does."""
-        self._take(learner, incarnation, facts, oldest)
-        last = facts[-1][0] if facts else oldest - 1
-        return await self._log.made_durable(learner, incarnation, last, RECORD_S)
-
-    def _heard(self, message: Any, kind: type[Any], facts: Facts = (), oldest: int = 0) -> None:
-        """Take a message's facts; one of another kind ends nothing but this call. Its values the machine judges."""
-        if type(message) is not kind:
-            raise TypeError(f"{kind.__name__} is due, not {type(message).__name__}")
-        if not messages.malformed(message):
-            self._take(message.learner, message.incarnation, facts, oldest)
-
-    def _take(self, learner: str, incarnation: int, facts: Facts, oldest: int) -> None:
-        """Take a learner's facts into the log. A stranger has none: names would pile up."""
-        if self._machine.knows(learner):
-            self._log.take(learner, incarnation, facts, oldest)
-
-    @OFTEN
-    async def fetch(
-        self, fragment: int, version: int, held: int, learner: str, failed: str = ""
-    ) -> tuple[int, str, Any, int] | Elsewhere | AtShard | None:
-        """(version, digest, value, snapshot) of the newest, if it is at least the version asked for; see Bulk.fetch.
-
-        Or which shard or who of the learner's region gives it; `failed`: the learner that was named before and did not.
-        """
-        found = self._bulk.fetch(fragment, version, held)
-        if found is None:
-            return None
-        relay = self._relays.source(learner, fragment, version, found[0], failed)
-        if relay and relay not in self._peers:
-            relay = self._relays.source(learner, fragment, version, found[0], relay)
-        if (peer := self._peers.get(relay)) is not None:
-            return Elsewhere(relay, peer.handle, self._machine.marker)
-        if not isinstance(found, Fetched):
-            return AtShard(found[1], self._machine.marker)
-        self._relays.count(learner, found.bytes)
-        return (*found, self._machine.marker)
-
-    # -------------------------------------------------------------- the machine and its effects
-
-    def _drive(self, event: events_effects.Event) -> list[events_effects.Effect]:
-        """Hand the machine an event. An epoch that has not begun, or is over, hears nothing and does nothing."""
-        if self._over or not self._serving.is_set():
-            return []
-        try:
-            effects = self._machine.handle(_now(), event)
-            self._perform(effects)
-            self._bulk.keep(self._machine.open_reads)
-        except Exception as error:
-            self._fail(error)
-            return []
-        self._alarm.set(self._machine.wake_at)
-        return effects
-
-    async def _carry_out(self, event: events_effects.Event) -> list[events_effects.Effect]:
-        """The effects of a caller's event; see `_serves`."""
-        await self._serves()
-        effects = self._drive(event)
-        await self._serves()
-        return effects
-
-    async def _serves(self) -> None:
-        """Answer no call before this epoch has begun, and none that only the next one can carry out: its caller asks
-        that once this process is ended.
-        """
-        await self._serving.wait()
-        while self._ended:
-            await asyncio.sleep(ANNOUNCED_S)
-
-    def _perform(self, effects: list[events_effects.Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case events_effects.Emit(fact):
-                    self._log.log(fact)
-                case events_effects.Send(learner, incarnation, message):
-                    self._send(learner, incarnation, message)
-                case events_effects.Merge(syncer_step):
-                    self._background.spawn(self._merge(syncer_step, self._bulk.merge(effect)))
-                case events_effects.Append(sequence, record, None):
-                    self._log.append(sequence, record, [])
-                case events_effects.Append(sequence, record, proposal):
-                    self._log.append(sequence, record, proposal.arrays, proposal.stored)
-                case events_effects.Cut(identifier):
-                    self._snapshots.cut(identifier, self._bulk)
-                case events_effects.Publish(_, version, proposal):
-                    self._bulk.install(proposal.fragment, version)
-                    self._reach(APPLIED)
-                    asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, ANNOUNCED)
-
-    def _depose(self, why: str) -> None:
-        """A newer epoch has opened the journal: stop at once, send and acknowledge nothing more."""
-        self._over = why
-        self._log.close()
-        self._tell(why)
-        os._exit(0)
-
-    def _tell(self, what: str) -> None:
-        print(f"syncer epoch {self._spec.epoch}: {what}", flush=True)  # in the actor's own log
-
-    def _wait(self, seconds: float, why: str) -> None:
-        """A write has waited so long for the store."""
-        self._log.log(StoreWaited(round(seconds, 3), why))
-
-    async def _watch(self) -> None:
-        """Without one of its shards this epoch is over."""
-        self._end(await self._bulk.watch())
-
-    def _fail(self, error: BaseException) -> None:
-        """State may have moved, and what should follow from it did not happen: nothing of this epoch is to go on."""
-        traceback.print_exception(error)  # in the actor's own log
-        self._end(f"{type(error).__name__}: {error}")
-
-    def _end(self, why: str) -> None:
-        """This epoch is over: another follows, once the orchestrator has heard of it."""
-        if not self._over:
-            self._over = self._ended = why
-            self._log.close()
-            asyncio.get_running_loop().call_later(ENDED_S, os._exit, 0)
-
-    async def _merge(self, syncer_step: int, merging: Awaitable[Any]) -> None:
-        proposal = await merging
-        if proposal.stored_s > WAITED_S:
-            self._wait(proposal.stored_s, "it did not take a value")
-        self._reach(MERGED)
-        self._drive(
-            events_effects.Merged(
-                syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite, proposal.outlier
-            )
-        )
-
-    # -------------------------------------------------------------- to learners
-
-    def _send(self, learner: str, incarnation: int, message: events_effects.ToLearner) -> None:
-        peer = self._peers.get(learner)
-        if isinstance(message, messages.Welcome | messages.Donor):
-            return  # attach and seek return them
-        if peer is None or peer.incarnation != incarnation:
-            return
-        if isinstance(message, messages.ReadRequest):
-            self._background.spawn(self._read(learner, peer, message))
-        else:
-            self._outbox.put(learner, incarnation, peer.handle, message)
-
-    async def _read(self, learner: str, peer: _Peer, request: messages.ReadRequest) -> None:
-        answer = asyncio.ensure_future(self._bulk.read(learner, peer.handle, request))
-        done, _ = await asyncio.wait({answer}, timeout=request.deadline_s)
-        if not done:
-            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, "timeout"))
-            await asyncio.wait({answer}, timeout=LATE_S + request.deadline_s)
-            if not answer.done():
-                answer.cancel()
-                return
-        try:
-            reply = answer.result()
-        except Exception as error:  # memory is short, or the answer is one that no check foresees: it is none
-            reply = type(error).__name__
-        if not isinstance(reply, str) and not self._log.take(learner, peer.incarnation, reply.facts, reply.oldest):
-            reply = BEHIND
-        if isinstance(reply, str):
-            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, reply))
-        else:
-            self._drive(reply.contribution)
+    read = OFTEN(FragmentShard.read)
+    forget = OFTEN(FragmentShard.forget)
+    merge = OFTEN(FragmentShard.merge)
+    install = OFTEN(FragmentShard.install)
+    fetch = OFTEN(FragmentShard.fetch)
+    mark = OFTEN(FragmentShard.mark)
 
 
-class Outbox:
-    """Messages on their way to learners: one call at a time to each incarnation, with all that wait by then.
-
-    `spawn` runs a coroutine; call it in the event loop's thread. A message that cannot be
-    delivered within `deadline_s` seconds is lost.
-    """
-
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], object], deadline_s: float) -> None:
-        self._spawn, self._deadline_s = spawn, deadline_s
-        # By learner and incarnation, while a call is under way.
-        self._waiting: dict[tuple[str, int], list[events_effects.ToLearner]] = {}
-
-    def put(self, learner: str, incarnation: int, handle: Any, message: events_effects.ToLearner) -> None:
-        """Send a message soon."""
-        key = (learner, incarnation)
-        if key not in self._waiting:
-            self._waiting[key] = []
-            self._spawn(self._deliver(key, handle))
-        waiting = self._waiting[key]
-        if len(waiting) < UNDELIVERED_MAX:
-            waiting.append(message)
-        elif isinstance(message, messages.Stop):
-            waiting[-1] = message
-
-    async def _deliver(self, key: tuple[str, int], handle: Any) -> None:
-        try:
-            while ready := self._waiting[key]:
-                self._waiting[key] = []
-                with contextlib.suppress(ray.exceptions.RayError, TimeoutError):  # dead or frozen: its lease tells
-                    await asyncio.wait_for(asyncio.ensure_future(handle.inbox.remote(*ready)), self._deadline_s)
-        finally:
-            del self._waiting[key]  # incarnations come and go
+def _start_shard(spec: SyncerSpec, make: Make, shard: int) -> RayPeer:
+    options = {"num_cpus": SHARD_CPUS, "max_restarts": 0, "max_concurrency": 1000, **spec.shard_options}
+    actor = ray.remote(ShardActor).options(name=f"shard.{spec.epoch}.{shard}", **options)
+    return RayPeer(actor.remote(spec, make, shard))
 
 
-class Alarm:
-    """A timer that follows the machine's wish: calls `ring` in the event loop at the monotonic time set last."""
-
-    def __init__(self, ring: Callable[[], object]) -> None:
-        self._ring = ring
-        self._timer: asyncio.TimerHandle | None = None
-        self._at: float | None = None
-
-    def set(self, at: float | None) -> None:
-        """None: not at all."""
-        if at is not None and at == self._at and self._timer is not None:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._at = None, at
-        if at is not None:
-            delay_s = max(SOON_S, at - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
-
-    def _fire(self) -> None:
-        self._timer = None
-        self._ring()
+def _keep_all() -> None:
+    """What is imported stays: a full collection need not walk it."""
+    gc.collect()
+    gc.freeze()
 
 
-def _ask(size: int, learner: Any, method: str, *arguments: Any) -> Any:
-    """A learner's answer of about `size` bytes; None when it is dead or frozen: another may hold the same."""
-    try:
-        return ray.get(getattr(learner, method).remote(*arguments), timeout=longest_s(HELD_S, size))
-    except ray.exceptions.RayError:
-        return None
-
-
-def _now() -> float:
-    return time.monotonic()
+def prepare_process(spec: SyncerSpec) -> None:
+    """Make this process fit for a long run. Raises RuntimeError where it runs other sources than the run."""
+    if (code := code_digest()) != spec.code:
+        raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+    heap.keep_small()
+    os.environ["JAX_PLATFORMS"] = "cpu"  # FragmentShard.begin starts JAX

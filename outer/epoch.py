@@ -1,15 +1,14 @@
 """Begins an epoch of the syncer from the state that earlier epochs have left.
 
-The syncer actor uses it in its constructor. Nothing here knows Ray.
+The syncer's shell uses it when it starts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outer import first_values
@@ -46,23 +45,17 @@ class Begun:
     rebuilt: StateRebuilt | None  # how the state was rebuilt, if the journal was damaged or incomplete
 
 
-def begin(
-    spec: SyncerSpec,
-    journal: JournalWriter,
-    bulk: Bulk,
-    sources: RecoverySources | None,
-    ask: Callable[..., Any],
-) -> Begun:
+async def begin(spec: SyncerSpec, journal: JournalWriter, bulk: Bulk, sources: RecoverySources | None) -> Begun:
     """Open the journal, which fences earlier epochs, and give `bulk` what they have left.
 
-    `ask` is an Ask whose first argument is the bytes of an answer. Raises Incomplete when the journal is not enough and
-    there are no other sources, StoreAway, and as JournalWriter.open.
+    Raises Incomplete when the journal is not enough and there are no other sources, StoreAway, and as
+    JournalWriter.open.
     """
     from outer.numeric.formats import uplinks
 
     with needing_the_store():
-        opened = journal.open()
-        apart = bulk.load(opened.values, journal.run)
+        opened = await journal.open()
+        apart = await bulk.load(opened.values, journal.run)
     for fragment, (_, damage) in apart.items():
         if damage:
             opened.values.pop(fragment)
@@ -70,13 +63,13 @@ def begin(
     why = _lacking(spec, opened)
     if why and sources is None:
         raise Incomplete(why)
-    layout = bulk.begin(opened.found.versions, bool(why))
+    layout = await bulk.begin(opened.found.versions, bool(why))
     found, rebuilt = opened.found, None
     if sources is not None and why:
         with needing_the_store():
-            found, rebuilt = _rebuilt(spec, journal, bulk, layout, opened, apart, sources, ask, why)
+            found, rebuilt = await _rebuilt(spec, journal, bulk, layout, opened, apart, sources, why)
     else:
-        bulk.restore(opened.values)
+        await bulk.restore(opened.values)
     machine = Syncer(
         epoch=spec.epoch,
         config=spec.sync,
@@ -125,7 +118,7 @@ def _lacking(spec: SyncerSpec, opened: Opened) -> str:
     return "; ".join([*opened.damage, *told])
 
 
-def _rebuilt(
+async def _rebuilt(
     spec: SyncerSpec,
     journal: JournalWriter,
     bulk: Bulk,
@@ -133,7 +126,6 @@ def _rebuilt(
     opened: Opened,
     apart: Mapping[int, tuple[str, str]],
     sources: RecoverySources,
-    ask: Callable[..., Any],
     why: str,
 ) -> tuple[Recovered, StateRebuilt]:
     """Values from elsewhere pass through this process, even where shards hold them afterwards."""
@@ -144,12 +136,12 @@ def _rebuilt(
     }
     ours = {fragment: RecoverySource(JOURNAL, value, digests[fragment]) for fragment, value in opened.values.items()}
     largest = max(4 * fragment.size for fragment in layout.fragments)
-    learners = sources.held_by_learners(log.found.versions, ours, partial(ask, largest))
+    learners = await sources.held_by_learners(log.found.versions, ours, largest)
     rebuilt = rebuild(log, ours, sources.cut(spec.store), learners)
-    bulk.restore(rebuilt.values, rebuilt.momentum_lost)
+    await bulk.restore(rebuilt.values, rebuilt.momentum_lost)
     for fragment, value in rebuilt.values.items():
         ours_too = value is opened.values.get(fragment)
         rebuilt.found.digests[fragment] = digests[fragment] if ours_too else codecs.digest(value.arrays[0])
-    found = journal.seed(rebuilt.replay, bulk.kept(rebuilt.values))
+    found = await journal.seed(rebuilt.replay, await bulk.kept(rebuilt.values))
     found.clock, found.whole = rebuilt.clock, False
     return found, rebuilt.fact(why)

@@ -7,25 +7,26 @@ durable. The syncer actor calls this in its event loop.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from outer.journal.groups import SYNCER, Arrays
 from outer.journal.journal_writer import JournalWriter
 from outer.journal.values import Stored
+from outer.ports import now
 from outer.protocol.facts import Record
 from outer.protocol.recorder import Numbered, Recorder, Run
 from outer.protocol.recovery import Entry
 
 
 class LogFeed:
-    """One epoch's. Give `recorded` to its JournalWriter, and call `begin` once that is open."""
+    """One epoch's. Give `recorded` to its JournalWriter, and call `begin` once that is open. `wall`: Unix seconds."""
 
-    def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
+    def __init__(self, epoch: int, wall: Callable[[], float]) -> None:
+        self._epoch, self._wall = epoch, wall
         self._said = 0  # facts of this epoch's own
         self._closed = False
+        self._recorder = Recorder()  # until `begin` nothing is known to be durable
         self._news = asyncio.Event()  # set, and replaced, when more is durable
 
     def begin(self, journal: JournalWriter, writers: Iterable[Sequence[Any]]) -> None:
@@ -36,11 +37,11 @@ class LogFeed:
 
     def log(self, fact: Any) -> None:
         """Log a fact of the syncer."""
-        self._journal.note(SYNCER, self._epoch, [(self._number(), time.time(), fact)])
+        self._journal.note(SYNCER, self._epoch, [(self._number(), self._wall(), fact)])
 
     def append(self, sequence: int, record: Record, arrays: Arrays, stored: Stored | None = None) -> None:
         """Log a record, and make it durable at once, with the value that belongs to it or where that is stored."""
-        self._journal.append(Entry(self._epoch, sequence, record), arrays, self._number(), time.time(), stored)
+        self._journal.append(Entry(self._epoch, sequence, record), arrays, self._number(), self._wall(), stored)
 
     def _number(self) -> int:
         self._said += 1
@@ -67,10 +68,10 @@ class LogFeed:
 
     async def made_durable(self, writer: str, incarnation: int, last: int, deadline_s: float) -> int:
         """Wait until fact `last` is durable, for at most `deadline_s` seconds; then return what `durable` does."""
-        give_up_at = time.monotonic() + deadline_s
+        give_up_at = now() + deadline_s
         while self.durable(writer, incarnation) < last and not self._closed:
             try:
-                await asyncio.wait_for(self._news.wait(), give_up_at - time.monotonic())
+                await asyncio.wait_for(self._news.wait(), give_up_at - now())
             except TimeoutError:
                 break
         return self.durable(writer, incarnation)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from outer.ports import Peer
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Elsewhere:
     """The answer to a learner that asked the syncer for a version: another one of its region has it, or will."""
 
     learner: str
-    handle: Any  # of its actor
+    peer: Peer
     snapshot: int  # the newest that the syncer has begun
 
 

@@ -1,16 +1,14 @@
 """The bytes of fragments and of open reads, and what computes on them. Takes no protocol decision: outer/bulk.py asks.
 
 With `run.shards` = 1 the syncer's process has the one shard, and its values are in the journal's groups. With more,
-each is a Ray actor that has some of the fragments, writes their values as objects of their own and its part of
+each is a process that has some of the fragments, writes their values as objects of their own and its part of
 checkpoints; it belongs to one epoch of the syncer and ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ray
 from numpy.typing import NDArray
 
-from outer import first_values, heap
+from outer import first_values
 from outer.first_values import Make, ModelLayout
 from outer.journal import checkpoint_parts, values
 from outer.journal.chain import identity
@@ -31,21 +28,22 @@ from outer.journal.journal_writer import FOLDER as JOURNAL
 from outer.journal.values import Stored
 from outer.kill_points import MERGING, KillPoints
 from outer.numeric import codec as codecs
+from outer.ports import NoAnswer, Peer, now
 from outer.protocol.events_effects import Merge
-from outer.protocol.manifest import code_digest
 from outer.protocol.messages import Contribution, ReadRequest, malformed
 from outer.protocol.recorder import Numbered
 from outer.spec import SyncerSpec
 
 if TYPE_CHECKING:
     from outer.numeric.chain import Delta
-    from outer.numeric.parameters import Proposal
+    from outer.numeric.parameters import GlobalParameters, Proposal
+    from outer.protocol.fragments import Fragment
 
-OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
 UNTOLD_S, READY_S = 2.0, 60.0  # of compiling: without a word, and until the syncer serves all the same
 EXAMINED_AT_ONCE = 2**17  # elements: checking them takes less than handing them to a thread and back
 MERGE_THREADS = 4  # at most; the bits do not depend on it
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
+SHORTEST_S = 0.0005  # of a transfer: loops' clocks have milliseconds, and 0 stands for one that was not measured
 INSTALLED_S = 10.0  # for control to say that a version is in force
 MARKS_MAX = 2  # cuts that wait to be written
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
@@ -157,19 +155,29 @@ class FragmentShard:
 
         `lacking`: they may not, so that every initial value is wanted.
         """
+        spec = self._spec
+        uncommitted = [fragment for fragment, version in enumerate(versions) if not version and self.holds(fragment)]
+        saved = first_values.load(spec.store, spec.begun, uncommitted) if spec.begun and not lacking else None
+        fragments, thetas, patterns, task = saved or self._make(self.holds)
+        here = [theta if self.holds(fragment) else None for fragment, theta in enumerate(thetas)]
+        self.parameters = self._parameters(fragments, here, patterns)
+        self._began = now()
+        self._warming = asyncio.get_running_loop().run_in_executor(self._merger, self.parameters.warm_up)
+        return ModelLayout(fragments, patterns, task)
+
+    def _parameters(
+        self, fragments: Sequence[Fragment], thetas: Sequence[NDArray[Any] | None], patterns: Mapping[str, str]
+    ) -> GlobalParameters:
         from outer.numeric.chain import VersionChain
         from outer.numeric.formats import uplinks
         from outer.numeric.parameters import GlobalParameters  # JAX starts here
         from outer.numeric.rules import rules
 
         spec = self._spec
-        uncommitted = [fragment for fragment, version in enumerate(versions) if not version and self.holds(fragment)]
-        saved = first_values.load(spec.store, spec.begun, uncommitted) if spec.begun and not lacking else None
-        fragments, thetas, patterns, task = saved or self._make(self.holds)
         merge_rules = rules([t for each in fragments for t in each.tensors], spec.outer.merge, patterns)
-        self.parameters = GlobalParameters(
+        return GlobalParameters(
             fragments,
-            [theta if self.holds(fragment) else None for fragment, theta in enumerate(thetas)],
+            thetas,
             spec.outer,
             spec.sync.codec,
             merge_rules,
@@ -177,22 +185,22 @@ class FragmentShard:
             VersionChain.of(spec.sync.downlink, fragments, spec.shared["seed"]),
             uplinks(spec.sync, fragments).codecs[1:],
         )
-        self._warming, self._began = self._merger.submit(self.parameters.warm_up), time.monotonic()
-        return ModelLayout(fragments, patterns, task)
 
-    async def ready(self, tell: Callable[[str], None]) -> None:
+    async def ready(self, tell: Callable[[str], None] | None = None) -> None:
         """Return once merges need not wait for a compiler, or after READY_S: then the first merge waits for it.
 
-        `tell` hears of what takes long. Raises RuntimeError, with the reason and the fix, if compiling fails.
+        `tell` hears of what takes long; else it is in this process's own log. Raises RuntimeError, with the reason and
+        the fix, if compiling fails.
         """
-        warming = asyncio.wrap_future(self._warming)
-        warming.add_done_callback(lambda _: self._examiner.submit(self.parameters.warm_up_rest))
+        tell = tell or (lambda what: print(f"shard {self._shard}: {what}", flush=True))
+        warming, run = self._warming, asyncio.get_running_loop().run_in_executor
+        warming.add_done_callback(lambda _: run(self._examiner, self.parameters.warm_up_rest))
         soon, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
         if not soon:
             tell(f"the merge of codec {self._spec.sync.codec} is being compiled for this machine")
             done, _ = await asyncio.wait({warming}, timeout=READY_S)
             if not done:
-                tell(f"it still is after {time.monotonic() - self._began:.0f} s; commits wait for it")
+                tell(f"it still is after {now() - self._began:.0f} s; commits wait for it")
                 return
         try:
             await warming
@@ -201,7 +209,7 @@ class FragmentShard:
             fix = "see that the installed numba and llvmlite fit each other and this machine"
             raise RuntimeError(f"{message}; {fix}") from error
         if not soon:
-            tell(f"the merge is compiled after {time.monotonic() - self._began:.1f} s")
+            tell(f"the merge is compiled after {now() - self._began:.1f} s")
 
     def restore(self, restored: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
         """Put these values in force; what `load` has read needs no arrays. `momentum_lost`: of these theta alone.
@@ -242,24 +250,22 @@ class FragmentShard:
 
     # -------------------------------------------------------------- reads
 
-    @OFTEN
-    async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
+    async def read(self, learner: str, peer: Peer, request: ReadRequest) -> Answer | str:
         """Ask a learner for a fragment and check its answer; a string says why there is none."""
-        asked_at = time.monotonic()
+        asked_at, given_up_s = now(), LATE_S + 2 * request.deadline_s  # control has given it up before
         try:
-            asked = handle.read.remote(request)  # control has given it up before this deadline
-            reply: Any = await asyncio.wait_for(asyncio.ensure_future(asked), LATE_S + 2 * request.deadline_s)
-        except ray.exceptions.RayError as error:
-            return type(error).__name__
+            reply: Any = await asyncio.wait_for(peer.ask("read", request), given_up_s)
+        except NoAnswer as error:
+            return str(error)
         except TimeoutError:
             return "timeout"
         if isinstance(reply, str):
             return reply
-        took_s = time.monotonic() - asked_at
+        took_s = now() - asked_at
         if len(reply) != 3 or type(reply[0]) is not Contribution or malformed(reply[0]):
             return "malformed"
         contribution, facts, oldest = reply
-        contribution = replace(contribution, took_s=max(0.0, took_s - contribution.held_s))
+        contribution = replace(contribution, took_s=max(SHORTEST_S, took_s - contribution.held_s))
         contribution = await self._examine(learner, contribution, request)
         if not contribution.defect:
             token = Token((request.syncer_step, request.attempt), learner)
@@ -276,11 +282,13 @@ class FragmentShard:
             return replace(contribution, payload=None, defect="wrong_shape")
         size, codec = sizes[contribution.fragment], request.codec or self._spec.sync.codec
         if size <= EXAMINED_AT_ONCE:
-            return codecs.examine(contribution, codec, size)
+            return self._checked(contribution, codec, size)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._examiner, codecs.examine, contribution, codec, size)
+        return await loop.run_in_executor(self._examiner, self._checked, contribution, codec, size)
 
-    @OFTEN
+    def _checked(self, contribution: Contribution, codec: str, size: int) -> Contribution:
+        return codecs.examine(contribution, codec, size)
+
     def forget(self, tokens: Collection[Token]) -> None:
         """These reads are closed, so nothing can merge their payloads."""
         for token in tokens:
@@ -288,7 +296,6 @@ class FragmentShard:
 
     # -------------------------------------------------------------- merges, versions
 
-    @OFTEN
     async def merge(self, merge: Merge, base: int) -> Proposed:
         """Compute a fragment's next value from version `base`, as GlobalParameters.propose.
 
@@ -302,11 +309,11 @@ class FragmentShard:
         self._points.reach(MERGING)
         proposal = await merging
         apart = proposal.finite and self._spec.persistent and not self._alone
-        began = time.monotonic()
+        began = now()
         stored = await self._store(fragment, version, proposal) if apart else None
         self._pending[fragment] = _Pending(version, proposal, stored)
         arrays = proposal.arrays if self._alone else ()
-        stored_s = time.monotonic() - began
+        stored_s = now() - began
         return Proposed(
             fragment, proposal.norm, proposal.digest, proposal.finite, proposal.outlier, arrays, stored, stored_s
         )
@@ -325,7 +332,6 @@ class FragmentShard:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
 
-    @OFTEN
     def install(self, fragment: int, version: int) -> None:
         """The merged value is committed: put it in force, and remove the stored one before the one before."""
         pending = self._pending.pop(fragment)
@@ -349,7 +355,6 @@ class FragmentShard:
         version = self.parameters.versions[fragment]
         return Fetched(version, self._digests[fragment], self.parameters.since(fragment, held))
 
-    @OFTEN
     async def fetch(self, fragment: int, version: int, held: int, learner: str) -> tuple[int, str, Any, int]:
         """Wait until this version is in force; returns `newest`, and the newest snapshot that had begun by then."""
         await self._in_force({fragment: version})
@@ -363,9 +368,13 @@ class FragmentShard:
         Raises TimeoutError.
         """
         here = {fragment: version for fragment, version in versions.items() if self.holds(fragment)}
-        newest, give_up_at = self.parameters.versions, time.monotonic() + INSTALLED_S
+        newest, give_up_at = self.parameters.versions, now() + INSTALLED_S
         while any(newest[fragment] < version for fragment, version in here.items()):
-            await asyncio.wait_for(self._installed.wait(), give_up_at - time.monotonic())
+            await asyncio.wait_for(self._installed.wait(), give_up_at - now())
+
+    async def pulse(self) -> dict[str, Any]:
+        """What the store refuses, and bytes of versions sent; control asks often."""
+        return {"trouble": self._trouble, "sent": dict(self._sent)}
 
     async def current(self, versions: Mapping[int, int]) -> list[tuple[int, NDArray[Any]]]:
         """(fragment, theta) of all that is here: of these versions or newer ones."""
@@ -378,7 +387,6 @@ class FragmentShard:
 
     # -------------------------------------------------------------- checkpoints, of one of several
 
-    @OFTEN
     def mark(self, snapshot: int) -> None:
         """Keep what may belong to the snapshot: what is in force, and what is merged and may be recorded by then."""
         self._newest_mark = max(self._newest_mark, snapshot)
@@ -407,34 +415,3 @@ class FragmentShard:
         entry = await asyncio.get_running_loop().run_in_executor(None, write)
         self._marks.pop(snapshot, None)
         return entry
-
-
-class ShardActor(FragmentShard):
-    """One of several shards, as a Ray actor."""
-
-    def __init__(self, spec: SyncerSpec, make: Make, shard: int) -> None:
-        prepare_process(spec)
-        super().__init__(spec, make, shard)
-
-    def __repr__(self) -> str:
-        return f"shard {self._shard}"  # how the dashboard and log lines call this actor
-
-    async def ready(self, tell: Callable[[str], None] | None = None) -> None:
-        """Wait until merges can run, as FragmentShard.ready; what takes long is in the actor's own log."""
-        await super().ready(tell or (lambda what: print(f"shard {self._shard}: {what}", flush=True)))
-        gc.collect()
-        gc.freeze()  # what is imported stays: a full collection need not walk it
-
-    @OFTEN
-    async def pulse(self) -> dict[str, Any]:
-        """This process and its node, what the store refuses, and bytes of versions sent; control asks often."""
-        node = ray.get_runtime_context().get_node_id()
-        return {"pid": os.getpid(), "node": node, "trouble": self._trouble, "sent": dict(self._sent)}
-
-
-def prepare_process(spec: SyncerSpec) -> None:
-    """Make this process fit for a long run. Raises RuntimeError where it runs other sources than the run."""
-    if (code := code_digest()) != spec.code:
-        raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
-    heap.keep_small()
-    os.environ["JAX_PLATFORMS"] = "cpu"  # FragmentShard.begin starts JAX

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +13,7 @@ from outer.journal import checkpoint_parts
 from outer.journal.groups import JournalCut
 from outer.journal.journal_writer import JournalWriter
 from outer.journal.object_store import Objects, StoreAway, needing_the_store
+from outer.ports import now
 from outer.protocol.fragments import Fragment
 
 if TYPE_CHECKING:
@@ -55,18 +55,18 @@ class Snapshots:
     async def write(self, snapshot: int, deadline_s: float) -> dict[str, Any]:
         """Write the part, after those of the shards; returns their descriptions, and the place in the run.
 
-        Raises TimeoutError, OSError, FileExistsError; StoreAway: it can be called again.
+        Raises TimeoutError, RuntimeError, OSError, FileExistsError; StoreAway: it can be called again.
         """
-        give_up_at = time.monotonic() + deadline_s
+        give_up_at = now() + deadline_s
         while snapshot not in self._cuts:  # a commit under way comes first
             if snapshot <= self._taken:
                 raise OSError(f"snapshot {snapshot} is written, or was dropped for newer ones: {self._taken} is taken")
-            if time.monotonic() >= give_up_at:
+            if now() >= give_up_at:
                 raise TimeoutError(f"snapshot {snapshot} was not taken within {deadline_s:g} s")
             await asyncio.sleep(POLL_S)
         committed, bulk, initial = taken = self._cuts.pop(snapshot)
-        cut = await asyncio.wait_for(committed, max(0.0, give_up_at - time.monotonic()))
-        left_s = max(0.0, give_up_at - time.monotonic())
+        cut = await asyncio.wait_for(committed, max(0.0, give_up_at - now()))
+        left_s = max(0.0, give_up_at - now())
         try:
             with needing_the_store():
                 apart = await asyncio.wait_for(bulk.save(snapshot, cut.state["versions"]), left_s)

@@ -1,7 +1,7 @@
 """The learner: a pure state machine that decides what to step on, answer and adopt (paper section 2).
 
 `handle(now, event) -> effects`. No I/O, no clock, no arrays: payloads are opaque handles. The shell's training loop
-calls it at every boundary between two steps; fetch and request threads may call it in between, under the shell's lock.
+calls it at every boundary between two steps; the shell's event loop may call it in between, under the shell's lock.
 events_effects.py is the manual. A learner never waits for a peer. It waits for the syncer only in strict overlap, a
 setting for lock-step studies.
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from orchestrator.planner.checks import checked
 from orchestrator.planner.forecast import forecast
-from orchestrator.planner.plan import Pace, Plan, PlanContext
+from orchestrator.planner.plan import Plan, PlanContext, StepPace
 from orchestrator.planner.sizing import capacity, memory
 from orchestrator.planner.sizing.costs import cost
 from orchestrator.planner.sizing.fault_tolerance import expected, fault_outcomes
@@ -85,7 +85,7 @@ def _regions(recipe: Recipe, context: PlanContext, placement: capacity.Placement
     return found | {name: of_node[node] for name, node in placement.services.items()}
 
 
-def _pace(recipe: Recipe, shapes: Shapes, step_s: float | None) -> Pace:
+def _pace(recipe: Recipe, shapes: Shapes, step_s: float | None) -> StepPace:
     step_tokens = sum(shapes.step_tokens[pool.name] for pool in recipe.learners.values())
     steps = recipe.budget.syncer_steps
     if steps is None:
@@ -95,7 +95,7 @@ def _pace(recipe: Recipe, shapes: Shapes, step_s: float | None) -> Pace:
     known_s = [seconds for seconds in takes_s if seconds is not None]
     # The syncer's clock is the median learner's step.
     syncer_s = median(known_s) if len(known_s) == len(takes_s) else None
-    return Pace(
+    return StepPace(
         syncer_steps=steps,
         rounds=steps / recipe.sync.round_steps,
         step_tokens=step_tokens,

@@ -41,7 +41,7 @@ class PlanContext:
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepPace:
     """Length of the run in steps, rounds, tokens and seconds."""
 
     syncer_steps: int  # T; for a token budget, with every learner stepping once in each
@@ -61,7 +61,7 @@ class Plan:
     fragments: tuple[FragmentRow, ...]
     placement: Placement
     regions: Mapping[str, str | None]  # of each learner and the syncer, as far as it is known
-    pace: Pace
+    pace: StepPace
     traffic: Traffic
     memory: dict[str, Memory]
     loads: tuple[LinkLoad, ...]

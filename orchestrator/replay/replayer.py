@@ -43,7 +43,7 @@ from outer.protocol.facts import Committed
 AHEAD = 32  # commits for which learners are told to go on before they are needed
 
 
-class Here(Crew):
+class OneProcess(Crew):
     """All learners in this process and thread, one after the other."""
 
     def __init__(self, tape: Tape, recipe: Recipe, task: Task) -> None:
@@ -94,7 +94,7 @@ class Replayer:
         for key in tape.incarnations:
             pool_of(recipe, key)
         self.tally = ReplayTally()
-        self.crew = crew or Here(tape, recipe, task)
+        self.crew = crew or OneProcess(tape, recipe, task)
         self._tape, self._on_news = tape, on_news
         self._sent: dict[tuple[Key, Read], Sent] = {}  # until it is merged
         self._adoptions: dict[tuple[int, int], Counter[int]] = {}  # still to come, by version and group

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -21,12 +22,12 @@ from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import OrchestratorFollowed, RunFinished, RunResumed, RunStarted, SyncerLost
 from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, seal
+from orchestrator.lifecycle.checkpointer import REQUEST_FILE, Checkpointer
+from orchestrator.lifecycle.patience import Patience
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import run_accounts
-from orchestrator.runtime.checkpointer import REQUEST_FILE, Checkpointer
 from orchestrator.runtime.evaluator import Evaluations
 from orchestrator.runtime.learner_manager import LearnerManager
-from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement, agent_name
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.runtime.specs import syncer_spec, versions
@@ -99,13 +100,20 @@ class OrchestratorActor:
             self._emit,
             self._learners.expected,
             self._reattach,
-            self._learners.living_handles,
+            self._learners.living_peers,
             self._patience,
             self._number,
             self._replaced,
         )
         self._checkpoints = Checkpointer(
-            recipe, self._store, self._objects, self._syncer, self._learners.savers, self._emit, self._patience
+            recipe.durability,
+            recipe.config_hash,
+            partial(self._store.grant, "checkpoint", "run"),
+            self._objects,
+            self._syncer,
+            self._learners.savers,
+            self._emit,
+            self._patience,
         )
         self._view: dict[str, Any] = {}
         self._progress = ProgressTracker(time.monotonic)

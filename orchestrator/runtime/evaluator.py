@@ -27,7 +27,7 @@ from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.specs import learner_spec
 from orchestrator.store.run_store import RunStore
 from outer.background import Background, tell
-from outer.bulk import gathered
+from outer.ray_ports import gathered
 
 
 class EvaluatorActor:

@@ -21,7 +21,7 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from learners import island
-from learners.actor import GROUPS, LearnerActor
+from learners.actor import LearnerActor
 from learners.checkpoint_writer import SavedPart
 from learners.spec import LearnerSpec
 from orchestrator.lifecycle.actions import Action
@@ -412,7 +412,7 @@ class LearnerActors:
         if time.monotonic() < self._misconfigured.pop(name, 0.0):
             # As if its node had an old recipe: it trains the same, and says that it does not.
             spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
-        learner = ray.remote(concurrency_groups=GROUPS)(LearnerActor)
+        learner = ray.remote(LearnerActor)
         process.actor = learner.options(**self._actor_options(process, 0)).remote(spec, syncer)
         rank = ray.remote(concurrency_groups=island.GROUPS)(island.RankActor)
         process.others = tuple(
@@ -459,7 +459,7 @@ class LearnerActors:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(standby.node, soft=False)
         options |= {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}
         spec = replace(self._spec(name, 0), environment=self._shown.get(name, {}))
-        return ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, None)
+        return ray.remote(LearnerActor).options(**options).remote(spec, None)
 
     def misconfigure(self, name: str) -> None:
         """For chaos: give the learner's next incarnation, and only that, another recipe."""

@@ -17,10 +17,10 @@ from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
 from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, RankState
+from orchestrator.lifecycle.patience import Patience
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.learner_actors import DRAINED, FINISHED, LearnerActors, LearnerHandle
-from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import NoSlice, RunPlacement, draining_nodes
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager
@@ -29,7 +29,9 @@ from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import LearnerPlace
 from outer.background import Background
 from outer.journal.object_store import Objects
+from outer.ports import Peer
 from outer.protocol.events_effects import DrainRequested, Expect
+from outer.ray_ports import RayPeer
 
 SYNCER_S = 240.0  # for a syncer to come up and hear of a learner
 REATTACH_S = 60.0
@@ -204,17 +206,17 @@ class LearnerManager:
         for task in self._tasks.running | self._probes.running:
             task.cancel()
 
-    def savers(self, gone: bool = False) -> list[tuple[str, int, Any]]:
-        """(learner, incarnation, handle) of those that may have a state to save; `gone`: whose loops have returned."""
+    def savers(self, gone: bool = False) -> list[tuple[str, int, Peer]]:
+        """(learner, incarnation, process) of those that may have a state to save; `gone`: whose loops have returned."""
         alive = self.controller.alive
         return [
-            (name, each.incarnation, each.actor)
+            (name, each.incarnation, RayPeer(each.actor))
             for name, each in self._processes.items()
             if each.actor is not None and alive(name, each.incarnation) is not gone
         ]
 
-    def living_handles(self) -> tuple[Any, ...]:
-        return tuple(handle for _, _, handle in self.savers())
+    def living_peers(self) -> tuple[Peer, ...]:
+        return tuple(peer for _, _, peer in self.savers())
 
     @property
     def handles(self) -> list[Any]:

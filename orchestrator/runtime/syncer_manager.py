@@ -18,8 +18,8 @@ import ray
 from learners.training.initial_state import InitialState
 from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.eventlog.reader import LogReader, records
+from orchestrator.lifecycle.patience import Patience
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement, control, named, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, answered, gist, within
 from orchestrator.store import checkpoints
@@ -27,15 +27,16 @@ from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import stalled
 from outer.actor import SyncerActor
 from outer.background import Background, tell
-from outer.bulk import gathered
 from outer.journal.chain import Segmented
 from outer.journal.groups import encode_replay
 from outer.journal.object_store import StoreAway, prove
 from outer.journal.rebuild import Incomplete, RecoverySources, replay_log
 from outer.owner import Superseded
+from outer.ports import Peer
 from outer.protocol.events_effects import Expect
 from outer.protocol.facts import StoreWaited
 from outer.protocol.fragments import Fragment
+from outer.ray_ports import gathered
 from outer.spec import SyncerSpec
 
 SYNCER_CPUS = 0.5
@@ -53,7 +54,7 @@ class SyncerManager:
     """Owned by the orchestrator.
 
     `spec` holds for every epoch, except for its number; `reached` is called with the handle of each epoch that serves.
-    `living` gives the learners to expect, `learners` the handles to recover lost fragments from. `number`: the
+    `living` gives the learners to expect, `learners` those to recover lost fragments from. `number`: the
     orchestrator's; `replaced` is told when a later one has taken the run over.
     """
 
@@ -66,7 +67,7 @@ class SyncerManager:
         emit: Callable[[Any], None],
         living: Callable[[], tuple[Expect, ...]],
         reached: Callable[[Any], None],
-        learners: Callable[[], tuple[Any, ...]],
+        learners: Callable[[], tuple[Peer, ...]],
         patience: Patience,
         number: int,
         replaced: Callable[[str], None],
@@ -196,6 +197,11 @@ class SyncerManager:
     def epoch(self) -> int:
         return self._spec.epoch
 
+    @property
+    def run(self) -> str:
+        """The journal's identity."""
+        return str(self.info["run"])
+
     # -------------------------------------------------------------- epochs
 
     async def adopt(self, epoch: int) -> bool:
@@ -228,7 +234,7 @@ class SyncerManager:
         self._starting = self._background.spawn(self._start())
 
     def _create(self, epoch: int, sources: RecoverySources | None = None) -> Any:
-        """The actor of this epoch. Its constructor opens the journal."""
+        """The actor of this epoch. `start` opens the journal."""
         recipe = self._recipe
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         placed = control(recipe.run.control, anywhere=self._placement.local)

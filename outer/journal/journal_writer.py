@@ -8,7 +8,6 @@ epoch writes nothing more, for that would be behind a gap: the next epoch gets a
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +18,7 @@ from outer.journal.groups import SYNCER, Arrays, FactRun, Item, JournalCut, Logg
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal
 from outer.journal.object_store import Objects
 from outer.journal.values import Stored
+from outer.ports import now
 from outer.protocol.recorder import Numbered, Run
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
@@ -30,7 +30,7 @@ BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
 
 
 class JournalWriter:
-    """The journal of one epoch, for the syncer's shell. Call everything except `open` in the event loop's thread."""
+    """The journal of one epoch, for the syncer's shell. Call it in the event loop's thread."""
 
     def __init__(
         self,
@@ -88,15 +88,16 @@ class JournalWriter:
         """Whether so many facts wait that learners must keep theirs."""
         return self._facts_waiting >= WAITING_FACTS_MAX
 
-    def open(self) -> Opened:
+    async def open(self) -> Opened:
         """Open the epoch. Raises as StoredJournal.open."""
-        opened = self._journal.open()
+        opened = await asyncio.get_running_loop().run_in_executor(self._executor, self._journal.open)
         self._damage = opened.damage
         return opened
 
-    def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
+    async def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
         """Start over from this state, as StoredJournal.seed. Call it after `open`."""
-        return self._journal.seed(replay, values)
+        seeding = asyncio.get_running_loop().run_in_executor(self._executor, self._journal.seed, replay, values)
+        return await seeding
 
     def append(self, entry: Entry, arrays: Arrays, number: int, at: float, stored: Stored | None = None) -> None:
         """Make a record durable, as the syncer's fact of this number and time; `durable` reports it."""
@@ -104,7 +105,7 @@ class JournalWriter:
         self._count(1, own=True)
         self._urgent = True
         if self._since is None:
-            self._since = time.monotonic()
+            self._since = now()
         self._begin()
 
     def note(self, writer: str, incarnation: int, facts: Sequence[Numbered]) -> None:
@@ -158,7 +159,7 @@ class JournalWriter:
         """For status pages: how long records have been waiting, how many facts wait, and why."""
         journal = self._journal
         return {
-            "waiting_s": 0.0 if self._since is None else time.monotonic() - self._since,
+            "waiting_s": 0.0 if self._since is None else now() - self._since,
             "facts_waiting": self._facts_waiting,
             "full": self.full,
             "trouble": self._trouble or self._upkeep_trouble,
@@ -193,9 +194,9 @@ class JournalWriter:
         logged = [item for item in items if isinstance(item, Logged)]
         if logged:
             self._reach("journaling")
-        began = time.monotonic()
+        began = now()
         await self._persist(self._executor, self._journal.write, items)
-        self._write_s = time.monotonic() - began
+        self._write_s = now() - began
         for item in items:
             facts = 1 if isinstance(item, Logged) else len(item.facts)
             self._count(-facts, own=isinstance(item, Logged) or item.writer == SYNCER)
@@ -203,7 +204,7 @@ class JournalWriter:
         if logged:
             self._reach("journaled")
             waits = any(isinstance(item, Logged) for item in self._waiting)
-            self._since = time.monotonic() if waits else None
+            self._since = now() if waits else None
             self._durable(logged[-1].entry.sequence)
 
     def _keep_up(self, removable: Sequence[int]) -> None:
@@ -225,11 +226,11 @@ class JournalWriter:
 
     async def _persist(self, executor: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
         """Retry `work` until it succeeds. Raises StaleEpoch."""
-        backoff_s, began = BACKOFF_S, time.monotonic()
+        backoff_s, began = BACKOFF_S, now()
         while True:
             try:
                 done = await asyncio.get_running_loop().run_in_executor(executor, work, *arguments)
-                waited_s, why, self._trouble = time.monotonic() - began, self._trouble, ""
+                waited_s, why, self._trouble = now() - began, self._trouble, ""
                 if waited_s > WAITED_S and executor is self._executor:
                     self._waited(waited_s, why or "it did not answer")
                 return done

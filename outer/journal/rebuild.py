@@ -6,7 +6,9 @@ newest checkpoint or a learner, whichever has the newest. A value that no source
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +16,14 @@ from outer.journal import checkpoint_parts
 from outer.journal.groups import JournalCut, Value, decode_replay
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
+from outer.ports import NoAnswer, Peer
 from outer.protocol.facts import Record, StateRebuilt
+from outer.protocol.leases import longest_s
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
 JOURNAL, CHECKPOINT, LEARNER, INITIAL = "journal", "checkpoint", "learner", "initial"
 
-# (learner's handle, method, arguments) -> its answer; None when it does not answer in time.
-Ask = Callable[..., Any]
+HELD_S = 10.0  # for a learner to give what it holds of a fragment
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class RecoverySources:
 
     log: Mapping[str, Any]  # what the log's records add up to: groups.encode_replay
     snapshot: int  # the newest complete checkpoint; 0: none
-    learners: tuple[Any, ...]  # handles of the living learners
+    learners: tuple[Peer, ...]  # that live
 
     def cut(self, store: Objects) -> JournalCut | None:
         """The syncer's part of the checkpoint. Raises Damaged."""
@@ -162,16 +165,17 @@ class RecoverySources:
         header, values, _ = checkpoint_parts.read_values(store, self.snapshot)
         return JournalCut(header["kept"], {fragment: Value(*value) for fragment, value in values.items()})
 
-    def held_by_learners(
-        self, announced: Sequence[int], journal: Mapping[int, RecoverySource], ask: Ask
+    async def held_by_learners(
+        self, announced: Sequence[int], journal: Mapping[int, RecoverySource], size: int
     ) -> dict[int, list[RecoverySource]]:
         """For each fragment whose announced version the journal lacks: the newest value that a learner holds.
 
         `announced`: the newest version of each fragment by the log. A learner holds a newer one if its record is lost.
+        `size`: bytes of the largest fragment.
         """
-        holders: dict[int, list[tuple[int, Any]]] = {}
+        holders: dict[int, list[tuple[int, Peer]]] = {}
         for learner in self.learners:
-            for fragment, version in enumerate(ask(learner, "held_versions") or ()):
+            for fragment, version in enumerate(await _asked(size, learner, "held_versions") or ()):
                 holders.setdefault(fragment, []).append((version, learner))
         found: dict[int, list[RecoverySource]] = {}
         for fragment, version in enumerate(announced):
@@ -179,8 +183,14 @@ class RecoverySources:
             if newest <= version and fragment in journal and journal[fragment].value.version == version:
                 continue
             for held, learner in sorted(holders.get(fragment, []), key=lambda each: -each[0]):
-                if held and (answer := ask(learner, "held", fragment)) is not None:
+                if held and (answer := await _asked(size, learner, "held", fragment)) is not None:
                     held, theta = answer
                     found[fragment] = [RecoverySource(LEARNER, Value(held, [theta]), codecs.digest(theta))]
                     break
         return found
+
+
+async def _asked(size: int, learner: Peer, method: str, *arguments: Any) -> Any:
+    """A learner's answer of about `size` bytes; None when it is dead or frozen: another may hold the same."""
+    with contextlib.suppress(NoAnswer, TimeoutError):
+        return await asyncio.wait_for(learner.ask(method, *arguments), longest_s(HELD_S, size))

@@ -16,30 +16,30 @@ BUDGETS = {
     "outer/protocol": 4220,
     "outer/numeric": 2200,
     "outer/journal": 2000,
-    "outer": 2100,
+    "outer": 2300,
     "learners/protocol": 1900,
     "learners/training": 4800,
     "learners/conformance": 650,
-    "learners": 2300,
+    "learners": 2330,
     "orchestrator/recipe": 1600,
     "orchestrator/store": 1730,
     "orchestrator/planner": 2500,
     "orchestrator/report": 1400,
     "orchestrator/replay": 1800,
-    "orchestrator/runtime": 4000,
+    "orchestrator/runtime": 3750,
     "orchestrator/compare": 800,
     "orchestrator/prepare": 850,
-    "orchestrator/lifecycle": 700,
+    "orchestrator/lifecycle": 920,
     "orchestrator/cli": 3400,
     "orchestrator/eventlog": 1550,
     "orchestrator/analysis": 700,
     "orchestrator/telemetry": 450,
-    "orchestrator/simulation": 1850,
+    "orchestrator/simulation": 2100,
     "orchestrator": 50,
-    "chaos/simulation": 3050,
+    "chaos/simulation": 3250,
     "chaos": 450,
 }
-TOTALS = {PACKAGES: 46_500, ("tests",): 34_300, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 47_200, ("tests",): 34_300, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
@@ -87,4 +87,5 @@ def test_every_task_and_thread_beside_the_calls_has_an_owner_that_hears_of_its_e
     """They are started in one place, which asks who hears; a future of a pool is read by who asked for it."""
     starts = ("create_task(", "Thread(target")
     found = {str(path): [each for each in starts if each in (ROOT / path).read_text()] for path in files(PACKAGES)}
-    assert {path: each for path, each in found.items() if each} == {"outer/background.py": list(starts)}
+    virtual = {"orchestrator/simulation/process.py": ["create_task("]}  # there a task is what is simulated
+    assert {path: each for path, each in found.items() if each} == {"outer/background.py": list(starts)} | virtual

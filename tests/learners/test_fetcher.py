@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from learners import fetcher as fetching_module
-from learners.fetcher import NOTHING, Fetcher
+from learners.fetcher import AT_ONCE, NOTHING, Fetcher
 from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import Fetch, Fetched, FetchFailed, Recover, StateArrived, StateMissed
 from outer.config import OuterConfig, SyncConfig
@@ -22,31 +24,33 @@ from outer.numeric.chain import VersionChain
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import Donor, Notice, SeekDonor, State, StateRequest
-from tests.waiting import DEADLINE_S, until
+from tests.learners.peers import FakePeer, link
+from tests.waiting import in_a_loop, until_async
 
 FRAGMENTS, NOTICES = 24, 1000
-THREADS = 2
+THREADS = ThreadPoolExecutor(2, "fetch")
 
 
 class GatedLink:
     """A link whose downloads wait for `gate`; it serves each fragment at the version asked for."""
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
+        self.gate = asyncio.Event()
         self.asked: list[tuple[int, int]] = []
 
-    def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
+    async def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
         self.asked.append((fragment, version))
-        assert self.gate.wait(DEADLINE_S)
+        await self.gate.wait()
         payload = np.full(3, version, np.float32)
         return version, codecs.digest(payload), payload, 0
 
 
 def fetcher(link: Any, results: list[Any]) -> Fetcher:
-    return Fetcher(link, results.append, 60.0, None, None)
+    return Fetcher(link, results.append, asyncio.ensure_future, THREADS, 60.0, None, None)
 
 
-def test_a_thousand_notices_download_each_fragment_once_at_its_newest_version() -> None:
+@in_a_loop
+async def test_a_thousand_notices_download_each_fragment_once_at_its_newest_version() -> None:
     link, results = GatedLink(), list[Any]()
     fetching, adoption = fetcher(link, results), Adoption(SyncConfig(P=FRAGMENTS, H=FRAGMENTS), FRAGMENTS)
     for version in range(1, NOTICES + 1):
@@ -55,41 +59,45 @@ def test_a_thousand_notices_download_each_fragment_once_at_its_newest_version() 
             fetching.fetch(effect)
     link.gate.set()
     newest = {version % FRAGMENTS: version for version in range(1, NOTICES + 1)}
-    until(lambda: {(each.fragment, each.version) for each in results} >= set(newest.items()), "every newest version")
-    assert len(link.asked) <= FRAGMENTS + THREADS, "more downloads than fragments, and what had begun"
+    await until_async(
+        lambda: {(each.fragment, each.version) for each in results} >= set(newest.items()), "every newest version"
+    )
+    assert len(link.asked) <= FRAGMENTS + AT_ONCE, "more downloads than fragments, and what had begun"
 
 
-def test_a_version_that_came_with_an_older_request_is_not_downloaded_again() -> None:
+@in_a_loop
+async def test_a_version_that_came_with_an_older_request_is_not_downloaded_again() -> None:
     class Ahead(GatedLink):
-        def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
-            return super().fetch(fragment, 9, held, deadline_s)
+        async def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
+            return await super().fetch(fragment, 9, held, deadline_s)
 
     link, results = Ahead(), list[Any]()
     fetching = fetcher(link, results)
     fetching.fetch(Fetch(0, 5, ""))
-    until(lambda: link.asked, "the first download has begun")
+    await until_async(lambda: link.asked, "the first download has begun")
     fetching.fetch(Fetch(0, 9, ""))
     fetching.fetch(Fetch(1, 1, ""))
     link.gate.set()
-    until(lambda: len(results) == 2, "both fragments")
+    await until_async(lambda: len(results) == 2, "both fragments")
     assert len(link.asked) == 2
 
 
-def test_after_a_failure_the_fragment_is_fetched_again() -> None:
+@in_a_loop
+async def test_after_a_failure_the_fragment_is_fetched_again() -> None:
     class Failing(GatedLink):
-        def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> Any:
+        async def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> Any:
             if not self.asked:
                 self.asked.append((fragment, version))
                 raise TimeoutError
-            return super().fetch(fragment, version, held, deadline_s)
+            return await super().fetch(fragment, version, held, deadline_s)
 
     link, results = Failing(), list[Any]()
     link.gate.set()
     fetching = fetcher(link, results)
     fetching.fetch(Fetch(0, 5, ""))
-    until(lambda: results == [FetchFailed(0, 5, "fetch_failed")], "the failure is reported")
+    await until_async(lambda: results == [FetchFailed(0, 5, "fetch_failed")], "the failure is reported")
     fetching.fetch(Fetch(0, 5, ""))
-    until(lambda: len(results) == 2, "the second attempt")
+    await until_async(lambda: len(results) == 2, "the second attempt")
     assert isinstance(results[1], Fetched) and results[1].version == 5
 
 
@@ -101,7 +109,7 @@ class ChainLink:
         self.held: list[int] = []
         self.spoil: Callable[[Any], Any] = lambda value: value
 
-    def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
+    async def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
         self.held.append(held)
         theta = self.parameters.thetas[fragment]
         value = self.spoil(self.parameters.since(fragment, held))
@@ -118,7 +126,8 @@ def flipped(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("spoil", [None, flipped, lambda value: [value[0][:5]] if isinstance(value, list) else value])
-def test_who_is_versions_behind_takes_deltas_and_the_whole_value_where_they_do_not_fit(spoil: Any) -> None:
+@in_a_loop
+async def test_who_is_versions_behind_takes_deltas_and_the_whole_value_where_they_do_not_fit(spoil: Any) -> None:
     fragment, rng = Fragment(0, (Tensor("w", (1000,), "float32"),)), np.random.default_rng(1)
     chain = VersionChain("int8", [fragment], 3)
     held = GlobalParameters([fragment], [np.zeros(1000, np.float32)], OuterConfig(), "fp32", {"w": "avg"}, chain=chain)
@@ -134,7 +143,7 @@ def test_who_is_versions_behind_takes_deltas_and_the_whole_value_where_they_do_n
             link.spoil = spoil
         if version in (2, 3, 9):  # 5 is missed
             fetching.fetch(Fetch(0, version, codecs.digest(held.thetas[0])))
-            until(lambda: len(results) == len(wanted) + 1, "the version")
+            await until_async(lambda: len(results) == len(wanted) + 1, "the version")
             wanted.append((version, held.thetas[0].tobytes()))
     assert [(each.version, each.payload.tobytes()) for each in results] == wanted
     if spoil is None:
@@ -146,7 +155,7 @@ def test_who_is_versions_behind_takes_deltas_and_the_whole_value_where_they_do_n
     link.spoil = lambda value: value + 1.0 if not isinstance(value, list) else flipped(value)
     held.install(held.propose(0, [held.thetas[0]], [1.0], 10), 10)
     fetching.fetch(Fetch(0, 10, ""))
-    until(lambda: len(results) == len(wanted) + 1, "the failure")
+    await until_async(lambda: len(results) == len(wanted) + 1, "the failure")
     assert results[-1] == FetchFailed(0, 10, "bad_digest")
 
 
@@ -157,13 +166,13 @@ class DonorsLink:
         self.answers = answers
         self.recorded: list[Any] = []
 
-    def seek(self, message: SeekDonor) -> tuple[Donor, Any]:
+    async def seek(self, message: SeekDonor) -> tuple[Donor, Any]:
         return Donor(1, 1, "b", 3, 8), "b's handle"
 
-    def donate(self, donor: Any, request: StateRequest) -> tuple[State, list[Any], int]:
+    async def donate(self, donor: Any, request: StateRequest) -> tuple[State, list[Any], int]:
         return STATE, FACTS, 4
 
-    def record(self, *arguments: Any) -> bool:
+    async def record(self, *arguments: Any) -> bool:
         self.recorded.append(arguments)
         if isinstance(self.answers, Exception):
             raise self.answers
@@ -182,12 +191,13 @@ FACTS = [(4, 1.0, "step 6"), (5, 2.0, "step 7")]
         (TimeoutError(), StateMissed("b", 3, "TimeoutError")),
     ],
 )
-def test_a_donors_state_is_used_only_once_its_facts_are_durable(answers: bool | Exception, event: Any) -> None:
+@in_a_loop
+async def test_a_donors_state_is_used_only_once_its_facts_are_durable(answers: bool | Exception, event: Any) -> None:
     link, results = DonorsLink(answers), list[Any]()
     joiner = fetcher(link, results)
     joiner.fragment_io = SimpleNamespace(state_defect=lambda state: "", state_bytes=0)  # type: ignore[assignment]
     joiner.recover(Recover(SeekDonor("a", 1, 1, ()), 10.0))
-    until(lambda: results, "the outcome")
+    await until_async(lambda: results, "the outcome")
     assert results == [event] and link.recorded == [("b", 3, FACTS, 4)]
 
 
@@ -207,29 +217,46 @@ def lent(*values: float) -> Any:
     return array
 
 
-def test_what_the_loop_is_handed_is_never_the_transports_memory() -> None:
-    class Lending(DonorsLink):
-        def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
-            payload = lent(version, 1.0)
-            return version, codecs.digest(payload), payload, 0
+@in_a_loop
+async def test_what_the_loop_is_handed_is_never_the_transports_memory() -> None:
+    donor = FakePeer(donate=lambda request: (replace(STATE, payload=[lent(1.0), lent(2.0)]), FACTS, 4))
 
-        def donate(self, donor: Any, request: StateRequest) -> tuple[State, list[Any], int]:
-            return replace(STATE, payload=[lent(1.0), lent(2.0)]), FACTS, 4
+    def whole(fragment: int, version: int, *_: Any) -> tuple[int, str, Any, int]:
+        return version, codecs.digest(np.array([version, 1.0], np.float32)), lent(version, 1.0), 0
 
+    syncer = FakePeer(fetch=whole, seek=lambda message: (Donor(1, 1, "b", 3, 8), donor), record=lambda *_: FACTS[-1][0])
     results, Lent.returned[:] = list[Any](), []
-    learner = fetcher(Lending(True), results)
+    learner = fetcher(link(syncer), results)
     learner.fetch(Fetch(0, 1, ""))
-    until(lambda: results, "the version")
+    await until_async(lambda: results, "the version")
     learner.fragment_io = SimpleNamespace(state_defect=lambda state: "", state_bytes=0)  # type: ignore[assignment]
     learner.recover(Recover(SeekDonor("a", 1, 1, ()), 10.0))
-    until(lambda: len(results) == 2, "the state")
+    await until_async(lambda: len(results) == 2, "the state")
+    came = [type(each) for each in results]
     learner.received.clear()
     results.clear()  # as the loop lets go of what it has adopted
-    until(lambda: len(Lent.returned) == 3, "all memory is given back")
+    await until_async(lambda: len(Lent.returned) == 3, "all memory is given back")
+    assert came == [Fetched, StateArrived]
     assert all(thread.startswith("fetch") for thread in Lent.returned)
 
 
-def test_another_learner_is_told_what_is_here_what_comes_and_what_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_loop
+async def test_the_newest_version_is_kept_until_another_epoch_serves() -> None:
+    link, results = GatedLink(), list[Any]()
+    link.gate.set()
+    fetching = fetcher(link, results)
+    for number in (4, 5, 3):
+        fetching.fetch(Fetch(0, number, ""))
+        await until_async(lambda: not fetching._busy, "the version")
+    assert fetching.received[0].version == 5 and 1 not in fetching.received
+    fetching.received.clear()
+    assert fetching.holds(0, 1) is None
+
+
+@in_a_loop
+async def test_another_learner_is_told_what_is_here_what_comes_and_what_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     link, results = GatedLink(), list[Any]()
     fetching = fetcher(link, results)
     assert fetching.holds(0, 5) is None
@@ -239,6 +266,6 @@ def test_another_learner_is_told_what_is_here_what_comes_and_what_does_not(monke
     fetching.fetch(Fetch(1, 5, ""))
     assert fetching.holds(1, 5) is None, "it should have come by now"
     link.gate.set()
-    until(lambda: len(results) == 2, "the versions")
+    await until_async(lambda: len(results) == 2, "the versions")
     assert fetching.holds(0, 5) is True
-    until(lambda: fetching.holds(0, 6) is None, "nothing is on its way any more")
+    await until_async(lambda: fetching.holds(0, 6) is None, "nothing is on its way any more")

@@ -1,8 +1,8 @@
-"""The learner's link to the syncer: several threads report, and facts go along until they are durable."""
+"""The learner's link to the syncer: reports take facts along until they are durable. Versions from other learners."""
 
 from __future__ import annotations
 
-import os
+import asyncio
 import threading
 import time
 from collections import deque
@@ -13,47 +13,40 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 
-from learners import actor, checkpoint_writer, island, shell
-from learners.actor import RayLink
+from learners import actor, checkpoint_writer, island
+from learners import link as links
 from learners.checkpoint_writer import CheckpointWriter
 from learners.fault_effects import FaultEffects
-from learners.fetcher import ReceivedVersions, Version
+from learners.link import Link, Version
 from learners.protocol import fact_buffer
-from learners.protocol.events_effects import Resume, Save
+from learners.protocol.events_effects import Save
 from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer, read_clocks
 from learners.protocol.resume_state import ResumeState
-from learners.shell import LearnerShell, ReportSender
 from learners.training.island import RankCall
 from outer.journal import checkpoint_parts
 from outer.journal.object_store import Folder, StoreAway
 from outer.numeric import codec as codecs
-from outer.protocol.messages import STEPPING, Drain, Report, Stop
+from outer.ports import Gone, Unreachable
+from outer.protocol.messages import STEPPING, STOPPED, Attach, Report
 from outer.relays import Elsewhere
-from tests.waiting import DEADLINE_S, until
+from tests.learners.peers import FakePeer, link
+from tests.waiting import DEADLINE_S, in_a_loop, until, until_async
 
 
-class Call:
-    """A call of the syncer's, and its answer when there is one."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-
-class FakeSyncer:
+class FakeSyncer(FakePeer):
     """Takes what is in order and says that it is durable, unless `deaf`."""
 
     def __init__(self) -> None:
+        super().__init__(report=lambda message, facts, oldest: self._take(facts))
+        self.methods["record"] = lambda learner, incarnation, facts, oldest: self._take(facts)
         self.taken: list[int] = []
         self.sizes: list[int] = []
         self.deaf = False
-        self.report = SimpleNamespace(remote=lambda message, facts, oldest: Call(self._take(facts)))
-        self.record = SimpleNamespace(remote=lambda learner, incarnation, facts, oldest: Call(self._take(facts)))
 
     def _take(self, facts: list[Any]) -> Any:
         if self.deaf:
-            return ray.exceptions.GetTimeoutError("no answer")
+            return Unreachable("no answer")
         self.sizes.append(len(facts))
         for number, _, _ in facts:
             if number == len(self.taken):
@@ -61,21 +54,11 @@ class FakeSyncer:
         return len(self.taken) - 1
 
 
-def get(call: Call, timeout: float) -> Any:
-    if isinstance(call.answer, Exception):
-        raise call.answer
-    return call.answer
-
-
-@pytest.fixture
-def syncer(monkeypatch: pytest.MonkeyPatch) -> FakeSyncer:
-    monkeypatch.setattr(actor.ray, "wait", lambda calls, timeout: (calls, []))
-    monkeypatch.setattr(actor.ray, "get", get)
-    return FakeSyncer()
-
-
-def link(syncer: FakeSyncer) -> RayLink:
-    return RayLink("a", syncer, FaultEffects(time.monotonic))
+async def reported(made: Link, *messages: Report) -> None:
+    """Send reports, and wait for their answers."""
+    for message in messages:
+        made.report(message)
+        await until_async(lambda: made._newest is None and not made._reports, "the answer")
 
 
 def report(number: int, phase: str = STEPPING) -> Report:
@@ -89,105 +72,91 @@ def buffer(facts: int, **settings: int) -> FactBuffer:
     return made
 
 
-def test_another_thread_may_report_between_the_look_at_an_answer_and_its_taking(
-    syncer: FakeSyncer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a lock the second thread takes the only answer, and the first finds none."""
-    reports, facts, failed = link(syncer), FactBuffer(time.time), []
-    others: deque[threading.Thread] = deque()
-
-    def other() -> None:
-        try:
-            reports.report(report(3), facts)
-        except Exception as error:
-            failed.append(error)
-
-    def interrupted(calls: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
-        monkeypatch.setattr(actor.ray, "wait", lambda calls, timeout: (calls, []))
-        others.append(threading.Thread(target=other))
-        others[0].start()
-        others[0].join(0.5)  # it ends here only if nothing keeps it out
-        return calls, []
-
-    reports.report(report(1), facts)
-    monkeypatch.setattr(actor.ray, "wait", interrupted)
-    reports.report(report(2), facts)
-    others[0].join(DEADLINE_S)
-    assert failed == []
-
-
-def test_facts_go_along_once_and_are_forgotten_when_they_are_durable(syncer: FakeSyncer) -> None:
-    reports, facts = link(syncer), buffer(3)
-    reports.report(report(1), facts)
-    reports.report(report(2), facts)
+@in_a_loop
+async def test_facts_go_along_once_and_are_forgotten_when_they_are_durable() -> None:
+    syncer, facts = FakeSyncer(), buffer(3)
+    await reported(link(syncer, facts), report(1), report(2))
     assert syncer.sizes == [3, 0] and facts.recorded == 3
 
 
-def test_what_went_with_a_report_that_failed_goes_again_after_a_while(syncer: FakeSyncer) -> None:
-    clock = [0.0]
-    reports, facts = link(syncer), FactBuffer(time.time, monotonic=lambda: clock[0])
+@in_a_loop
+async def test_what_went_with_a_report_that_failed_goes_again_after_a_while() -> None:
+    clock, syncer = [0.0], FakeSyncer()
+    facts = FactBuffer(time.time, monotonic=lambda: clock[0])
+    reports = link(syncer, facts)
     for number in range(3):
         facts.add(number)
     syncer.deaf = True
-    reports.report(report(1), facts)
+    await reported(reports, report(1))
     syncer.deaf = False
-    reports.report(report(2), facts)
+    await reported(reports, report(2))
     assert syncer.taken == [], "its answer may only be late"
     clock[0] += RESEND_S
-    reports.report(report(3), facts)
-    reports.report(report(4), facts)
+    await reported(reports, report(3))
     assert syncer.taken == [0, 1, 2] and facts.recorded == 3
 
 
+@in_a_loop
+async def test_of_several_reports_that_wait_only_the_newest_is_sent() -> None:
+    sent: list[int] = []
+    reports = link(FakePeer(report=lambda message, facts, oldest: sent.append(message.sequence) or -1))
+    for sequence in (1, 2, 3):
+        reports.report(report(sequence))
+    await until_async(lambda: sent, "the newest report")
+    await reported(reports, report(4))
+    assert sent == [3, 4]
+
+
+@in_a_loop
+async def test_the_last_report_waits_for_the_link_and_takes_along_what_was_held_back() -> None:
+    sent: list[int] = []
+    faults = FaultEffects(time.monotonic)
+    reports = link(FakePeer(report=lambda message, facts, oldest: sent.append(message.sequence) or -1), faults=faults)
+    faults.begin("link", 0.2)
+    await reported(reports, report(1), report(2))
+    assert sent == [], "the link is down"
+    reports.report(report(3, STOPPED))
+    await reports.flush(False)
+    await until_async(lambda: sent == [1, 2, 3], "all of them")
+
+
 @pytest.mark.parametrize(("durable", "held"), [(2, True), (1, False), (-1, False)])
-def test_a_donors_facts_are_durable_only_if_the_last_is(durable: int, held: bool, syncer: FakeSyncer) -> None:
-    syncer.record.remote = lambda learner, incarnation, facts, oldest: Call(durable)
-    assert link(syncer).record("b", 1, buffer(3).pending(), 0) is held
+@in_a_loop
+async def test_a_donors_facts_are_durable_only_if_the_last_is(durable: int, held: bool) -> None:
+    syncer = FakePeer(record=lambda learner, incarnation, facts, oldest: durable)
+    assert await link(syncer).record("b", 1, buffer(3).pending(), 0) is held
 
 
-def test_a_backlog_is_uploaded_beside_the_loop_and_reports_take_none_of_it(syncer: FakeSyncer) -> None:
-    reports, facts = link(syncer), buffer(5 * ANSWER_MAX)
+@in_a_loop
+async def test_a_backlog_is_uploaded_beside_the_loop_and_reports_take_none_of_it() -> None:
+    syncer, facts = FakeSyncer(), buffer(5 * ANSWER_MAX)
+    reports = link(syncer, facts)
     syncer.deaf = True
-    for number in range(20):
-        reports.report(report(number), facts)
+    await reported(reports, *map(report, range(20)))
     syncer.deaf = False
-    until(lambda: not facts.behind, "the backlog is durable")
-    reports.flush("a", 1, facts, False)
+    await until_async(lambda: not facts.behind, "the backlog is durable")
+    await reports.flush(False)
     assert facts.recorded == 5 * ANSWER_MAX and syncer.taken == list(range(5 * ANSWER_MAX))
     assert max(syncer.sizes) <= ANSWER_MAX
 
 
 @pytest.mark.parametrize("patient", [True, False])
-def test_the_last_facts_have_a_deadline(syncer: FakeSyncer, monkeypatch: pytest.MonkeyPatch, patient: bool) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(actor.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(actor.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+@in_a_loop
+async def test_the_last_facts_have_a_deadline(monkeypatch: pytest.MonkeyPatch, patient: bool) -> None:
+    clock, syncer, facts = [0.0], FakeSyncer(), buffer(3)
+
+    async def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(links, "now", lambda: clock[0])
+    monkeypatch.setattr(links.asyncio, "sleep", sleep)
     syncer.deaf = True
-    facts = buffer(3)
-    link(syncer).flush("a", 1, facts, patient)
-    assert facts.recorded is None and clock[0] >= actor.FLUSH_S
-    syncer.deaf, began, record = False, clock[0], syncer.record.remote
-    syncer.record.remote = lambda *given: record(*given) if clock[0] > began + 3 * actor.FLUSH_S else Call(-1)
-    link(syncer).flush("a", 1, facts, patient)
+    await link(syncer, facts).flush(patient)
+    assert facts.recorded is None and clock[0] >= links.FLUSH_S
+    syncer.deaf, began, record = False, clock[0], syncer.methods["record"]
+    syncer.methods["record"] = lambda *given: record(*given) if clock[0] > began + 3 * links.FLUSH_S else -1
+    await link(syncer, facts).flush(patient)
     assert (facts.recorded == 3) is patient, "the syncer answers, and its store is away"
-
-
-@pytest.mark.parametrize("deadlines", [[5.0], [30.0, 5.0, 29.0]])
-def test_a_learner_that_has_to_leave_ends_some_time_after_its_deadline(
-    monkeypatch: pytest.MonkeyPatch, deadlines: list[float]
-) -> None:
-    started: list[tuple[float, Callable[..., Any]]] = []
-
-    def timer(seconds: float, call: Callable[..., Any], arguments: Any) -> Any:
-        return SimpleNamespace(start=lambda: started.append((seconds, call)))
-
-    monkeypatch.setattr(shell.threading, "Timer", timer)
-    leaver = LearnerShell.__new__(LearnerShell)
-    leaver._lock, leaver._exit_at = threading.Lock(), float("inf")
-    monkeypatch.setattr(leaver, "_drive", lambda event: None)
-    for deadline_s in deadlines:
-        leaver.deliver(Drain(1, 1, "scaled", deadline_s))
-    assert started[-1] == (5.0 + shell.LEAVE_MARGIN_S, os._exit) and len(started) <= 2
 
 
 # ------------------------------------------------------------------ the buffer of facts
@@ -243,72 +212,30 @@ def test_two_clocks_are_read_as_of_one_moment_though_the_process_is_frozen_betwe
     assert at - read == pytest.approx(1000.0, abs=0.01)
 
 
-# ------------------------------------------------------------------ in a thread of their own
+# ------------------------------------------------------------------ the syncer comes and goes
 
 
-def test_of_several_that_wait_only_the_newest_is_sent() -> None:
-    sent: list[int] = []
-    begun, released = threading.Event(), threading.Event()
-
-    def send(message: Report) -> None:
-        sent.append(message.sequence)
-        begun.set()
-        assert released.wait(DEADLINE_S)
-
-    sender = ReportSender(send, lambda: None)
-    sender.put(report(1))
-    assert begun.wait(DEADLINE_S)
-    for sequence in (2, 3, 4):
-        sender.put(report(sequence))
-    assert not sender.finish(0.0), "one is on its way, and one waits"
-    released.set()
-    assert sender.finish(DEADLINE_S)
-    assert sent == [1, 4]
+@in_a_loop
+async def test_a_syncer_that_cannot_be_reached_for_a_moment_is_asked_to_attach_again() -> None:
+    answers = [Unreachable("timed out"), "welcome"]
+    syncer = FakePeer(attach=lambda *_: answers.pop(0))
+    assert await link(syncer).attach(Attach("a", 1, {})) == "welcome"
 
 
-def test_what_goes_wrong_there_is_raised_in_the_loop() -> None:
-    def send(message: Report) -> None:
-        raise RuntimeError("gone")
-
-    sender = ReportSender(send, lambda: None)
-    sender.put(report(1))
-    assert sender.finish(DEADLINE_S)
-    with pytest.raises(RuntimeError, match="gone"):
-        sender.put(report(2))
+@in_a_loop
+async def test_what_a_frozen_syncer_was_asked_is_given_up_when_another_serves() -> None:
+    made = link(FakePeer(attach=lambda *_: asyncio.get_running_loop().create_future()))
+    waiting = asyncio.ensure_future(made.attach(Attach("a", 1, {})))
+    await asyncio.sleep(0)
+    made.use(FakePeer(attach=lambda *_: "welcome"))
+    assert await waiting is None and await made.attach(Attach("a", 1, {})) == "welcome"
 
 
-def test_what_the_machine_raises_in_another_thread_is_raised_in_the_loop() -> None:
-    """The caller that brought the message gets the error too, and may drop it; the machine is of no use any more."""
-
-    def handle(now: float, event: Any) -> list[Any]:
-        if isinstance(event, Resume):
-            return []
-        raise MemoryError("no room")
-
-    shell = object.__new__(LearnerShell)
-    shell.__dict__ |= {
-        "_machine": SimpleNamespace(handle=handle),
-        "_prepared": SimpleNamespace(trainer=None, tokens_per_step=8),
-        "_spec": SimpleNamespace(batch_size=2, slowdown=1.0, sync=SimpleNamespace(smoothing=0.1)),
-        "_lock": threading.Lock(),
-        "_changed": threading.Event(),
-        "_failure": None,
-        "_faults": None,
-        "_facts": SimpleNamespace(add=None),
-    }
-    with pytest.raises(MemoryError, match="no room"):
-        shell.deliver(Stop(1, "over"))
-    with pytest.raises(MemoryError, match="no room"):
-        shell._loop()
-
-
-def test_a_syncer_that_cannot_be_reached_for_a_moment_is_asked_to_attach_again(
-    syncer: FakeSyncer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = [ray.exceptions.ActorUnavailableError("timed out", None), "welcome"]
-    syncer.attach = SimpleNamespace(remote=lambda *_: Call(answers.pop(0)))  # type: ignore[attr-defined]
-    monkeypatch.setattr(actor.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor="me"))
-    assert link(syncer).attach("hello", buffer(0)) == "welcome"  # type: ignore[arg-type]
+@in_a_loop
+async def test_a_syncer_that_is_gone_is_not_asked_to_attach_again() -> None:
+    asked: list[Any] = []
+    syncer = FakePeer(attach=lambda *given: asked.append(given) or Gone("died"))
+    assert await link(syncer).attach(Attach("a", 1, {})) is None and len(asked) == 1
 
 
 def test_rank_0s_loop_does_not_wait_for_the_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,64 +264,53 @@ def version(number: int, snapshot: int = 0) -> Version:
 
 def relay(name: str, holds: Callable[[], Any], give: Any = None, snapshot: int = 0) -> Elsewhere:
     """A learner that says what `holds` returns, and gives a version."""
-    there = SimpleNamespace(remote=lambda fragment, wanted: Call(holds()))
-    return Elsewhere(
-        name, SimpleNamespace(holds=there, received=SimpleNamespace(remote=lambda _: Call(give))), snapshot
-    )
+    return Elsewhere(name, FakePeer(holds=lambda fragment, wanted: holds(), received=lambda _: give), snapshot)
 
 
-def fetched(syncer: FakeSyncer, *answers: Any) -> tuple[Any, list[str]]:
+async def fetched(*answers: Any) -> tuple[Any, list[str]]:
     """What a fetch of version 5 returns, and the relays that the syncer was told to have failed."""
     coming, failed = deque(answers), list[str]()
 
-    def fetch(fragment: int, wanted: int, held: int, learner: str, why: str) -> Call:
+    def fetch(fragment: int, wanted: int, held: int, learner: str, why: str) -> Any:
         assert (fragment, wanted, held, learner) == (0, 5, 4, "a")
         failed.append(why)
-        return Call(coming.popleft())
+        return coming.popleft()
 
-    syncer.fetch = SimpleNamespace(remote=fetch)  # type: ignore[attr-defined]
-    return link(syncer).fetch(0, 5, 4, 60.0), failed
+    return await link(FakePeer(fetch=fetch)).fetch(0, 5, 4, 60.0), failed
 
 
-def test_a_version_comes_from_the_named_learner_once_that_has_it(syncer: FakeSyncer) -> None:
+@in_a_loop
+async def test_a_version_comes_from_the_named_learner_once_that_has_it() -> None:
     coming = deque([False, False, True])
-    given, failed = fetched(syncer, relay("b", coming.popleft, version(6, snapshot=1), snapshot=2))
+    given, failed = await fetched(relay("b", coming.popleft, version(6, snapshot=1), snapshot=2))
     assert (given.version, given.snapshot, failed) == (6, 2, [""]), "with the newest snapshot that either knew"
 
 
 @pytest.mark.parametrize(
     ("holds", "gives"),
     [
-        (ray.exceptions.RayActorError(), version(5)),
-        (ray.exceptions.GetTimeoutError("frozen"), version(5)),
+        (Gone("died"), version(5)),
+        (TimeoutError(), version(5)),
         (None, version(5)),
         (True, version(5)._replace(digest="flipped")),
         (True, version(4)),
         (True, None),
-        (True, ray.exceptions.RayActorError()),
+        (True, Gone("died")),
     ],
     ids=["dead", "frozen", "has nothing", "damaged", "older", "gives nothing", "dies"],
 )
-def test_where_the_named_learner_does_not_give_the_version_the_syncer_is_asked_again(
-    syncer: FakeSyncer, holds: Any, gives: Any
+@in_a_loop
+async def test_where_the_named_learner_does_not_give_the_version_the_syncer_is_asked_again(
+    holds: Any, gives: Any
 ) -> None:
-    given, failed = fetched(syncer, relay("b", lambda: holds, gives), version(5))
+    given, failed = await fetched(relay("b", lambda: holds, gives), version(5))
     assert (given.version, failed) == (5, ["", "b"])
 
 
-def test_a_chain_of_learners_that_fail_ends_as_a_failed_fetch(syncer: FakeSyncer) -> None:
-    dead = [relay(name, lambda: ray.exceptions.RayActorError()) for name in "bcde"]
-    assert fetched(syncer, *dead) == (None, ["", "b", "c"])
-
-
-def test_the_newest_version_is_kept_until_another_epoch_serves() -> None:
-    received = ReceivedVersions()
-    for number in (4, 5, 3):
-        received.put(0, version(number))
-    held = received.newest(0)
-    assert held is not None and held.version == 5 and received.newest(1) is None
-    received.clear()
-    assert received.newest(0) is None
+@in_a_loop
+async def test_a_chain_of_learners_that_fail_ends_as_a_failed_fetch() -> None:
+    dead = [relay(name, lambda: Gone("died")) for name in "bcde"]
+    assert await fetched(*dead) == (None, ["", "b", "c"])
 
 
 def test_a_learner_of_other_sources_says_so_and_has_its_name_by_then() -> None:
@@ -405,7 +321,8 @@ def test_a_learner_of_other_sources_says_so_and_has_its_name_by_then() -> None:
     assert repr(made) == "learner-a-0"
 
 
-def test_a_final_part_waits_for_its_store_and_any_other_is_refused(
+@in_a_loop
+async def test_a_final_part_waits_for_its_store_and_any_other_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_writer, "AGAIN_S", 0.01)
@@ -423,13 +340,13 @@ def test_a_final_part_waits_for_its_store_and_any_other_is_refused(
     snapshot = SimpleNamespace(pack=lambda: ({"leaves": 1}, [np.zeros(2)]))
     writer.save(Save(1, state, False), snapshot)
     with pytest.raises(OSError, match="no space left"):
-        writer.described(1, DEADLINE_S, lambda _: True)
+        await writer.described(1, DEADLINE_S, lambda _: True)
     writer.save(Save(2, state, True), snapshot)
     with pytest.raises(StoreAway, match="the last facts"):
-        writer.described(2, 0.0, lambda _: True)
+        await writer.described(2, 0.0, lambda _: True)
     writer.finish()
     with pytest.raises(StoreAway, match="no space left"):
-        writer.described(2, 0.2, lambda _: True)
+        await writer.described(2, 0.2, lambda _: True)
     away.clear()
-    described = writer.described(2, DEADLINE_S, lambda _: True)
+    described = await writer.described(2, DEADLINE_S, lambda _: True)
     assert described is not None and described["exact"]

@@ -11,15 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 
-from learners import actor
-from learners.actor import REPORTS_MAX, RayLink
 from learners.fault_effects import FaultEffects
+from learners.link import REPORTS_MAX
 from learners.protocol.fact_buffer import ANSWER_MAX, FactBuffer
 from learners.shell import LearnerShell
 from orchestrator.eventlog.compactor import Compactor
-from outer.actor import UNDELIVERED_MAX, Outbox, SyncerActor
 from outer.journal import journal as journals
 from outer.journal.groups import FactRun, Logged
 from outer.journal.journal import StoredJournal
@@ -27,10 +24,13 @@ from outer.protocol.facts import Committed, Participant, StepOpened
 from outer.protocol.messages import Attach, Contribution, FragmentCounters, ReadRequest, Report, Stop
 from outer.protocol.recorder import INCARNATIONS_KEPT, Recorder, runs_of
 from outer.protocol.recovery import Entry
-from tests.golden.bench import MANIFEST, Bench
+from outer.shell import UNDELIVERED_MAX, Outbox, SyncerShell
+from tests.learners.peers import FakePeer, link
 from tests.limits.test_machines import deep_size
 from tests.orchestrator.eventlog.logs import Memory
-from tests.waiting import DEADLINE_S, in_a_loop, until
+from tests.outer.serving import Process
+from tests.transcripts.syncer_world import MANIFEST, Bench
+from tests.waiting import DEADLINE_S, in_a_loop, until_async
 
 LIMIT = 1000
 
@@ -62,17 +62,12 @@ def test_facts_and_what_is_known_of_them_stay_bounded_while_the_syncer_comes_and
 @pytest.mark.parametrize("answers", [True, False])
 @in_a_loop
 async def test_what_is_on_its_way_to_incarnations_that_are_gone_is_not_counted_for_ever(answers: bool) -> None:
-    async def inbox(*messages: Any) -> None:
-        if not answers:
-            raise ray.exceptions.GetTimeoutError("it is dead")
-
-    handle = SimpleNamespace(inbox=SimpleNamespace(remote=lambda *messages: asyncio.ensure_future(inbox(*messages))))
-
+    peer = Process(SimpleNamespace(inbox=lambda *messages: None) if answers else None)
     tasks: list[asyncio.Task[None]] = []
     outbox = Outbox(lambda work: tasks.append(asyncio.ensure_future(work)), 60.0)
     for incarnation in range(1, 1001):
         for _ in range(3):
-            outbox.put("a", incarnation, handle, Stop(1, "over"))
+            outbox.put("a", incarnation, peer, Stop(1, "over"))
     await asyncio.gather(*tasks)
     assert len(tasks) == 1000 and outbox._waiting == {}
 
@@ -86,90 +81,89 @@ async def test_messages_that_wait_go_in_one_call_and_are_bounded_and_stop_is_amo
         calls.append(messages)
         await heard.wait()
 
-    handle = SimpleNamespace(inbox=SimpleNamespace(remote=lambda *sent: asyncio.ensure_future(inbox(*sent))))
+    peer = Process(SimpleNamespace(inbox=inbox))
     outbox = Outbox(lambda work: tasks.append(asyncio.ensure_future(work)), DEADLINE_S)
     for number in range(2):
-        outbox.put("a", 1, handle, number)  # type: ignore[arg-type]
+        outbox.put("a", 1, peer, number)  # type: ignore[arg-type]
     while not calls:
         await asyncio.sleep(0)
     for number in range(2, 1000):
-        outbox.put("a", 1, handle, number)  # type: ignore[arg-type]
-    outbox.put("a", 1, handle, Stop(1, "over"))
+        outbox.put("a", 1, peer, number)  # type: ignore[arg-type]
+    outbox.put("a", 1, peer, Stop(1, "over"))
     heard.set()
     await asyncio.gather(*tasks)
     assert calls == [(0, 1), (*range(2, 1 + UNDELIVERED_MAX), Stop(1, "over"))]
 
 
 def test_a_strangers_facts_are_not_taken_and_its_name_is_not_kept() -> None:
-    class Log:
-        taken: list[str] = []  # noqa: RUF012
-
-        def take(self, writer: str, incarnation: int, facts: Any, oldest: int) -> bool:
-            self.taken.append(writer)
-            return True
-
-        def durable(self, writer: str, incarnation: int) -> int:
-            return -1
-
+    taken: list[str] = []
+    log = SimpleNamespace(take=lambda writer, *_: taken.append(writer), durable=lambda *_: -1)
     made = Bench()
     made.join("a")
-    syncer = object.__new__(SyncerActor)
-    syncer._machine, syncer._log, syncer._peers = made.syncer, Log(), {}  # type: ignore[assignment]
+    syncer = object.__new__(SyncerShell)
+    syncer._machine, syncer._log, syncer._peers = made.syncer, log, {}  # type: ignore[assignment]
     syncer._drive, syncer._serving = made.do, asyncio.Event()  # type: ignore[assignment, method-assign]
     syncer._serving.set()
     for number in range(1000):
         said = Report(f"stranger-{number}", 1, 1, 1, "stepping", 3.0, 1, 1.0, 10, 0)
         assert asyncio.run(syncer.report(said, [(0, 1.0, "fact")], 0)) == -1
-        asyncio.run(syncer.attach(Attach(f"stranger-{number}", 1, MANIFEST), [(0, 1.0, "fact")], 0, "handle"))
-    assert Log.taken == [] and not syncer._peers
+        asyncio.run(syncer.attach(Attach(f"stranger-{number}", 1, MANIFEST), [(0, 1.0, "fact")], 0, Process()))
+    assert taken == [] and not syncer._peers
     asyncio.run(syncer.report(made.peers["a"].report(), [(0, 1.0, "fact")], 0))
-    assert Log.taken == ["a"]
+    assert taken == ["a"]
 
 
-def test_a_question_that_comes_again_does_not_take_the_answer_of_another() -> None:
+@in_a_loop
+async def test_a_question_that_comes_again_does_not_take_the_answer_of_another() -> None:
     """An epoch's read of the same step and attempt as its predecessor's, which nobody waits for any more."""
     shell = object.__new__(LearnerShell)
     shell._waiting, shell._faults = {}, FaultEffects(lambda: 0.0)
+    shell._link = link(FakePeer())
     shell._every_fact = lambda: ([], 0)  # type: ignore[method-assign]
+    shell._threads = ThreadPoolExecutor(1)
     encoder = SimpleNamespace(encode=lambda contribution: contribution)
-    shell._prepared = SimpleNamespace(fragment_io=encoder)  # type: ignore[assignment]
+    shell._device = SimpleNamespace(fragment_io=encoder)  # type: ignore[assignment]
     asked: list[ReadRequest] = []
     shell._drive = asked.append  # type: ignore[assignment, method-assign]
-    with ThreadPoolExecutor(3) as pool:
-        old = pool.submit(shell.read, ReadRequest(1, 1, 7, 0, 1, 0.0, 0.2))
-        until(lambda: len(asked) == 1, "the old epoch's read")
-        new = pool.submit(shell.read, ReadRequest(2, 1, 7, 0, 1, 0.0, DEADLINE_S))
-        until(lambda: len(asked) == 2, "the new epoch's read")
-        assert old.result(DEADLINE_S) == "no_boundary"
-        assert set(shell._waiting) == {("read", 2, 7, 1)}, "the new one still waits"
-        answer = Contribution("a", 1, 2, 7, 0, 1, 1, 8, FragmentCounters(0, 0, 1, 8), None, "digest")
-        shell._waiting["read", 2, 7, 1].set_result(answer)
-        found = new.result(DEADLINE_S)
-        assert not isinstance(found, str) and replace(found[0], held_s=answer.held_s) == answer
+    old = asyncio.ensure_future(shell.read(ReadRequest(1, 1, 7, 0, 1, 0.0, 0.2)))
+    await until_async(lambda: len(asked) == 1, "the old epoch's read")
+    new = asyncio.ensure_future(shell.read(ReadRequest(2, 1, 7, 0, 1, 0.0, DEADLINE_S)))
+    await until_async(lambda: len(asked) == 2, "the new epoch's read")
+    assert await old == "no_boundary"
+    assert set(shell._waiting) == {("read", 2, 7, 1)}, "the new one still waits"
+    answer = Contribution("a", 1, 2, 7, 0, 1, 1, 8, FragmentCounters(0, 0, 1, 8), None, "digest")
+    shell._waiting["read", 2, 7, 1].set_result(answer)
+    found = await new
+    assert not isinstance(found, str) and replace(found[0], held_s=answer.held_s) == answer
     assert shell._waiting == {}
 
 
-def test_reports_that_are_not_answered_and_those_held_back_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor.ray, "wait", lambda calls, timeout: ([], calls))
-    syncer = SimpleNamespace(report=SimpleNamespace(remote=lambda *said: said))
-    now = [0.0]
-    faults, facts = FaultEffects(lambda: now[0]), FactBuffer(lambda: 0.0)
-    link = RayLink("a", syncer, faults)
+@in_a_loop
+async def test_reports_that_are_not_answered_and_those_held_back_are_bounded() -> None:
+    async def silent() -> None:
+        await asyncio.Event().wait()
 
-    def report(number: int) -> None:
-        link.report(Report("a", 1, 1, number, "stepping", 3.0, number, 1.0, 10, 0), facts)
+    now, syncer = [0.0], FakePeer()
+    syncer.ask = lambda method, *given: silent()  # type: ignore[assignment, method-assign]
+    faults = FaultEffects(lambda: now[0])
+    reports = link(syncer, faults=faults)
+
+    async def report(number: int) -> None:
+        reports.report(Report("a", 1, 1, number, "stepping", 3.0, number, 1.0, 10, 0))
+        while reports._newest is not None:
+            await asyncio.sleep(0)
 
     for number in range(1000):
-        report(number)
-    assert len(link._reports) == REPORTS_MAX
+        await report(number)
+    assert len(reports._reports) == REPORTS_MAX
     faults.begin("link", 600.0)
     for number in range(1000, 2000):
-        report(number)
-    assert [held.sequence for held in link._delayed] == list(range(2000 - REPORTS_MAX // 2, 2000))
+        await report(number)
+    assert [held.sequence for held in reports._delayed] == list(range(2000 - REPORTS_MAX // 2, 2000))
     now[0] = 601.0
-    link.use(syncer)
-    report(2000)
-    assert len(link._reports) == REPORTS_MAX // 2 + 1 and not link._delayed
+    reports.use(syncer)
+    await report(2000)
+    assert len(reports._reports) == REPORTS_MAX // 2 + 1 and not reports._delayed
 
 
 def test_the_journals_objects_its_listing_and_its_memory_stay_as_few_after_thousands_of_commits(

@@ -25,7 +25,7 @@ from outer.protocol.members import REFUSED_MAX
 from outer.protocol.messages import ReadRequest, Report, StateRequest
 from outer.protocol.sample_spans import LENT_MAX, SpanPool
 from outer.protocol.sessions import RECORDS_WAITING_MAX
-from tests.golden.bench import Bench, bench, merged
+from tests.transcripts.syncer_world import Bench, bench, merged
 
 ROOM, SLACK = 1.25, 64  # a factor and elements, between the largest sizes early and late in a run
 LOOKS = 40  # in a run

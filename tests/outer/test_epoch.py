@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from outer.protocol.recovery import Entry
 from outer.spec import SyncerSpec
 from tests.outer.journal.records import committed
 from tests.outer.serving import spec
+from tests.waiting import in_a_loop
 
 FRAGMENTS = tuple(Fragment(n, (Tensor(f"t{n}", (2, 2), "float32"), Tensor(f"u{n}", (), "float32"))) for n in range(3))
 VALUES: FirstValues = (
@@ -38,27 +38,24 @@ VALUES: FirstValues = (
 )
 
 
-def begin(spec: SyncerSpec, make: Any, sources: RecoverySources | None = None) -> tuple[Begun, Bulk, JournalWriter]:
+async def begin(
+    spec: SyncerSpec, make: Any, sources: RecoverySources | None = None
+) -> tuple[Begun, Bulk, JournalWriter]:
     journal, bulk = JournalWriter(spec.store, spec.epoch, 3, print, print, print, print), Bulk(spec, make)
-    return epoch.begin(spec, journal, bulk, sources, lambda *_: None), bulk, journal
-
-
-def save(spec: SyncerSpec, begun: Begun, bulk: Bulk) -> None:
-    asyncio.run(bulk.save_first_values())
-    first_values.finish(spec.store, spec.epoch, begun.layout)
+    return await epoch.begin(spec, journal, bulk, sources), bulk, journal
 
 
 def never(_: Any) -> FirstValues:
     raise AssertionError("the model is made anew")
 
 
-def first_epoch(store: Folder) -> SyncerSpec:
+async def first_epoch(store: Folder) -> SyncerSpec:
     """It has committed fragment 1 and nothing else."""
     first = spec(store, 3)
-    begun, bulk, journal = begin(first, lambda _: VALUES)
-    save(first, begun, bulk)
+    begun, bulk, journal = await begin(first, lambda _: VALUES)
+    await epoch.tidy(first, begun, bulk)
     value = np.full(5, 7.0, np.float32)
-    state = bulk.kept([1])[1].arrays[1:]
+    state = (await bulk.kept([1]))[1].arrays[1:]
     granted = SpanGranted("a", 1, 0, 0, 8, 2)
     journal._journal.write(
         [
@@ -69,37 +66,41 @@ def first_epoch(store: Folder) -> SyncerSpec:
     return first
 
 
-def test_a_later_epoch_has_every_value_and_does_not_make_the_model(tmp_path: Path) -> None:
-    first = first_epoch(store := Folder(tmp_path))
-    second, bulk, _ = begin(replace(first, epoch=2, begun=1), never)
+@in_a_loop
+async def test_a_later_epoch_has_every_value_and_does_not_make_the_model(tmp_path: Path) -> None:
+    first = await first_epoch(store := Folder(tmp_path))
+    second, bulk, _ = await begin(replace(first, epoch=2, begun=1), never)
     assert second.layout == (FRAGMENTS, VALUES[2], VALUES[3])
     assert [theta.tolist() for theta in bulk.current()] == [[0.5] * 5, [7.0] * 5, [2.5] * 5]
-    assert [value.version for value in bulk.kept(range(3)).values()] == [0, 1, 0]
+    assert [value.version for value in (await bulk.kept(range(3))).values()] == [0, 1, 0]
     assert store.folders(first_values.FOLDER) == ["000001"]
 
 
-def test_what_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
-    first = first_epoch(Folder(tmp_path))
+@in_a_loop
+async def test_what_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
+    first = await first_epoch(Folder(tmp_path))
     (tmp_path / "initial" / "000001" / "0002").write_bytes(b"damaged")
-    _, bulk, _ = begin(replace(first, epoch=2, begun=1), lambda _: VALUES)
+    _, bulk, _ = await begin(replace(first, epoch=2, begun=1), lambda _: VALUES)
     assert bulk.current()[2].tolist() == [2.5] * 5
-    assert [value.version for value in bulk.kept(range(3)).values()] == [0, 1, 0]
+    assert [value.version for value in (await bulk.kept(range(3))).values()] == [0, 1, 0]
 
 
-def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp_path: Path) -> None:
-    first = first_epoch(store := Folder(tmp_path))
+@in_a_loop
+async def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp_path: Path) -> None:
+    first = await first_epoch(store := Folder(tmp_path))
     made: list[FirstValues] = [VALUES]
     resumed = replace(first, epoch=2)
-    begun, bulk, _ = begin(resumed, lambda _: made.pop())
+    begun, bulk, _ = await begin(resumed, lambda _: made.pop())
     assert not made
-    save(resumed, begun, bulk)
+    await epoch.tidy(resumed, begun, bulk)
     assert store.folders("initial") == ["000002"], "what the earlier start saved is removed"
     assert store.names("initial/000002") == [f"initial/000002/{name}" for name in ("0000", "0002", "layout")]
 
 
-def test_records_behind_a_gap_are_damage_that_the_next_epoch_rebuilds_from_the_log(tmp_path: Path) -> None:
+@in_a_loop
+async def test_records_behind_a_gap_are_damage_that_the_next_epoch_rebuilds_from_the_log(tmp_path: Path) -> None:
     """As versions left it that tested only after the writing whether a record was due."""
-    first = first_epoch(store := Folder(tmp_path))
+    first = await first_epoch(store := Folder(tmp_path))
     journal, late = StoredJournal(store, "journal", 2, 3), 3
     replay, value = journal.open().found, np.full(5, 9.0, np.float32)
     entry = Entry(2, late, committed(2, 2, 2, digest=codecs.digest(value)))
@@ -110,16 +111,17 @@ def test_records_behind_a_gap_are_damage_that_the_next_epoch_rebuilds_from_the_l
     journal._put({"kind": FACTS, **groups.encode([logged])}, logged.arrays)
     assert ["entry 3 of epoch 2" in said for said in inspect(store, "journal")] == [True]
     with pytest.raises(Incomplete, match=r"group 3: .* entry 3 of epoch 2 .*; 0 groups after it"):
-        begin(replace(first, epoch=3, begun=1), never)
+        await begin(replace(first, epoch=3, begun=1), never)
     log = encode_replay(replay_log(records(LogReader(tmp_path, store).rest()), 3))
-    begun, bulk, _ = begin(replace(first, epoch=4, begun=1), lambda _: VALUES, RecoverySources(log, 0, ()))
+    begun, bulk, _ = await begin(replace(first, epoch=4, begun=1), lambda _: VALUES, RecoverySources(log, 0, ()))
     assert begun.rebuilt is not None and begun.rebuilt.commits_lost == ()
-    assert [value.version for value in bulk.kept(range(3)).values()] == [0, 1, 2]
+    assert [value.version for value in (await bulk.kept(range(3))).values()] == [0, 1, 2]
     assert bulk.current()[2].tolist() == [9.0] * 5
-    again, _, _ = begin(replace(first, epoch=5, begun=1), never)
+    again, _, _ = await begin(replace(first, epoch=5, begun=1), never)
     assert again.rebuilt is None and again.machine.versions == [0, 1, 2]
 
 
-def test_a_journal_without_records_needs_other_sources(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_journal_without_records_needs_other_sources(tmp_path: Path) -> None:
     with pytest.raises(Incomplete, match="the journal has no records"):
-        begin(spec(Folder(tmp_path), 3, epoch=2, begun=1), never)
+        await begin(spec(Folder(tmp_path), 3, epoch=2, begun=1), never)

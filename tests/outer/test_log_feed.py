@@ -30,7 +30,7 @@ class Journal:
 
 
 def feed(journal: Journal, writers: Sequence[Sequence[Any]] = ()) -> LogFeed:
-    made = LogFeed(3)
+    made = LogFeed(3, lambda: 0.0)
     made.begin(journal, writers)  # type: ignore[arg-type]
     return made
 

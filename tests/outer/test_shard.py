@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
 
 from outer import shard as module
 from outer.journal import checkpoint_parts, values
@@ -20,10 +18,9 @@ from outer.journal.object_store import Folder
 from outer.numeric import codec as codecs
 from outer.protocol.events_effects import Merge
 from outer.protocol.fragments import Fragment, Tensor
-from outer.protocol.manifest import code_digest
 from outer.protocol.messages import ReadRequest
-from outer.shard import Answer, ShardActor, Token
-from tests.outer.serving import learner, spec
+from outer.shard import Answer, FragmentShard, Token
+from tests.outer.serving import Learner, Process, spec
 from tests.waiting import in_a_loop
 
 SIZE = 3
@@ -32,40 +29,38 @@ MINE = (1, 3)  # of shard 1 of 2
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Folder:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.setattr(module, "INSTALLED_S", 60.0)
     return Folder(tmp_path)
 
 
-@pytest.fixture
-def shard(store: Folder, monkeypatch: pytest.MonkeyPatch) -> ShardActor:
-    monkeypatch.setattr(module, "INSTALLED_S", 60.0)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+def begun(store: Folder) -> FragmentShard:
+    """Call it in an event loop."""
     journal = StoredJournal(store, "journal", 1, len(FRAGMENTS))
     journal.open()
-    of_two = spec(store, 4, code=code_digest(), shards=2)
-    made = ShardActor(of_two, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)] * 4, {"w*": "avg"}, {}), 1)
+    of_two = spec(store, 4, shards=2)
+    made = FragmentShard(of_two, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)] * 4, {"w*": "avg"}, {}), 1)
     assert made.load({}, journal.run) == {}
     made.begin([0] * 4, lacking=False)
     made.restore({}, [])
     return made
 
 
-async def read(shard: ShardActor, step: int, fragment: int, value: float) -> Token:
-    handle = learner(np.full(SIZE, value, np.float32))
-    found = await shard.read("a", handle, ReadRequest(1, 1, step, fragment, 1, 0.0, 2.0))
+async def read(shard: FragmentShard, step: int, fragment: int, value: float) -> Token:
+    asked = Process(Learner(np.full(SIZE, value, np.float32)))
+    found = await shard.read("a", asked, ReadRequest(1, 1, step, fragment, 1, 0.0, 2.0))
     assert isinstance(found, Answer) and isinstance(found.contribution.payload, Token)
     return found.contribution.payload
 
 
-async def merged(shard: ShardActor, step: int, fragment: int, value: float, base: int = 0) -> module.Proposed:
+async def merged(shard: FragmentShard, step: int, fragment: int, value: float, base: int = 0) -> module.Proposed:
     token = await read(shard, step, fragment, value)
     return await shard.merge(Merge(step, fragment, (token,), (1.0,)), base)
 
 
 @in_a_loop
-async def test_a_version_is_given_once_it_is_in_force_and_its_value_is_stored_before(
-    shard: ShardActor, store: Folder
-) -> None:
+async def test_a_version_is_given_once_it_is_in_force_and_its_value_is_stored_before(store: Folder) -> None:
+    shard = begun(store)
     proposed = await merged(shard, 2, 1, 5.0)
     assert proposed.stored is not None and proposed.finite and proposed.arrays == ()
     coming = asyncio.ensure_future(shard.fetch(1, 2, 0, "a"))
@@ -79,7 +74,8 @@ async def test_a_version_is_given_once_it_is_in_force_and_its_value_is_stored_be
 
 
 @in_a_loop
-async def test_a_merge_waits_for_the_version_that_it_starts_from(shard: ShardActor) -> None:
+async def test_a_merge_waits_for_the_version_that_it_starts_from(store: Folder) -> None:
+    shard = begun(store)
     await merged(shard, 2, 1, 5.0)
     token = await read(shard, 6, 1, 7.0)
     next_one = asyncio.ensure_future(shard.merge(Merge(6, 1, (token,), (1.0,)), 2))
@@ -93,15 +89,17 @@ async def test_a_merge_waits_for_the_version_that_it_starts_from(shard: ShardAct
 
 @in_a_loop
 async def test_what_never_comes_into_force_is_waited_for_no_longer_than_said(
-    shard: ShardActor, monkeypatch: pytest.MonkeyPatch
+    store: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shard = begun(store)
     monkeypatch.setattr(module, "INSTALLED_S", 0.01)
     with pytest.raises(TimeoutError):
         await shard.fetch(1, 2, 0, "a")
 
 
 @in_a_loop
-async def test_a_cut_has_what_was_in_force_or_merged_when_it_was_taken(shard: ShardActor, store: Folder) -> None:
+async def test_a_cut_has_what_was_in_force_or_merged_when_it_was_taken(store: Folder) -> None:
+    shard = begun(store)
     await merged(shard, 2, 1, 5.0)
     shard.mark(1)  # its record becomes durable before the cut is written
     shard.install(1, 2)
@@ -119,7 +117,8 @@ async def test_a_cut_has_what_was_in_force_or_merged_when_it_was_taken(shard: Sh
 
 
 @in_a_loop
-async def test_payloads_that_nobody_merges_are_forgotten(shard: ShardActor) -> None:
+async def test_payloads_that_nobody_merges_are_forgotten(store: Folder) -> None:
+    shard = begun(store)
     shard.forget([await read(shard, 2, 1, 5.0)])
     await read(shard, 3, 3, 5.0)  # control gave it up before it heard of this
     assert len(shard._payloads) == 1
@@ -130,8 +129,9 @@ async def test_payloads_that_nobody_merges_are_forgotten(shard: ShardActor) -> N
 
 @in_a_loop
 async def test_of_the_stored_values_the_two_newest_stay_and_a_later_shard_reads_the_one_that_is_named(
-    shard: ShardActor, store: Folder
+    store: Folder,
 ) -> None:
+    shard = begun(store)
     last = None
     for step, base in ((2, 0), (6, 2), (10, 6)):
         last = await merged(shard, step, 1, float(step), base)
@@ -154,12 +154,11 @@ async def test_of_the_stored_values_the_two_newest_stay_and_a_later_shard_reads_
 
 @pytest.mark.parametrize("reply", [(1, 2), (None, [], 0), ("wrong", [], 0)])
 @in_a_loop
-async def test_an_answer_that_is_none_counts_as_malformed(shard: ShardActor, reply: Any) -> None:
-    async def read(asked: ReadRequest) -> Any:
-        if reply[0] == "wrong":
-            right, facts, oldest = await learner(np.zeros(SIZE, np.float32)).read.remote(asked)
-            return replace(right, processed=1e300), facts, oldest
-        return reply
+async def test_an_answer_that_is_none_counts_as_malformed(store: Folder, reply: Any) -> None:
+    class Strange(Learner):
+        def read(self, asked: ReadRequest) -> Any:
+            right, facts, oldest = super().read(asked)
+            return (replace(right, processed=1e300), facts, oldest) if reply[0] == "wrong" else reply
 
-    handle = SimpleNamespace(read=SimpleNamespace(remote=read))
-    assert await shard.read("a", handle, ReadRequest(1, 1, 4, 1, 1, 0.0, 2.0)) == "malformed"
+    strange = Process(Strange(np.zeros(SIZE, np.float32)))
+    assert await begun(store).read("a", strange, ReadRequest(1, 1, 4, 1, 1, 0.0, 2.0)) == "malformed"

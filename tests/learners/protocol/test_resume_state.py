@@ -1,65 +1,17 @@
-"""A learner's part of a snapshot: what it holds before it acts on anything that came after the cut, and going on."""
+"""A learner goes on from its part of a snapshot as if nothing had been."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from pydantic import TypeAdapter
 
-from learners.protocol.events_effects import Apply, Compiled, Enter, Exit, Fetched, Resume, RunStep, Save, Send
+from learners.protocol.events_effects import Compiled, Enter, Exit, Resume, RunStep, Save, Send
 from learners.protocol.facts import Adopted, PhaseEntered, Resumed, StateSaved, StepFinished
 from learners.protocol.learner import SUSPENDED
 from learners.protocol.resume_state import ResumeState
-from outer.protocol.messages import COMPILING, IMPORTING, Attach, Grant, ReadRequest, Stop, Welcome
-from tests.golden.loop import Loop, joined, notice, only
-
-
-def saves(loop: Loop) -> list[Save]:
-    return only(Save, loop.log)
-
-
-def test_what_comes_after_the_cut_is_adopted_after_the_saving() -> None:
-    loop = joined()
-    loop.step()
-    loop.do(replace(notice(2, 1), snapshot=1), Fetched(1, 2, "v2"))
-    effects = loop.step()
-    kinds = [type(effect) for effect in effects if isinstance(effect, Save | Apply)]
-    assert kinds == [Save, Apply]
-    (save,) = saves(loop)
-    assert (save.snapshot, save.final, save.state.step) == (1, False, 2)
-    assert [base.version for base in save.state.bases] == [0, 0]
-    assert loop.facts(StateSaved) == [StateSaved(1, 2, (0, 0))]
-    assert only(RunStep, effects) != [], "it steps on"
-
-
-def test_a_fetch_that_was_asked_for_before_the_cut_and_answered_after_it_tells_of_it() -> None:
-    loop = joined()
-    loop.do(notice(2, 1), Fetched(1, 4, "v4", snapshot=1))
-    loop.step()
-    assert [base.version for base in saves(loop)[0].state.bases] == [0, 0]
-
-
-def test_samples_lent_after_the_cut_are_not_in_it_and_are_used_all_the_same() -> None:
-    loop = joined()
-    loop.do(Grant(1, 3, 1, 500, 600, snapshot=1))
-    loop.step()
-    (save,) = saves(loop)
-    assert [span for span, _, _ in save.state.spans] == [0] and save.state.newest_span == 0
-    assert loop.reports[-1].newest_span == 0
-    loop.step()
-    assert loop.reports[-1].newest_span == 1
-
-
-def test_each_snapshot_is_saved_once_and_an_answer_says_whether_it_comes_from_before() -> None:
-    loop = joined()
-    loop.step()
-    for snapshot in (1, 1, 2):
-        given = {"epoch": 1, "incarnation": 3, "attempt": 1, "progress": 0.0, "deadline_s": 2.0}
-        loop.do(ReadRequest(syncer_step=4, fragment=0, snapshot=snapshot, **given))
-    assert loop.reports[-1].snapshot == 0
-    loop.steps(2)
-    assert [save.snapshot for save in saves(loop)] == [2]
-    assert loop.reports[-1].snapshot == 2
+from outer.protocol.messages import COMPILING, IMPORTING, Attach, Stop, Welcome
+from tests.transcripts.learner_world import Loop, joined, only
 
 
 def suspended() -> tuple[Loop, Save]:
@@ -71,7 +23,7 @@ def suspended() -> tuple[Loop, Save]:
     said, effects = len(loop.log), loop.step()
     assert [effect.reason for effect in only(Exit, effects)] == [SUSPENDED] and only(RunStep, effects) == []
     assert [type(e.fact) for e in loop.log[said:] if hasattr(e, "fact")] == [StepFinished, StateSaved]
-    return loop, saves(loop)[-1]
+    return loop, only(Save, loop.log)[-1]
 
 
 def test_what_was_saved_goes_on_with_the_same_counters_and_samples_as_if_nothing_had_been() -> None:

@@ -167,7 +167,7 @@ def test_cost_by_hand() -> None:
 
 def test_a_run_that_is_forecast_to_its_end_is_counted_so_and_a_longer_one_by_mean_times() -> None:
     failing = FLEET | {"mtbf_hours": 1.0, "links": []}
-    plan = planned(recipe(fleet=failing, budget={"syncer_steps": 2400}), forecast=True)
+    plan = planned(recipe(fleet=failing, budget={"syncer_steps": 1200}), forecast=True)
     assert plan.forecast is not None and plan.forecast.whole and 0.5 < plan.forecast.committed < 0.95
     assert (plan.cost.goodput, plan.cost.goodput_is_given) == (plan.forecast.committed, True)
     assert as_json(plan, [])["forecast"]["goodput"] == plan.forecast.goodput

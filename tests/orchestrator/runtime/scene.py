@@ -6,7 +6,6 @@ The syncer is the real machine behind its real shell's calls; Ray is not started
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,25 +15,25 @@ from typing import Any, TypeVar
 import pytest
 import ray
 
+from orchestrator.lifecycle.patience import Patience
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import learner_actors, learner_manager
-from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.run_store import RunStore
-from outer.actor import SyncerActor
 from outer.journal.object_store import Folder
 from outer.protocol.events_effects import Effect, Event
 from outer.protocol.facts import LearnerFenced
 from outer.relays import Relays
-from tests.golden.bench import Bench
+from outer.shell import SyncerShell
+from tests.transcripts.syncer_world import Bench
+from tests.waiting import until_async
 
 T = TypeVar("T")
 STAYS, GOES = "learner-p-0", "learner-p-1"
-DEADLINE_S = 120.0
 
 
-class Outer(SyncerActor):
+class Outer(SyncerShell):
     """What the orchestrator calls, in front of a machine that has no merges to compute and nobody to send to."""
 
     def __init__(self, bench: Bench) -> None:
@@ -139,7 +138,4 @@ class Scene:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
+    await until_async(holds, "the condition of this line")

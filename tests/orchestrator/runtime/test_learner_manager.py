@@ -18,14 +18,14 @@ from orchestrator.runtime.learner_actors import LearnerHandle
 from outer.protocol.events_effects import Expect
 from outer.protocol.facts import Refused
 from outer.protocol.messages import DRAINING, JOINING, STEPPING, Attach, Drain
-from tests.golden.bench import MANIFEST, Bench
 from tests.orchestrator.runtime.scene import GOES, STAYS, Group, Handle, Outer, Scene, Serving, broken, pending, until
+from tests.transcripts.syncer_world import MANIFEST, Bench
 
 
 def test_only_news_of_a_later_incarnation_makes_the_living_one_unreachable() -> None:
     outer = Outer(Bench(learners={STAYS: 8}, quorum=1))
     asyncio.run(outer.expect(Expect(STAYS, 2, 60.0, 8)))
-    asyncio.run(outer.attach(Attach(STAYS, 2, MANIFEST), (), 0, "its handle"))
+    asyncio.run(outer.attach(Attach(STAYS, 2, MANIFEST), (), 0, "its peer"))
     for incarnation in (1, 2, 3):
         asyncio.run(outer.expect(Expect(STAYS, incarnation, 60.0, 8)))
         assert (STAYS in outer._peers) is (incarnation < 3)

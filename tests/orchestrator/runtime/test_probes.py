@@ -15,7 +15,8 @@ from orchestrator.eventlog.facts import LearnerRequested
 from orchestrator.lifecycle.controller import State
 from orchestrator.runtime import learner_actors, learner_manager
 from orchestrator.runtime.learner_actors import LearnerHandle
-from tests.orchestrator.runtime.scene import DEADLINE_S, GOES, Handle, Scene, Serving, until
+from tests.orchestrator.runtime.scene import GOES, Handle, Scene, Serving, until
+from tests.waiting import DEADLINE_S
 
 
 class Asked:

@@ -186,7 +186,8 @@ class Actors(LearnerActors):
         self.places._groups[A] = "its place"
         self.made: list[tuple[LearnerSpec, dict[str, Any]]] = []
         self.killed: list[Any] = []
-        patch.setattr(ray, "remote", lambda **groups: lambda actor: SimpleNamespace(options=self._options))
+        made = SimpleNamespace(options=self._options)
+        patch.setattr(ray, "remote", lambda *actor, **groups: made if actor else lambda actor: made)
         patch.setattr(ray, "kill", self.killed.append)
 
     def _options(self, **options: Any) -> Any:

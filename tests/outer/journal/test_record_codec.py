@@ -15,8 +15,8 @@ from outer.protocol.events_effects import StopRequested
 from outer.protocol.facts import Finished
 from outer.protocol.messages import Grant
 from outer.protocol.recovery import Entry, JournalReplay
-from tests.golden.bench import PATIENT, bench
 from tests.property_settings import examples
+from tests.transcripts.syncer_world import PATIENT, bench
 
 FRAGMENTS = 3
 MOVES = st.tuples(st.sampled_from(["lend", "commit", "die", "epoch"]), st.sampled_from(["a", "b", "ab"]))

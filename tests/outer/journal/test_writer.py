@@ -62,9 +62,12 @@ class World:
         self.waits: list[tuple[float, str]] = []
         told = {"recorded": self.recorded.extend, "waited": lambda *wait: self.waits.append(wait)}
         self.writer = JournalWriter(self.store, epoch, 2, *callbacks, **told)
-        self.writer.open()
-        self.store.attempts = 0
         self.epoch, self.sequence = epoch, 0
+
+    async def opened(self) -> World:
+        await self.writer.open()
+        self.store.attempts = 0
+        return self
 
     def _durable(self, sequence: int) -> None:
         """Said in the loop's thread, and true by then: another epoch would find it."""
@@ -103,18 +106,18 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @in_a_loop
 async def test_what_is_kept_is_told_durable_in_order_and_the_next_epoch_has_it(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     for fragment in (None, 0, 1, 0):
         world.append(fragment)
     await until(lambda: world.durable and world.durable[-1] == 3)
     assert world.durable == sorted(world.durable)
-    second = World(tmp_path, 2).writer._journal.cut()
+    second = (await World(tmp_path, 2).opened()).writer._journal.cut()
     assert {fragment: value.version for fragment, value in second.values.items()} == {0: 4, 1: 3}
 
 
 @in_a_loop
 async def test_what_waits_while_a_group_is_written_goes_in_one_group(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     before = world.groups
     world.store.lets.clear()
     world.append()
@@ -132,7 +135,7 @@ async def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_writers, "WAITED_S", 0.0)
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     assert world.writer.view()["waiting_s"] == 0.0 and not world.writer.view()["trouble"]
     world.store.full = True
     world.append(0)
@@ -155,7 +158,7 @@ async def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all
 async def test_after_an_error_that_is_not_the_stores_nothing_is_written_behind_the_gap(
     tmp_path: Path, where: str
 ) -> None:
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     world.append(0)
     await until(lambda: world.durable == [0])
     if where == "store":
@@ -172,7 +175,7 @@ async def test_after_an_error_that_is_not_the_stores_nothing_is_written_behind_t
         await world.writer.finish()
     assert world.durable == [0] and world.groups == groups and world.deposed == []
     assert inspect(world.store, FOLDER) == []
-    successor = World(tmp_path, 2)
+    successor = await World(tmp_path, 2).opened()
     assert successor.writer.view()["damage"] == []
     successor.append(1)
     await until(lambda: successor.durable == [0])
@@ -180,11 +183,11 @@ async def test_after_an_error_that_is_not_the_stores_nothing_is_written_behind_t
 
 @in_a_loop
 async def test_a_newer_epoch_deposes_and_nothing_more_is_told(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     world.append(0)
     await until(lambda: world.durable == [0])
     assert world.reached == ["journaling", "journaled"]
-    successor = World(tmp_path, 2)
+    successor = await World(tmp_path, 2).opened()
     noted(world, 0)
     world.append(1)
     await until(lambda: world.deposed)
@@ -201,7 +204,7 @@ async def test_a_snapshot_is_tried_until_it_is_taken_and_what_came_meanwhile_is_
 ) -> None:
     monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 3)
 
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     for sequence in range(2):
         world.append(0)
         await until(lambda sequence=sequence: world.durable[-1:] == [sequence])
@@ -219,13 +222,13 @@ async def test_a_snapshot_is_tried_until_it_is_taken_and_what_came_meanwhile_is_
     monkeypatch.setattr(world.writer, "_reach", lambda _: None)
     world.store.full = False
     await until(lambda: world.durable == [0, 1, 2, 3])
-    found = World(tmp_path, 2).writer._journal.cut()
+    found = (await World(tmp_path, 2).opened()).writer._journal.cut()
     assert {fragment: value.version for fragment, value in found.values.items()} == {0: 3, 1: 4}
 
 
 @in_a_loop
 async def test_a_cut_has_what_was_told_durable_and_nothing_that_comes_after_it(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     world.append(0)
     await until(lambda: world.durable == [0])
     future = world.writer.cut()
@@ -246,7 +249,7 @@ def noted(world: World, first: int, count: int = 1, writer: str = "a") -> None:
 
 @in_a_loop
 async def test_facts_are_told_durable_once_they_are_and_those_that_come_together_share_a_group(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     before = world.groups
     for first in range(0, 10, 2):
         noted(world, first, 2)
@@ -254,7 +257,7 @@ async def test_facts_are_told_durable_once_they_are_and_those_that_come_together
     await until(lambda: world.recorded)
     assert world.recorded == [Run("a", 1, last) for last in (1, 3, 5, 7, 9)] and world.durable == []
     assert world.groups == before + 1 and world.writer.view()["facts_waiting"] == 0
-    assert World(tmp_path, 2).writer.writers == [["a", 1, 9]]
+    assert (await World(tmp_path, 2).opened()).writer.writers == [["a", 1, 9]]
 
 
 @in_a_loop
@@ -263,7 +266,7 @@ async def test_a_record_takes_the_waiting_facts_along_at_once_and_they_are_told_
 ) -> None:
     monkeypatch.setattr(journal_writers, "FLUSH_S", DEADLINE_S)
 
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     before = world.groups
     noted(world, 0)
     world.append(0)
@@ -278,7 +281,7 @@ async def test_while_the_store_refuses_facts_wait_within_a_bound_and_it_is_said(
 ) -> None:
     monkeypatch.setattr(journal_writers, "WAITING_FACTS_MAX", 100)
 
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     world.store.full = True
     noted(world, 0, 99)
     assert not world.writer.full
@@ -293,7 +296,7 @@ async def test_while_the_store_refuses_facts_wait_within_a_bound_and_it_is_said(
 
 @in_a_loop
 async def test_at_the_end_everything_is_written(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = await World(tmp_path).opened()
     noted(world, 0)
     world.append(0)
     noted(world, 1, 3)

@@ -12,7 +12,7 @@ from outer.protocol.link_ladder import AFTER, BACK_AFTER, Clock, LadderPlace, Ru
 from outer.protocol.links import EARLY
 from outer.protocol.messages import Notice, ReadRequest
 from outer.protocol.syncer import Budget
-from tests.golden.bench import Bench, Peer
+from tests.transcripts.syncer_world import Bench, Peer
 
 MIB = 2**20
 UPLINKS = Uplinks(("", "bf16", "int8"), ((4 * MIB,) * 2, (2 * MIB,) * 2, (MIB,) * 2))

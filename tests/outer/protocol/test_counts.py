@@ -7,7 +7,7 @@ from typing import Any
 from outer.protocol.counts import OTHER, REASONS_MAX
 from outer.protocol.events_effects import Fence, ReadMissed, Tick
 from outer.protocol.facts import Committed, LeaseExpired, ReadFailed, StepReopened
-from tests.golden.bench import ALL, Bench, bench, reading
+from tests.transcripts.syncer_world import ALL, Bench, bench, reading
 
 
 def counts(made: Bench, learner: str) -> dict[str, Any]:
@@ -92,3 +92,12 @@ def test_a_new_epoch_counts_from_0_and_processed_what_no_commit_of_the_earlier_o
     assert made.syncer.counts.commits == 2
     assert sum(each["tokens_committed"] for each in told.values()) == made.syncer.tokens_committed - before
     assert all(each["tokens_processed"] >= each["tokens_committed"] > 0 for each in told.values())
+
+
+def test_what_every_incarnation_processed_is_counted() -> None:
+    made = bench("a", "b")
+    for _ in range(3):
+        made.step("a", "a", "b")
+        made.join("a")
+    counted = made.syncer.counts.learners
+    assert (counted["a"].tokens_processed, counted["b"].tokens_processed) == (3 * 20, 30)

@@ -8,18 +8,13 @@ from dataclasses import replace
 import pytest
 
 from outer.journal.groups import decode_replay, encode_replay
-from outer.protocol.events_effects import DrainRequested, Fence, StopRequested, Tick
+from outer.protocol.events_effects import Fence
 from outer.protocol.facts import (
-    Committed,
-    Finished,
-    LearnerFenced,
-    LeaseExpired,
-    Refused,
     SetAside,
 )
-from outer.protocol.messages import STARTING, Attach, Drain, Stop
+from outer.protocol.messages import Attach
 from outer.protocol.recovery import Entry, JournalReplay, recover
-from tests.golden.bench import MANIFEST, bench
+from tests.transcripts.syncer_world import MANIFEST, bench
 
 
 def test_an_epoch_that_goes_on_takes_nothing_before_it_knows_who_lives() -> None:
@@ -29,38 +24,6 @@ def test_an_epoch_that_goes_on_takes_nothing_before_it_knows_who_lives() -> None
     goes_on.start()
     with pytest.raises(AssertionError, match="is Living"):
         goes_on.handle(0.0, Attach("a", 1, MANIFEST))
-
-
-def test_a_stop_that_was_not_durable_is_as_if_never_asked() -> None:
-    made = bench("a", "b")
-    made.commit("a", "b")
-    made.journals_itself = False
-    made.do(StopRequested("enough"))
-    assert made.facts(Finished) == [] and made.sent(Stop, "a") == []
-    made.journals_itself = True
-    made.crash()
-    made.commit("a", "b")
-    assert [fact.syncer_step for fact in made.facts(Committed)] == [1, 2]
-
-
-def test_one_that_was_lent_nothing_and_not_heard_of_is_gone_at_once_when_it_is_to_leave() -> None:
-    made = bench("a", "b")
-    made.commit("a", "b")
-    made.crash(attach=False)
-    assert made.facts(Refused) == [], "who is announced again, as it is, is welcome"
-    made.do(DrainRequested("a", 1, "scaled down", 30.0))
-    assert made.facts(LearnerFenced) == [LearnerFenced("a", 1, "drained")] and made.sent(Drain, "a") == []
-
-
-def test_one_that_lives_has_time_to_attach_and_is_then_no_more_alive() -> None:
-    made = bench("a", "b")
-    made.commit("a", "b")
-    made.crash(attach=False)
-    assert made.syncer.wake_at == made.now + 60.0
-    assert [(row["alive"], row["phase"]) for row in made.syncer.view(made.now)[:2]] == [(True, STARTING)] * 2
-    made.now += 60.0
-    made.do(Tick())
-    assert [fact.phase for fact in made.facts(LeaseExpired)] == [STARTING] * 2
 
 
 @pytest.mark.parametrize("between", [False, True])

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from outer.protocol.events_effects import Tick
-from outer.protocol.facts import Committed, ReadFailed, Refused
+from outer.protocol.facts import Committed, ReadFailed
 from outer.protocol.leases import IN_FLOOR, MARGIN, SLOWEST_LINK, LinkRate, longest_s
 from outer.protocol.link_estimate import LinkEstimate
 from outer.protocol.messages import ReadRequest
-from tests.golden.bench import Bench, reading
+from tests.transcripts.syncer_world import Bench, reading
 
 MIB = 2**20
 TIMEOUT_S = 2.0
@@ -54,37 +53,6 @@ def next_read(made: Bench, after_s: float) -> None:
     made.step("a", "b", "c")
 
 
-def test_a_slow_link_is_waited_for_once_and_then_no_longer_than_fits() -> None:
-    made = made_of_three()
-    made.answer("a", "b", took_s=0.1)
-    made.now = 2.0
-    made.step("a", "b", "c")  # their leases go on
-    assert made.facts(Committed) == []
-    assert made.sent(ReadRequest, "c")[-1].deadline_s > TIMEOUT_S, "its answer may take longer"
-    made.now = 1.0 + TIMEOUT_S
-    made.do(Tick())
-    assert [(fact.learner, fact.reason) for fact in made.facts(ReadFailed)] == [("c", "slow_link")]
-    assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
-
-    late = made.sent(ReadRequest, "c")[-1]
-    next_read(made, 1.25)
-    assert made.sent(ReadRequest, "a")[-1].syncer_step > late.syncer_step
-    assert made.sent(ReadRequest, "c")[-1] == late, "it is asked for nothing while that answer is under way"
-    made.answer("a", "b", took_s=0.1)
-    assert len(made.facts(Committed)) == 2, "and holds up nothing"
-
-    made.do(made.peers["c"].answer(late, took_s=3.0))
-    assert [fact.reason for fact in made.facts(Refused)] == ["late"]
-    next_read(made, 0.25)
-    assert made.sent(ReadRequest, "c")[-1].syncer_step == made.sent(ReadRequest, "a")[-1].syncer_step
-    made.answer("a", "b", took_s=0.1)
-    assert len(made.facts(Committed)) == 2, "what fits in a step is waited for"
-    assert made.syncer.wake_at == 5.25, "it opened at 4.25"
-    made.now = 5.25
-    made.do(Tick())
-    assert len(made.facts(Committed)) == 3
-
-
 @pytest.mark.parametrize("sync", [{"adaptive": False}, {}])
 def test_where_links_do_not_adapt_or_most_are_slow_all_are_waited_for(sync: dict[str, Any]) -> None:
     made = made_of_three(**sync)
@@ -99,17 +67,6 @@ def test_where_links_do_not_adapt_or_most_are_slow_all_are_waited_for(sync: dict
         if made.sent(ReadRequest, "a")[-1] == asked:
             next_read(made, 1.0)
     assert made.facts(ReadFailed) == []
-
-
-def test_without_a_quorum_of_answers_a_slow_link_is_waited_for() -> None:
-    made = made_of_three()
-    made.answer("a", took_s=0.1)
-    made.now = 3.4
-    made.step("a", "b", "c")
-    assert made.facts(ReadFailed) == []
-    made.answer("c", took_s=2.4)
-    assert [fact.reason for fact in made.facts(ReadFailed)] == ["slow_link"], "b's time is over as well"
-    assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
 
 
 def test_three_lost_requests_are_no_sample_of_the_rate_and_cost_no_more_than_a_few_deadlines() -> None:
@@ -137,16 +94,6 @@ BYTES = IN_FLOOR + 40 * 2**20
 SLOW_S = 40 * 2**20 / SLOWEST_LINK  # that a link may take at worst
 
 
-def slow_reading(*names: str) -> Bench:
-    return reading(
-        *names, elements=BYTES // 4, sync={"read_timeout_s": FLOOR_S, "P": 1, "H": 1, "tau": 0, "grace": 1.0}
-    )
-
-
-def newest_deadline(made: Bench, learner: str) -> float:
-    return made.sent(ReadRequest, learner)[-1].deadline_s
-
-
 def test_small_transfers_have_the_floor_and_large_ones_time_for_their_bytes() -> None:
     link = LinkRate()
     assert link.deadline_s(FLOOR_S, IN_FLOOR) == longest_s(FLOOR_S, 1) == FLOOR_S
@@ -164,40 +111,3 @@ def test_small_transfers_have_the_floor_and_large_ones_time_for_their_bytes() ->
     small = LinkRate()
     small.note(IN_FLOOR, 60.0)
     assert small == LinkRate(), "the time of a small transfer is not that of its bytes"
-
-
-def test_a_fragment_that_needs_five_seconds_is_merged_and_the_next_deadline_is_what_its_link_needs() -> None:
-    made = slow_reading("a", "b")
-    assert newest_deadline(made, "a") == FLOOR_S + SLOW_S
-    made.answer("b", took_s=0.5)
-    made.now = 3.5
-    made.step("a", "b")  # their leases go on
-    made.now = 6.0
-    made.answer("a", took_s=5.0)
-    assert [len(fact.participants) for fact in made.facts(Committed)] == [2] and made.facts(ReadFailed) == []
-    made.adopt("a", "b")
-    made.now = 7.0
-    made.step("a", "b")
-    assert newest_deadline(made, "b") == pytest.approx(FLOOR_S + MARGIN * 0.5, rel=0.05)
-    assert newest_deadline(made, "a") == pytest.approx(FLOOR_S + MARGIN * 5.0, rel=0.05)
-
-
-def test_an_answer_that_came_late_is_refused_and_gives_the_next_one_time() -> None:
-    made = slow_reading("a", "b")
-    made.answer("a", "b", took_s=0.1)
-    made.adopt("a", "b")
-    made.now = 2.0
-    made.step("a", "b")
-    deadline_s = newest_deadline(made, "a")
-    assert deadline_s < FLOOR_S + 0.3
-    made.answer("b", took_s=0.1)
-    made.now = 4.0
-    made.step("a", "b")
-    made.now = 2.0 + deadline_s
-    made.do(Tick())
-    assert [(fact.learner, fact.reason) for fact in made.facts(ReadFailed)] == [("a", "timeout")]
-    made.answer("a", took_s=4.0)
-    assert [fact.reason for fact in made.facts(Refused)] == ["late"]
-    made.now = 5.0
-    made.step("a", "b")
-    assert newest_deadline(made, "a") == pytest.approx(FLOOR_S + MARGIN * 4.0, rel=0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from outer.config import SyncConfig
-from outer.protocol.events_effects import Append, Merge, Send, Tick
-from outer.protocol.facts import Committed, Quarantined, Refused, StepReopened
-from outer.protocol.messages import NON_FINITE_MAX, FragmentCounters, ReadRequest
+from outer.protocol.messages import FragmentCounters
 from outer.protocol.open_step import age, weigh
-from tests.golden.bench import ALL, merged, reading
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"epoch": 2}, "stale_epoch"),
@@ -39,40 +35,6 @@ WRONG_COUNTERS: list[tuple[dict[str, Any], str]] = [
     ({"tokens": -5}, "wrong_counters"),
     ({"base_step": 1}, "wrong_counters"),
 ]
-
-
-@pytest.mark.parametrize(
-    ("change", "counters", "reason"),
-    [(change, {}, reason) for change, reason in WRONG] + [({}, change, reason) for change, reason in WRONG_COUNTERS],
-)
-def test_a_wrong_contribution_is_refused_with_its_reason_and_changes_nothing(
-    change: dict[str, Any], counters: dict[str, Any], reason: str
-) -> None:
-    made = reading("a", "b", "c", sync=ALL)
-    sound = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
-    sent = replace(sound, counters=sound.counters._replace(**counters), **change)
-    effects = made.do(sent)
-    of = (sent.learner, sent.incarnation, "contribution", reason, sent.syncer_step, sent.fragment)
-    assert made.facts(Refused) == [Refused(*of)]
-    assert not any(isinstance(effect, Merge | Append | Send) for effect in effects)
-    assert (made.syncer.versions, made.syncer.tokens_committed) == ([0], 0)
-    made.answer("b", "c")
-    made.now += 2.0
-    made.do(Tick())
-    [fact] = made.facts(Committed)
-    assert [one.learner for one in fact.participants] == ["b", "c"], "and the others commit without it"
-
-
-def test_whose_contribution_is_the_largest_of_three_merges_that_are_not_finite_has_to_restart() -> None:
-    made = reading("a", "b", merges_itself=False, sync=ALL)
-    for times in range(1, NON_FINITE_MAX + 1):
-        made.answer("a", "b")
-        made.do(replace(merged(1, finite=False), outlier=1))
-        assert "the largest change is that of b 1" in made.facts(StepReopened)[-1].reason
-        assert [fact.learner for fact in made.facts(Quarantined)] == ["b"] * (times == NON_FINITE_MAX)
-        made.now += 1.0
-        made.step("a", "b")
-    assert [member.name for member in made.syncer._members.live] == ["a"]
 
 
 def contributions(*counters: tuple[int, int]) -> Any:

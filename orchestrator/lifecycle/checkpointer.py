@@ -10,44 +10,53 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
-
-import ray
+from typing import Any, Protocol
 
 from orchestrator.eventlog.facts import CheckpointFailed, CheckpointWritten
-from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.patience import Patience
-from orchestrator.runtime.ray_await import CALL_S, gist, within
-from orchestrator.runtime.syncer_manager import SyncerManager
+from orchestrator.lifecycle.patience import Patience
+from orchestrator.recipe.config import DurabilityConfig
 from orchestrator.store import checkpoints
 from orchestrator.store.checkpoints import CheckpointManifest, CheckpointPart
-from orchestrator.store.run_store import RunStore
 from outer.background import Background, tell
 from outer.journal.object_store import Objects, StoreAway
+from outer.ports import NoAnswer, Peer, Raised, now
 
 SAVE_S = 120.0  # for a part to be written
 AGAIN_S = 1.0  # between two attempts to have a final part written
 SYNCER_S = 60.0  # for a syncer to take the cut
 REQUEST_FILE = checkpoints.REQUEST_FILE
 
-Savers = Callable[[], Sequence[tuple[str, int, Any]]]  # (learner, incarnation, handle) of those with a state
+CALL_S = 10.0  # beyond the deadline of a part, for its description to come
+Savers = Callable[[], Sequence[tuple[str, int, Peer]]]  # (learner, incarnation, process) of those with a state
+
+
+class Caller(Protocol):
+    """How the syncer is called, whichever epoch serves: see SyncerManager."""
+
+    @property
+    def run(self) -> str:
+        """The journal's identity."""
+        ...
+
+    async def call(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any: ...
 
 
 class Checkpointer:
-    """Takes one checkpoint at a time, once a syncer serves."""
+    """Takes one checkpoint at a time, once a syncer serves. `grant` gives the next one's number."""
 
     def __init__(
         self,
-        recipe: Recipe,
-        runs: RunStore,
+        durability: DurabilityConfig,
+        config_hash: str,
+        grant: Callable[[], int],
         store: Objects,
-        syncer: SyncerManager,
+        syncer: Caller,
         savers: Savers,
         emit: Callable[[Any], None],
         patience: Patience,
     ) -> None:
         self.newest: dict[str, Any] | None = None  # as `checkpoints.describe`, for status pages
-        self._recipe, self._runs, self._store = recipe, runs, store
+        self._durability, self._config_hash, self._grant, self._store = durability, config_hash, grant, store
         self._syncer, self._savers, self._emit, self._patience = syncer, savers, emit, patience
         self._due_at: float | None = None  # the first one, so long after the first look
         self._requested: Any = None  # the last request that was carried out
@@ -60,11 +69,11 @@ class Checkpointer:
             if not self._task.done():
                 return
             self._task = None
-        now, every_s = time.monotonic(), self._recipe.durability.every_s
+        at, every_s = now(), self._durability.every_s
         if self._due_at is None:
-            self._due_at = now + every_s
+            self._due_at = at + every_s
         asked = request is not None and request != self._requested
-        if asked or (every_s and now >= self._due_at):
+        if asked or (every_s and at >= self._due_at):
             self._requested = request
             self._task = self._background.spawn(self._take())
 
@@ -84,31 +93,31 @@ class Checkpointer:
             if identifier is not None:
                 await self.gather(identifier, savers)
         finally:
-            self._due_at = time.monotonic() + self._recipe.durability.every_s
+            self._due_at = now() + self._durability.every_s
 
     async def cut(self, final: str = "") -> int | None:
         """Begin a snapshot; returns its number, or None if there is no syncer or the run is over."""
-        identifier = await self._patience.stored(self._runs.grant, "checkpoint", "run")
+        identifier = await self._patience.stored(self._grant)
         try:
             taken = await self._syncer.call("snapshot_now", identifier, final, patience_s=SYNCER_S)
         except Exception as error:
-            self._emit(CheckpointFailed(identifier, gist(error) or type(error).__name__))
+            self._emit(CheckpointFailed(identifier, words(error)))
             return None
         return identifier if taken else None
 
     async def gather(self, identifier: int, savers: Sequence[tuple[str, int, Any]], final: bool = False) -> bool:
         """Collect the parts of a snapshot, and write the manifest. False: it failed, and the log says why."""
-        began = time.monotonic()
+        began = now()
         try:
             ask = partial(self._syncer.call, "kept", identifier, SAVE_S, patience_s=SAVE_S, call_s=SAVE_S)
             kept = await self._asked(ask, final)
-            given = await asyncio.gather(*(self._part(handle, identifier, final) for _, _, handle in savers))
+            given = await asyncio.gather(*(self._part(peer, identifier, final) for _, _, peer in savers))
             parts = [CheckpointPart(**each) for each in kept["parts"]]
             parts += [CheckpointPart(**each) for each in given if each is not None]
             manifest = CheckpointManifest(
                 snapshot=identifier,
-                run=str(self._syncer.info["run"]),  # the journal's identity
-                config_hash=self._recipe.config_hash,
+                run=self._syncer.run,
+                config_hash=self._config_hash,
                 final=final,
                 epoch=kept["epoch"],
                 syncer_step=kept["syncer_step"],
@@ -120,9 +129,9 @@ class Checkpointer:
             write = partial(asyncio.to_thread, checkpoints.write, self._store, manifest)
             await (self._patience.until(write) if final else write())
         except Exception as error:
-            self._emit(CheckpointFailed(identifier, gist(error) or type(error).__name__))
+            self._emit(CheckpointFailed(identifier, words(error)))
             return False
-        seconds = time.monotonic() - began
+        seconds = now() - began
         self._emit(
             CheckpointWritten(
                 identifier, manifest.syncer_step, final, manifest.bytes, tuple(manifest.omitted), round(seconds, 3)
@@ -130,7 +139,7 @@ class Checkpointer:
         )
         self.newest = {"snapshot": identifier, "at": manifest.created_at, "syncer_step": manifest.syncer_step}
         try:
-            await asyncio.to_thread(checkpoints.retire, self._store, self._recipe.durability.keep)
+            await asyncio.to_thread(checkpoints.retire, self._store, self._durability.keep)
         except OSError as error:  # too many checkpoints do no harm
             self._emit(CheckpointFailed(identifier, f"older ones could not be removed: {error}"))
         return True
@@ -140,19 +149,25 @@ class Checkpointer:
         while True:
             try:
                 return await ask()
-            except StoreAway:
-                if not final:
+            except (StoreAway, Raised) as error:
+                if not final or not isinstance(error.__cause__ if isinstance(error, Raised) else error, StoreAway):
                     raise
             await asyncio.sleep(AGAIN_S)
 
-    async def _part(self, handle: Any, identifier: int, final: bool) -> dict[str, Any] | None:
+    async def _part(self, peer: Peer, identifier: int, final: bool) -> dict[str, Any] | None:
         """The description of a learner's part; None if there is none."""
 
         def ask() -> Awaitable[Any]:
-            return within(SAVE_S + CALL_S, handle.saved.remote(identifier, SAVE_S))
+            return asyncio.wait_for(peer.ask("saved", identifier, SAVE_S), SAVE_S + CALL_S)
 
         try:
             described: dict[str, Any] | None = await self._asked(ask, final)
             return described
-        except (ray.exceptions.RayError, TimeoutError):
+        except (NoAnswer, TimeoutError):
             return None  # dead, frozen, or unable to write: it recovers from a peer instead
+
+
+def words(error: Exception) -> str:
+    """An error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__

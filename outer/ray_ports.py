@@ -1,0 +1,78 @@
+"""The ports of a shell, over Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from outer.ports import Gone, Here, NoAnswer, Peer, Raised, Unreachable
+
+OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
+
+
+class Put(NamedTuple):
+    """A large answer, in the object store."""
+
+    value: Any  # an ObjectRef
+
+
+async def put(threads: Executor, answer: Any) -> Put:
+    """The answer for RayPeer.ask. Ray would store it in the thread in which it starts an actor's other calls."""
+    return Put(await asyncio.get_running_loop().run_in_executor(threads, ray.put, answer))
+
+
+@dataclass(frozen=True)
+class RayPeer:
+    """A process that is a Ray actor."""
+
+    handle: Any
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        with answering():
+            answer = await getattr(self.handle, method).remote(*arguments)
+            return await answer.value if isinstance(answer, Put) else answer
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        getattr(self.handle, method).remote(*arguments)
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Ray's errors as those of the ports; their message is the name of Ray's."""
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        raise Raised(type(error).__name__) from error
+    except ray.exceptions.ActorUnavailableError as error:
+        raise Unreachable(type(error).__name__) from error
+    except ray.exceptions.RayActorError as error:
+        raise Gone(type(error).__name__) from error
+    except ray.exceptions.RayError as error:
+        raise NoAnswer(type(error).__name__) from error
+
+
+def here(shard: Callable[..., Peer] | None = None) -> Here:
+    """This process, which is a Ray actor."""
+    context = ray.get_runtime_context()
+    node = context.get_node_id()
+    region = context.get_node_labels().get("region", "")
+    me = RayPeer(context.current_actor)
+    return Here(me, lambda: os._exit(0), region, {"pid": os.getpid(), "node": node}, shard=shard)
+
+
+def gathered(current: Sequence[Any], deadline_s: float) -> list[NDArray[np.float32]]:
+    """float32[n] per fragment, from what Bulk.current gives. Blocks. Raises RayError."""
+    if not current or isinstance(current[0], np.ndarray):
+        return list(current)
+    asked = [shard.handle.current.remote(versions) for shard, versions in current]
+    found = [item for each in ray.get(asked, timeout=deadline_s) for item in each]
+    return [theta for _, theta in sorted(found, key=lambda item: item[0])]
