@@ -5,7 +5,8 @@
 A catch counts only where the machines without the bug keep every promise at the same seed. What no seed of the profile
 catches is looked for with the others. Exit code 1 if a mutant escapes them all. `--write` renews the table in
 docs/mutants.md, and finds for each mutant the short run that tests/simulation/test_mutants.py repeats; both only for
-the mutants that are run.
+the mutants that are run. `--stale` leaves the table as it is, and finds and writes the short runs of those mutants
+alone that theirs do not catch any more.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ PAGE = ROOT / "docs" / "mutants.md"
 BEGIN, END = "<!-- table: written by python benchmarks/mutants.py --write -->", "<!-- end of table -->"
 SHORT = 40  # syncer steps of the runs that tests repeat
 SHORT_SEEDS = 12  # tried in each profile to find one
+STALE_SEEDS = 200  # and in `mixed`
 
 Row = dict[str, object]
 
@@ -41,8 +43,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--stale", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    if asked.stale:
+        return renew(asked.only, asked.jobs)
     rows: list[Row] = []
     with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as pool:
         for row in pool.map(partial(hunt, profile=asked.profile, seeds=asked.seeds, short=asked.write), asked.only):
@@ -56,6 +61,34 @@ def main() -> int:
     else:
         print(f"{len(rows) - len(escaped)} of {len(rows)} mutants are caught within {asked.seeds} seeds")
     return 1 if escaped else 0
+
+
+def renew(names: list[str], jobs: int) -> int:
+    """Find a short run for each of these mutants that has none, and write it at once."""
+    known, lacking = catching.recorded(), 0
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        caught = list(pool.map(still_caught, names, [known.get(name) for name in names]))
+        stale = [name for name, good in zip(names, caught, strict=True) if not good]
+        print(f"{len(stale)} of {len(names)} recorded runs do not catch: {', '.join(stale)}", flush=True)
+        for name, found in zip(stale, pool.map(short, stale, [known.get(name) for name in stale]), strict=True):
+            if found is not None:
+                catching.record(catching.recorded() | {name: found})
+            lacking += found is None
+            print(f"{name:<36} {found if found else 'escaped'}", flush=True)
+    return 1 if lacking else 0
+
+
+def still_caught(name: str, known: catching.Catch | None) -> bool:
+    return known is not None and catching.is_caught(MUTANTS[name], known)
+
+
+def short(name: str, known: catching.Catch | None) -> catching.Catch | None:
+    """A short run that catches a mutant, in the profile that did before or in the first that does."""
+    profiles = [known.profile] if known else []
+    for profile in profiles + [profile for profile in PROFILES if profile not in profiles]:
+        if found := catching.first(MUTANTS[name], range(1, SHORT_SEEDS + 1), profile, SHORT):
+            return found
+    return catching.first(MUTANTS[name], range(SHORT_SEEDS + 1, STALE_SEEDS + 1), "mixed", SHORT)
 
 
 def hunt(name: str, profile: str, seeds: int, short: bool) -> Row:

@@ -1,9 +1,9 @@
-"""How much of the two machines the simulator alone gets to: branch coverage, file by file, and what is missing.
+"""How much of the machines and shells the simulator alone gets to: coverage, file by file, and what is missing.
 
-    python benchmarks/reach.py [--seeds 1..60] [--write]
+    python benchmarks/reach.py [--seeds 1..8] [--write]
 
-Over these seeds of every profile in PROFILES. `--write` renews the total in docs/simulation.md. The exit code is 1 if
-less than REACH_MIN percent of lines and branches are reached, or if a promise breaks on the way.
+Over these seeds of every profile in PROFILES: branches of the machines, lines of the shells. `--write` renews the
+totals in docs/simulation.md. The exit code is 1 if less than REACH_MIN percent are reached, or if a promise breaks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from coverage import Coverage
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-REACH_MIN = 98.0
-PROFILES = ("mixed", "lockstep", "ended", "joining", "confusion")
+REACH_MIN = {"machines": 95.0, "shells": 86.0}
+PROFILES = ("mixed", "lockstep", "ended", "joining", "confusion", "shards", "sessions", "storage")
 PAGE = ROOT / "docs" / "simulation.md"
 BEGIN, END = "<!-- reach: written by python benchmarks/reach.py --write -->", "<!-- end of reach -->"
 MACHINES = {
@@ -32,28 +32,40 @@ MACHINES = {
     ),
     "learners/protocol": ("adoption", "held_spans", "joining", "learner", "staged_reads", "step_timer"),
 }  # fmt: skip
-SAVING = (
-    "Adoption.state", "Adoption.restore", "HeldSpans.state", "HeldSpans.restore", "Learner.resume", "Learner.may_save",
-    "Learner.held_versions", "Learner._enter", "Learner._on_compiled", "Learner._on_grant", "Learner._note_snapshot",
-    "Learner._save_if_due", "EffectBuffer.send", "SpanPool.of", "SpanPool.state", "Syncer.marker",
-    "Syncer._on_snapshot",
-)  # fmt: skip
-ANSWERED_TWICE = "a shell that answers one Recover twice: the simulated one does not"
+SHELLS = {
+    "outer": ("bulk", "epoch", "log_feed", "relays", "shard", "shell", "snapshots"),
+    "outer/journal": ("chain", "journal", "journal_writer", "rebuild", "values"),
+    "learners": ("checkpoint_writer", "fetcher", "link", "shell", "step_runner"),
+    "orchestrator/lifecycle": ("checkpointer",),
+}
+NUMBERS = "values are the world's: no array is merged, encoded or extended"
+STANDBY = "standbys and islands are not simulated"
+STATUS = "asked by the orchestrator's status, the evaluator or `diloco check`, which are not simulated"
 REASONS = {  # why the simulator does not get there, or hardly ever
-    "Joining.miss": ANSWERED_TWICE,
-    "Joining.receive": ANSWERED_TWICE,
     "Learner._boundary": "a loop that asks again after Exit: the simulated one is over",
     "Learner._on_state": "a state that comes after the Stop which ended the joining: rare",
     "Learner._on_state_missed": "the same of a state that does not come",
     "StagedReads.stage": "in strict overlap a read of a step yet to come: with K = all every learner has finished it",
-    "JournalReplay.apply": "a journal with a hole: the simulated store loses nothing that it has acknowledged",
-    **dict.fromkeys(SAVING, "snapshots and suspension are not simulated"),
+    "FragmentShard._parameters": NUMBERS,
+    "FragmentShard._checked": NUMBERS,
+    "Fetcher._read": NUMBERS,
+    "LearnerShell.prepare": STANDBY,
+    "LearnerShell.promote": STANDBY,
+    "LearnerShell.stand_by": STANDBY,
+    "SyncerShell.snapshot": STATUS,
+    "SyncerShell.view": STATUS,
+    "SyncerShell.clock": STATUS,
+    "SyncerShell.die": "chaos in a real run arms it",
+    "StoredJournal.survey": STATUS,
+    "inspect": STATUS,
+    "inspect_identity": STATUS,
 }
 
 
 def measure(seeds: range) -> tuple[dict[str, Any], list[str]]:
     """coverage.py's own report, and every check that failed."""
-    files = [str(ROOT / room / f"{name}.py") for room, names in MACHINES.items() for name in names]
+    rooms = [*MACHINES.items(), *SHELLS.items()]
+    files = [str(ROOT / room / f"{name}.py") for room, names in rooms for name in names]
     coverage = Coverage(data_file=None, config_file=False, branch=True, include=files)
     coverage.exclude("if TYPE_CHECKING:")
     coverage.start()
@@ -74,10 +86,28 @@ def measure(seeds: range) -> tuple[dict[str, Any], list[str]]:
     return told, broken
 
 
+def share(told: dict[str, Any], group: str) -> tuple[float, int, int]:
+    """Percent reached of a group's lines, of machines also of branches; lines, and branches."""
+    rooms = MACHINES if group == "machines" else SHELLS
+    paths = {f"{room}/{name}.py" for room, names in rooms.items() for name in names}
+    found = [each["summary"] for name, each in told["files"].items() if _path(name) in paths]
+    lines, branches = (sum(each[key] for each in found) for key in ("num_statements", "num_branches"))
+    reached = sum(each["covered_lines"] for each in found)
+    if group == "shells":
+        return 100.0 * reached / lines, lines, 0
+    return 100.0 * (reached + sum(each["covered_branches"] for each in found)) / (lines + branches), lines, branches
+
+
 def headline(told: dict[str, Any], seeds: range) -> str:
     names = ", ".join(f"`{profile}`" for profile in PROFILES)
-    reached = f"{told['totals']['percent_covered']:.1f} % of {_size(told['totals'])} in {len(told['files'])} files"
-    return f"Seeds {seeds[0]} to {seeds[-1]} of {names}: {reached}."
+    machines, shells = share(told, "machines"), share(told, "shells")
+    reached = f"{machines[0]:.1f} % of {machines[1]:,} lines and {machines[2]:,} branches of the machines"
+    of_shells = f"{shells[0]:.1f} % of {shells[1]:,} lines of the shells"
+    return f"Seeds {seeds[0]} to {seeds[-1]} of {names}: {reached}, {of_shells}."
+
+
+def _path(name: str) -> str:
+    return str(Path(name).resolve().relative_to(ROOT))
 
 
 def table(told: dict[str, Any]) -> str:
@@ -87,7 +117,7 @@ def table(told: dict[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     for name, file in sorted(told["files"].items()):
-        path, summary = Path(name).resolve().relative_to(ROOT), file["summary"]
+        path, summary = _path(name), file["summary"]
         if summary["percent_covered"] == 100.0:
             continue
         missing = "; ".join(_missing(file))
@@ -95,10 +125,6 @@ def table(told: dict[str, Any]) -> str:
             f"|{path}|{summary['num_statements']}|{summary['num_branches']}|{summary['percent_covered']:.1f}|{missing}|"
         )
     return "\n".join(rows)
-
-
-def _size(totals: dict[str, Any]) -> str:
-    return f"{totals['num_statements']:,} lines and {totals['num_branches']:,} branches"
 
 
 def _missing(file: dict[str, Any]) -> list[str]:
@@ -125,7 +151,7 @@ def _seeds(text: str) -> range:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=_seeds, default="1..60", metavar="A..B")
+    parser.add_argument("--seeds", type=_seeds, default="1..8", metavar="A..B")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     told, broken = measure(options.seeds)
@@ -133,7 +159,8 @@ def main() -> None:
     print("\n".join([text, "", table(told), *broken]))
     if options.write:
         write(f"{BEGIN}\n\n{text}\n\n{END}")
-    sys.exit(1 if broken or told["totals"]["percent_covered"] < REACH_MIN else 0)
+    short = any(share(told, group)[0] < least for group, least in REACH_MIN.items())
+    sys.exit(1 if broken or short else 0)
 
 
 if __name__ == "__main__":

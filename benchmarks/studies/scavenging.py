@@ -92,16 +92,13 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
         else {},
         state_bytes=STATE_BYTES,
         look_s=max(1.0, 0.1 * setting.step_s),
-        recorded=True,
     )
     world = World(fleet)
     _at_progress(world, comes, [partial(world.supervisor.want, name) for name in guests])
     _at_progress(world, goes, [partial(world.supervisor.unwant, name) for name in guests])
     outcome = world.run(2.0 * total_s)
     assert outcome.finished_at is not None
-    asked = {
-        fact.learner: at for at, fact in world.context.facts["orchestrator", 1] if isinstance(fact, LearnerRequested)
-    }
+    asked = {fact.learner: at for at, fact in world.context.said if isinstance(fact, LearnerRequested)}
     took = [world.steps[name][0].began - asked[name] for name in guests if world.steps.get(name)]
     return outcome.finished_at, outcome.participation, sum(took) / len(took) if took else None
 

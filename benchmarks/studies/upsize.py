@@ -22,6 +22,7 @@ from learners.protocol.facts import StateReceived
 from orchestrator.planner.fleet.description import Fleet, FleetFault, FleetLink, FleetMember, Steady, Timing, constant
 from orchestrator.planner.fleet.world import simulate
 from orchestrator.planner.sizing.traffic import DOWN_BYTES
+from orchestrator.simulation.log import read
 from outer.config import SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.schedule import Budget
@@ -89,14 +90,14 @@ def _row(setting: Upsize, copy_steps: float) -> Row:
         state_bytes=STATE_COPIES * DOWN_BYTES * setting.parameters,
         faults=(FleetFault("join", NEWCOMER, comes_s),),
         look_s=max(1.0, setting.step_s),
-        recorded=True,
     )
     outcome, world = simulate(fleet, total_s, comes_s)
     waited_s = sum(outcome.seconds - outcome.useful_s[name] for name in names)
     stepped = world.steps.get(NEWCOMER, [])
     joined = None if not stepped else (stepped[0].began - comes_s) / setting.step_s
-    received = [fact for _, fact in world.context.facts.get((NEWCOMER, 1), []) if isinstance(fact, StateReceived)]
-    commits = [fact for at, fact in world.context.facts["syncer", 1] if isinstance(fact, Committed) and at >= comes_s]
+    log, _ = read(world.context)
+    received = [event.fact for event in log if event.writer == NEWCOMER and isinstance(event.fact, StateReceived)]
+    commits = [event.fact for event in log if isinstance(event.fact, Committed) and event.at >= comes_s]
     merged = sum(one.learner != NEWCOMER for fact in commits for one in fact.participants)
     return Row(
         copy_steps=copy_steps,

@@ -20,25 +20,29 @@ SYNCER_STEPS = 200
 ELEMENTS = 2**18  # of a fragment that is made up
 LEARNERS = ("a", "b", "c", "d")
 NEWCOMERS = ("e", "f")
+HOME, FAR = "home", "far"  # regions: the syncer's, and one whose learners give versions to each other
+SHARDS = ("shard.0", "shard.1", "shard.2")  # hosts
 EVERYBODY = "all"
-MANIFEST = {"seed": 0}  # what everybody agrees on
+SHARED = {"seed": 0}  # of the recipe, what everybody agrees on
 OTHER_MANIFEST = {"seed": 1}
 
 # By topic, and for each kind of fault the share of the seeds that plan one.
 KINDS: dict[str, dict[str, float]] = {
     "network": {
         "loss": 0.25, "duplication": 0.25, "reordering": 0.25, "cut_one_way": 0.25, "cut_two_way": 0.2,
-        "flapping": 0.2, "slow_link": 0.2, "slow_download": 0.15,
+        "flapping": 0.2, "slow_link": 0.2, "slow_download": 0.15, "link_down": 0.2,
     },
     "hosts": {
         "crash": 0.3, "crash_joining": 0.2, "crash_transferring": 0.2, "crash_answering": 0.15, "freeze": 0.3,
-        "slow": 0.25, "wall_skew": 0.3, "wall_jump": 0.25, "clock_rate": 0.3, "clock_jump": 0.2,
+        "slow": 0.25, "straggle": 0.15, "wall_skew": 0.3, "wall_jump": 0.25, "clock_rate": 0.3, "clock_jump": 0.2,
     },
     "storage": {
         "storage_slow": 0.2, "storage_failing": 0.2, "storage_full": 0.15, "storage_torn": 0.2, "storage_lost": 0.2,
         "storage_stale": 0.2, "tail_lost": 0.2,
     },
     "syncer": {"syncer_crash": 0.35, "zombie": 0.2},
+    "shards": {"shard_crash": 0.4, "shard_freeze": 0.3, "shard_cut": 0.3},
+    "sessions": {"suspend": 0.4},
     "membership": {
         "scale_out": 0.2, "drain": 0.2, "leave": 0.2, "flap": 0.15, "rejoin_storm": 0.15, "all_die": 0.12,
         "donor_dies": 0.25, "two_joiners": 0.15,
@@ -63,6 +67,8 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
     "confusion": ("confusion", "syncer"),
     "joining": ("joining",),
     "lockstep": ("reordering", "slow_link", "slow"),  # in strict overlap nobody joins or leaves: there are only delays
+    "shards": ("shards", "storage", "syncer"),
+    "sessions": ("sessions", "syncer"),
     "ended": ("ending", "network", "syncer", "membership", "confusion"),
 }
 ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
@@ -126,6 +132,8 @@ class Options:
     in_flight_max: int = 2  # steps of a learner
     budget_tokens: int | None = None  # instead of the syncer steps
     dealt: tuple[Fragment, ...] = ()  # the model's own fragments; none: a model that is made up
+    shards: int = 1
+    every_s: float = 0.0  # between two checkpoints; 0: none is taken
     places: dict[str, Place] = field(default_factory=dict)  # of those that are not in PLACE
 
     @property
@@ -233,7 +241,29 @@ def draw(
         faults=plan(seed, profile, storm_s),
         budget_tokens=_tokens(stream(seed, "budget"), syncer_steps) if profile == "ended" else None,
         in_flight_max=pick(stream(seed, "in flight"), (1, 2, 2)),
+        every_s=_every_s(stream(seed, "checkpoints"), profile),
+        shards=_shards(stream(seed, "shards"), profile),
+        places=_places(stream(seed, "regions"), profile),
     )
+
+
+def _every_s(chance: Random, profile: str) -> float:
+    """A third of the seeds takes checkpoints."""
+    share = 0.0 if profile == "lockstep" else 1.0 if profile == "sessions" else 0.33
+    return between(chance, 2.0, 10.0) if chance.random() < share else 0.0
+
+
+def _shards(chance: Random, profile: str) -> int:
+    """Of a fifth of the seeds several."""
+    share = 1.0 if profile == "shards" else 0.2
+    return pick(chance, (2, 3)) if chance.random() < share else 1
+
+
+def _places(chance: Random, profile: str) -> dict[str, Place]:
+    """Of a third of the seeds some learners are far away."""
+    if profile == "calm" or chance.random() >= 0.33:
+        return {}
+    return {name: Place(PLACE.pool, pick(chance, (FAR, FAR, HOME))) for name in (*LEARNERS, *NEWCOMERS)}
 
 
 def _tokens(chance: Random, syncer_steps: int) -> int | None:

@@ -1,6 +1,6 @@
 """Forecasts a run: the recipe in virtual time, with the failures, links and spot hours that its [fleet] names.
 
-The production machines run once, from the beginning of the run to its end or for as many steps as can be simulated in
+The production shells run once, from the beginning of the run to its end or for as many steps as can be simulated in
 seconds. Failures that come less often than that are in the plan's mean times (sizing/fault_tolerance.py) alone. What a
 recipe does not say is assumed, in the constants here; docs/planning.md lists them.
 """
@@ -32,7 +32,7 @@ from outer.protocol.schedule import Budget
 
 NOISE = 0.02  # standard deviation of a step's time, as a share of it
 IMPORTING = 0.3  # share of a learner's start; the rest is compiling
-STEPS_MAX = 20_000  # of all learners together
+STEPS_MAX = 6_000  # of all learners together
 ROUNDS_MIN = 3  # fewer rounds of H steps say nothing
 ASSUMED_STEP_S = 1.0
 

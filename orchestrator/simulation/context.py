@@ -7,43 +7,25 @@ plugs in durations. `learner` and `syncer` in the ports are the processes of the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from orchestrator.eventlog.events import Event
-from orchestrator.simulation.calls import Network
+from numpy.typing import NDArray
+
+from learners.config import DataConfig
+from orchestrator.simulation.peers import Network
 from orchestrator.simulation.process import Host
 from orchestrator.simulation.timeline import Timeline
 from outer.config import SyncConfig
-from outer.protocol.events_effects import Append, Merge, Merged, Publish
+from outer.journal.object_store import Objects
+from outer.numeric import codec as codecs
+from outer.protocol.events_effects import Append, Publish
+from outer.protocol.fragments import Fragment
 from outer.protocol.messages import Contribution, Report
-from outer.protocol.recorder import Run
 
 Key = tuple[str, int]  # writer, and its incarnation or epoch
-Fact = tuple[float, Any]  # wall-clock seconds of its writer, and the fact
-
-
 Trace = Callable[[float, str, object], None]  # virtual seconds, who, and what happened
-
-SYNCER = "syncer"
-AMONG_SYNCERS = frozenset({"orchestrator", "chaos"})  # writers with logs of their own
-
-
-class FactStretch(NamedTuple):
-    """Facts of one incarnation, or epoch, by their numbers: from `first` up to `stop`, without that."""
-
-    key: Key
-    first: int
-    stop: int
-
-
-class SimGroup(NamedTuple):
-    """The content of one object of the chain, in order."""
-
-    stretches: tuple[FactStretch, ...] = ()
-    runs: tuple[Run, ...] = ()  # for each writer, the number of the last fact that is in the log with this group
-    records: tuple[Append, ...] = ()  # their facts are among the stretches
 
 
 class SimLearner(NamedTuple):
@@ -53,6 +35,7 @@ class SimLearner(NamedTuple):
     batch_size: int  # samples of a step
     pool: str
     region: str | None
+    tokens: int  # of a step
 
 
 class Durations(Protocol):
@@ -65,7 +48,6 @@ class Durations(Protocol):
     look_s: float  # between two polls of the supervisor
     exit_s: float  # from the end of a training loop to the end of its process
     end_s: float  # from an orderly end of a process until the supervisor knows of it
-    pack_s: float  # for a donor to pack its state
     # Drawn anew each time:
     notice_s: Callable[[], float]  # from a learner's death to its detection
     outage_s: Callable[[], float]  # from a syncer's death until its successor starts
@@ -74,20 +56,17 @@ class Durations(Protocol):
     begin_s: Callable[[], float]  # for the supervisor to tell a learner to begin
     reattach_s: Callable[[], float]  # for the supervisor to tell a learner of a new syncer
 
-    def startup(self, learner: Any) -> tuple[float, float]:
-        """Seconds of importing, and of compiling."""
-
-    def work(self, seconds: float, learner: Any, happen: Callable[..., Any], *args: Any) -> None:
-        """Call back once a start has done so many seconds of work."""
-
-    def step(self, learner: Any, number: int) -> tuple[float, int]:
-        """The virtual second at which the step that begins now is done, and its tokens."""
+    def step_until(self, learner: Any, begins_at: float) -> float:
+        """The virtual second at which a step that begins then is done."""
 
     def died(self, learner: Any) -> None:
         """A learner's process has ended."""
 
-    def merge_s(self, fragment: int, payloads: int) -> float:
-        """Seconds of one merge."""
+    def job(self, kind: str, func: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[float, float]:
+        """Seconds that a job beside the loop takes, before and after the moment at which it happens.
+
+        `kind`: the name of its threads; empty for the loop's own.
+        """
 
     def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
         """Call back once there is hardware and a process for an incarnation."""
@@ -107,6 +86,15 @@ class Values(Protocol):
     def apply(self, effect: Any) -> None:
         """Adopt a version."""
 
+    def base(self, fragment: int) -> Any:
+        """The array of the version that came last."""
+
+    def saved(self) -> NDArray[Any]:
+        """The whole state, for a checkpoint."""
+
+    def restore(self, saved: NDArray[Any]) -> None:
+        """Go on from a checkpoint."""
+
     def packed(self, poisoned: bool) -> Any:
         """The whole state, for a joiner. `poisoned`: its numbers are not finite."""
 
@@ -118,26 +106,42 @@ class Values(Protocol):
 
 
 class Model(Protocol):
-    """The contents of the syncer's fragments."""
+    """The contents of the syncer's fragments. An array of one number stands for a value."""
 
-    def merged(self, syncer: Any, effect: Merge) -> Merged:
-        """Merge payloads into a fragment's next version."""
+    fragments: tuple[Fragment, ...]
+    task: Mapping[str, Any]  # what the task says of itself
 
-    def published(self, syncer: Any, effect: Publish) -> Any:
-        """The version that is announced. It has a `number`."""
+    def origin(self, fragment: int) -> NDArray[Any]:
+        """The initial value."""
+
+    def examined(self, contribution: Contribution) -> Contribution:
+        """The contribution, with its defect if its payload has one."""
+
+    def encoded(self, contribution: Contribution, poisoned: bool) -> Contribution:
+        """A contribution for the wire, with its digest. `poisoned`: its numbers are not finite."""
+
+    def received(self, theta: NDArray[Any]) -> Any:
+        """A version that has come. It has a `number`."""
+
+    def merged(
+        self, syncer: Any, fragment: int, version: int, base: NDArray[Any], payloads: Sequence[Any], weights: Any
+    ) -> Any:
+        """A SimProposal of the fragment's next version."""
 
 
-class Journal(Protocol):
-    """Writes one epoch's groups, one at a time."""
+@dataclass(frozen=True)
+class SimProposal:
+    """A version that was merged, as outer.numeric.parameters.Proposal."""
 
-    def put(self, group: SimGroup) -> None:
-        """Create the next object of the chain. Called again only once the last group is durable."""
+    fragment: int
+    arrays: list[NDArray[Any]]
+    finite: bool = True
+    norm: float = 1.0
+    outlier: int = -1
 
-    def finish(self, group: SimGroup) -> None:
-        """The run is over: the group under way, and this one, become durable."""
-
-    def crash(self) -> None:
-        """The syncer's process has ended: what was not durable may be lost."""
+    @property
+    def digest(self) -> str:
+        return codecs.digest(self.arrays[0])
 
 
 class Faults:
@@ -147,13 +151,9 @@ class Faults:
         """True if a fault of that kind hits this payload (for `linger`: this process)."""
         return False
 
-    def reported(self, learner: Any, report: Report) -> Report:
-        """Return the report that a learner really sends."""
-        return report
-
-    def contributed(self, learner: Any, contribution: Contribution) -> tuple[Contribution, str]:
-        """Return the contribution that a learner really hands out, and the defect that its inspection finds."""
-        return contribution, ""
+    def outlives(self, kind: str) -> bool:
+        """True if a job of a process that has stopped happens all the same, for it was on its way."""
+        return False
 
     def spoils(self, learner: Any, start: int) -> bool:
         """True if the batch from this sample on cannot be built."""
@@ -162,9 +162,6 @@ class Faults:
     def finite(self, state: Any) -> bool:
         """True if the numbers of a donor's state are finite."""
         return True
-
-    def moment(self, learner: Any, moment: str) -> None:
-        """A learner has reached a moment at which a triggered fault may strike."""
 
     def started(self, learner: Any) -> None:
         """A learner's process is up."""
@@ -188,8 +185,20 @@ class Observer:
     def leaves(self, learner: Any, reason: str) -> None:
         """A learner's loop ends."""
 
+    def raised(self, process: Any, error: BaseException) -> None:
+        """Something in a shell has raised that nobody waits for."""
+
+    def appended(self, syncer: Any, effect: Append) -> None:
+        """The syncer has handed a record to its journal."""
+
+    def begun(self, syncer: Any) -> None:
+        """The syncer serves."""
+
     def emitted(self, syncer: Any, fact: Any) -> None:
-        """The syncer has recorded a fact."""
+        """The syncer has recorded a fact; a record once it is durable."""
+
+    def published(self, syncer: Any, effect: Publish) -> None:
+        """The syncer announces a version."""
 
     def sent(self, syncer: Any, message: Any) -> None:
         """The syncer sends a message to a learner that is there."""
@@ -200,60 +209,35 @@ class Observer:
     def told(self, syncer: Any, event: Any, effects: list[Any]) -> None:
         """The syncer has handled an event from the supervisor."""
 
-    def reporting(self, syncer: Any, learner: Any, report: Report) -> Callable[[], None] | None:
+    def reporting(self, syncer: Any, report: Report) -> Callable[[], None] | None:
         """The syncer is about to handle a report. What is returned is called afterwards."""
         return None
 
-    def answered(self, syncer: Any, contribution: Contribution, effects: list[Any]) -> None:
-        """The syncer has handled a contribution."""
+    def answering(self, syncer: Any, contribution: Contribution) -> Callable[[list[Any]], None] | None:
+        """The syncer is about to handle a contribution. What is returned is called with the effects."""
+        return None
 
 
 @dataclass(kw_only=True)
 class SimContext:
-    """`make_learner` takes a name and an incarnation; `make_journal` a syncer and two callbacks, durable and refused.
-
-    `make_values` takes a learner's key.
-    """
+    """`make_values` takes a learner's key."""
 
     time: Timeline
     network: Network
     durations: Durations
     sync: SyncConfig
+    data: DataConfig
     specs: Mapping[str, SimLearner]
     manifest: Mapping[str, Any]
     model: Model
-    make_learner: Callable[[str, int], Any]
     make_values: Callable[[Key], Any]
-    make_journal: Callable[[Any, Callable[[SimGroup], None], Callable[[], None]], Journal]
+    store: Objects
     faults: Faults = field(default_factory=Faults)
     observer: Observer = field(default_factory=Observer)
     fault_counts: Counter[str] = field(default_factory=Counter)  # by kind of fault: how often it had an effect
     trace: Trace | None = None
-    recording: bool = True  # facts are kept
-    fetchers: int = 2  # fetches at a time of one learner
-    fetches_newest: bool = False  # of a fragment's versions that wait, as learners/fetcher.py does
     in_flight_max: int = 1  # steps of one learner
-    facts: dict[Key, list[Fact]] = field(default_factory=dict)  # every recorded fact, by writer and incarnation
-    said_at: dict[Key, list[float]] = field(default_factory=dict)  # virtual seconds, of each epoch's own facts
-    log: list[SimGroup] = field(default_factory=list)  # the chain: groups that are durable
-    acknowledged: dict[Key, int] = field(default_factory=dict)  # by learner: the last number it was told to be durable
-
-    def events(self) -> list[Event]:
-        """The run's log in its order: the chain, and the facts of other logs by time among the syncer's own."""
-        others = sorted(
-            (
-                Event(*key, number, at, fact)
-                for key, said in self.facts.items()
-                if key[0] in AMONG_SYNCERS
-                for number, (at, fact) in enumerate(said)
-            ),
-            key=lambda event: event.at,
-        )[::-1]
-        events: list[Event] = []
-        for key, first, stop in (stretch for group in self.log for stretch in group.stretches):
-            said, said_at = self.facts[key][first:stop], self.said_at.get(key)
-            for number, (at, fact) in enumerate(said, first):
-                while said_at and others and others[-1].at <= said_at[number]:
-                    events.append(others.pop())
-                events.append(Event(*key, number, at, fact))
-        return events + others[::-1]
+    saving: bool = False  # learners save their state for checkpoints
+    shard_hosts: Sequence[Host] = ()  # where shards are that are processes of their own
+    said: list[tuple[float, Any]] = field(default_factory=list)  # facts of the orchestrator, with virtual seconds
+    said_at: dict[int, list[float]] = field(default_factory=dict)  # virtual seconds, of each epoch's own facts

@@ -1,371 +1,388 @@
-"""One incarnation of a learner as a process, with what it says to the syncer and to its peers.
+"""An incarnation of a learner as a process: the production shell, on devices where a step is time that passes.
 
-Reads and requests for its state are always answered: by a payload, a refusal, or the caller's deadline. What is wrong
-with an answer is put in by the context's faults.
+What the world wants to see of it is said to the context's observer and faults.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+from numpy.typing import NDArray
+
+from learners.config import InnerConfig
+from learners.fault_effects import FaultEffects
 from learners.protocol import events_effects
-from orchestrator.simulation.calls import Call, ask
-from orchestrator.simulation.context import Key, SimContext
-from orchestrator.simulation.learner_loop import LearnerLoop
-from outer.protocol.leases import longest_s
-from outer.protocol.messages import (
-    COMPILING,
-    IMPORTING,
-    STARTING,
-    STOPPED,
-    Attach,
-    Donor,
-    Report,
-    State,
-    StateRequest,
-)
-from outer.protocol.recorder import Numbered
+from learners.protocol.facts import DeviceTaken
+from learners.protocol.learner import SUSPENDED
+from learners.shell import LearnerShell
+from learners.spec import LearnerSpec
+from learners.step_runner import PAUSE_MIN_S
+from orchestrator.simulation.context import SimContext
+from orchestrator.simulation.peers import SimPeer
+from orchestrator.simulation.process import Process
+from orchestrator.simulation.syncer_process import SyncerProcess
+from outer.ports import Here, NoAnswer
+from outer.protocol.fragments import Fragment
+from outer.protocol.messages import STARTING, Contribution, Report, State, StateRequest
 
-REPORTS_MAX = 32  # on their way to the syncer; beyond that a report is not sent
-ATTACH_ATTEMPTS_MAX = 5
-NO_FACTS: list[Numbered] = []
-CALL_S = 10.0  # deadline for an answer from the syncer
+LINGER_S = 3.0  # until a process that is slow to end has ended
+LOSS = 2.0
+ONE_AT_A_TIME = math.nextafter(1.0, 2.0)  # of `slowdown`: with more than 1 there is one step in flight
+DEVICE = DeviceTaken("cpu", "virtual", 1, 1, "virtual", "", {}, {})
 
-ReadKey = tuple[int, int]  # syncer step and attempt
+T = TypeVar("T")
 
 
-class LearnerProcess(LearnerLoop):
-    """`syncer` is the newest syncer's process that it was told of."""
+class LearnerProcess(Process):
+    """`ended` is called with the reason once its process has ended by itself, `died` when that ends in any other way.
 
-    def __init__(self, context: SimContext, name: str, incarnation: int, ended: Callable[[Any, str], None]) -> None:
-        super().__init__(context, name, incarnation, ended)
-        self.syncer: Any = None
-        self.welcomed = 0  # by this epoch
-        self.undelivered = 0  # messages of the syncer on their way here
-        self.reports = 0  # on their way to the syncer
-        self.up, self.down = context.network.links(self)
-        self._network = context.network
-        self._reads: dict[
-            ReadKey, list[tuple[Call, float]]
-        ] = {}  # the syncer's questions without an answer, and when they came
-        self._gifts: dict[Key, Call] = {}  # by joiner: who waits for this learner's state
-        self._fetches: deque[Callable[[], None]] = deque()  # that wait for a thread
-        self._fetching = 0
-        self._wanted: dict[int, int] = {}  # by fragment that is fetched, or waits for it: the newest version asked for
-        self._attempts = 0  # to attach
-        self._perform |= {
-            events_effects.Send: self._send,
-            events_effects.Answer: self._answer,
-            events_effects.Fetch: self._fetch,
-            events_effects.Recover: self._recover,
-            events_effects.Donate: self._donate,
-            events_effects.Decline: self._decline,
-            events_effects.Inherit: self._inherit,
-            events_effects.Apply: self.values.apply,
-        }
+    `syncer`: the newest that it was told of.
+    """
+
+    shell: ObservedLearner
+
+    def __init__(
+        self,
+        context: SimContext,
+        spec: LearnerSpec,
+        syncer: SyncerProcess | None,
+        ended: Callable[[LearnerProcess, str], None],
+        died: Callable[[LearnerProcess], None],
+    ) -> None:
+        super().__init__(context.time, context.specs[spec.name].host, (spec.name, spec.incarnation))
+        self.name, self.incarnation, self.context = spec.name, spec.incarnation, context
+        self.training = False  # its loop runs
+        self.exited = ""  # why its loop has ended
+        self.reported_at = context.time.now  # virtual seconds, like what follows
+        self.stepped_at = 0.0  # when its newest step is, or was, done
+        self.values = context.make_values(self.key)
+        self.faults = FaultEffects(self.clock)
+        self.device = SimDevice(self, spec)
+        self.jobs.takes, self.jobs.outlives = context.durations.job, context.faults.outlives
+        self.me, self.raised = SimPeer(context.network, self), context.observer.raised
+        here = Here(self.me, self.end, wall=self._date)
+        self.shell = ObservedLearner(self, spec, here, None if syncer is None else syncer.me)
+        self._ended, self._died = ended, died
+        self._telling = 0  # of a new epoch: so many calls are under way
+
+    @property
+    def machine(self) -> Any:
+        return self.shell._machine
+
+    @property
+    def phase(self) -> str:
+        return STARTING if self.machine is None else self.machine.phase
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that it is attached to."""
+        return None if self.machine is None else self.machine.epoch
 
     @property
     def waiting(self) -> int:
-        """Reads, gifts and fetches that are not answered yet."""
-        return sum(map(len, self._reads.values())) + len(self._gifts) + len(self._fetches) + self._fetching
-
-    def die(self) -> None:
-        super().die()
-        for waiting in self._reads.values():
-            for call, _ in waiting:
-                call.died()
-        for call in self._gifts.values():
-            call.died()
-
-    def _moment(self, moment: str) -> None:
-        self._context.faults.moment(self, moment)
-
-    def _ask(
-        self,
-        handler: Callable[[Call], None],
-        message: Any,
-        deadline_s: float,
-        answered: Callable[[Any], None],
-        failed: Callable[[str], None],
-    ) -> None:
-        """Ask the syncer."""
-        ask(self._network, self, self.syncer, (self.up, self.down), handler, message, deadline_s, answered, failed)
-
-    # -------------------------------------------------------------- reports and attaching
-
-    def _send(self, effect: events_effects.Send) -> None:
-        message = effect.message
-        if type(message) is not Report:
-            assert isinstance(message, Attach)
-            self._attach(message)
-            return
-        self.reported_at = self.time.now
-        syncer = self.syncer
-        if syncer is None or (self.reports >= REPORTS_MAX and message.phase != STOPPED):
-            return
-        message = self._context.faults.reported(self, message)
-        oldest, facts = (self.outbox.oldest, self.outbox.pending()) if self._recording else (0, NO_FACTS)
-        self.reports += self._network.carry(self.up, 0.0, syncer, syncer.report, self, message, oldest, facts)
-
-    def acknowledged(self, number: int) -> None:
-        """Facts up to this number are durable."""
-        self.outbox.acknowledge(number)
-        known = self._context.acknowledged
-        known[self.key] = max(number, known.get(self.key, -1))
-
-    def _everything(self) -> tuple[int, list[Numbered]]:
-        """(the oldest number that it holds, all facts that are not durable)."""
-        facts = self.outbox.everything()
-        assert facts is not None
-        return facts[0][0] if facts else self.outbox.oldest, facts
-
-    def _say_last_words(self) -> None:
-        if self.syncer is not None:
-            self._network.carry(self.up, 0.0, self.syncer, self.syncer.note, self, *self._everything())
-
-    def reattach(self, syncer: Any) -> None:
-        """Another syncer is there: the one it knew is dead."""
-        before = self.syncer
-        if before is not None and before.epoch >= syncer.epoch:
-            return  # a newer one has been announced meanwhile
-        self.syncer, self.reports, self._attempts = syncer, 0, 0
-        self.outbox.rewind()
-        if self.machine.phase in (STARTING, IMPORTING, COMPILING):
-            self.drive(events_effects.Reattach())  # there is no loop to wake yet
-        elif before is not None:
-            self.on_message(events_effects.Reattach())
+        """Questions and other work that is under way."""
+        return len(self.shell._waiting) + len(self.shell._background.running)
 
     @property
     def steps(self) -> bool:
         """True if the process answers the supervisor, and its training loop is alive."""
-        return self.running and not self.exited and self.machine.is_alive(self.clock())
+        return self.running and not self.exited and self.machine is not None and self.machine.is_alive(self.clock())
 
-    def attach_again(self) -> None:
-        """Have it attach to the syncer that it was told of last, if it has given up."""
-        if self._attempts >= ATTACH_ATTEMPTS_MAX:
-            self._attempts = 0
-            self.on_message(events_effects.Reattach())
+    @property
+    def poisoned(self) -> bool:
+        return self.device.trainer.poisoned
 
-    def _attach(self, message: Attach) -> None:
-        syncer = self.syncer
-        assert syncer is not None
-        self._attempts += 1
-        self._moment("joining")
-        failed = partial(self._unattached, syncer, message)
-        self._ask(
-            syncer.attach, (self, message, self.outbox.oldest, self.outbox.pending()), CALL_S, self._attached, failed
-        )
+    @property
+    def known_poisoned(self) -> bool:
+        """Whether a loss has shown that its numbers are not finite."""
+        return self.device.trainer.known_poisoned
 
-    def _attached(self, answer: Any) -> None:
-        if isinstance(answer, str):
-            self.fail(f"the syncer refused this learner: {answer}")
-        else:
-            self._moment("welcomed")
-            self.welcomed = answer.epoch
-            self.on_message(answer)
+    def _date(self) -> float:
+        if self.host.jumped:
+            self.host.jumped = False
+            self.context.fault_counts["wall_jump"] += 1
+        return self.wall()
 
-    def _unattached(self, syncer: Any, message: Attach, reason: str) -> None:
-        """No answer came. If the syncer is dead, the learner will be told of its successor."""
-        if reason != "GetTimeoutError" or self.syncer is not syncer or self.exited:
-            return
-        if self._attempts < ATTACH_ATTEMPTS_MAX:
-            self._attach(message)
-        elif self.machine.epoch is None:
-            self.fail("the syncer does not answer")
+    def begin(self) -> None:
+        """Import, compile, attach, train. Call it in the process's loop, as what follows."""
+        self.spawn(self._live())
 
-    # -------------------------------------------------------------- reads of its fragments
+    async def _live(self) -> None:
+        try:
+            reason = await self.shell.run()
+        except Exception as error:
+            reason = f"failed: {error}"
+        self.exited = reason
+        if reason == SUSPENDED:
+            return  # it is asked for its state until it is ended
+        linger_s = LINGER_S if self.context.faults.damages("linger") else 0.0
+        await asyncio.sleep(self.context.durations.exit_s + linger_s)
+        self.die()
+        self._ended(self, reason)
 
-    def read(self, call: Call) -> None:
-        """The syncer asks for a fragment."""
-        request = call.message
-        key = (request.syncer_step, request.attempt)
-        self._reads.setdefault(key, []).append((call, self.time.now))
-        self.on_message(request)
-        if key in self._reads:
-            self.after(request.deadline_s, self._no_boundary, key, call)
+    def leave(self) -> None:
+        """Its host tells it to end."""
+        self.shell.leave()
 
-    def _no_boundary(self, key: ReadKey, call: Call) -> None:
-        for read in self._reads.get(key, ()):
-            if read[0] is call:
-                self._remove_read(key, read)
-                call.reply(0.0, None)
-                return
+    def reattach(self, syncer: SyncerProcess, refused: Callable[[str], object]) -> None:
+        """A new epoch serves."""
+        self.spawn(self._reattach(syncer, refused))
 
-    def _remove_read(self, key: ReadKey, read: tuple[Call, float]) -> None:
-        waiting = self._reads[key]
-        waiting.remove(read)
-        if not waiting:
-            del self._reads[key]
+    async def _reattach(self, syncer: SyncerProcess, refused: Callable[[str], object]) -> None:
+        self._telling += 1
+        refusal = await self.shell.reattach(1, syncer.me)
+        self._telling -= 1
+        if refusal:
+            self.time.after(0.0, refused, refusal)
 
-    def _answer(self, effect: events_effects.Answer) -> None:
-        """Answer the call that has waited longest."""
-        contribution = effect.contribution
-        key = (contribution.syncer_step, contribution.attempt)
-        if key not in self._reads:
-            return
-        call, asked_at = self._reads[key][0]
-        self._remove_read(key, (call, asked_at))
-        contribution = replace(contribution, held_s=self.time.now - asked_at)
-        self.values.read(contribution)
-        contribution, defect = self._context.faults.contributed(self, contribution)
-        if defect or self._recording:  # else nobody looks at the digest
-            payload = None if defect else contribution.payload  # as the inspection leaves it
-            digest = f"{self.name}{self.incarnation}@{contribution.step}"
-            contribution = replace(contribution, payload=payload, digest=digest, defect=defect)
-        call.reply(
-            self._network.up_size(contribution.fragment, contribution.codec), (contribution, *self._everything())
-        )
-        self._moment("answered")
+    def remind(self, syncer: SyncerProcess, refused: Callable[[str], object]) -> None:
+        """Tell it again of an epoch that it is not attached to."""
+        if self.epoch != syncer.epoch and not self._telling:
+            self.reattach(syncer, refused)
 
-    # -------------------------------------------------------------- versions
+    def die(self) -> None:
+        if self.alive:
+            super().die()
+            self.context.durations.died(self)
 
-    def _fetch(self, effect: events_effects.Fetch) -> None:
-        """Fetch each version by itself, so that they overtake each other, or only the newest that waits."""
-        fragment = effect.fragment
-        if not self._context.fetches_newest:
-            self._submit(partial(self._ask_version, fragment, effect.version))
-            return
-        idle = fragment not in self._wanted
-        self._wanted[fragment] = max(effect.version, self._wanted.get(fragment, -1))
-        if idle:
-            self._submit(partial(self._fetch_wanted, fragment))
+    def crash(self) -> None:
+        if self.alive:
+            self.die()
+            self._died(self)
 
-    def _fetch_wanted(self, fragment: int) -> None:
-        self._ask_version(fragment, self._wanted[fragment])
 
-    def _done_fetching(self, fragment: int, version: int) -> None:
-        """Fetch what was asked for meanwhile, unless this is it."""
-        if self._wanted.get(fragment, version) > version:
-            self._fetches.append(partial(self._fetch_wanted, fragment))
-        else:
-            self._wanted.pop(fragment, None)
-        self._release()
+class ObservedLearner(LearnerShell):
+    """The production shell, whose doings are told to the world."""
 
-    def _submit(self, job: Callable[[], None]) -> None:
-        """Run as many jobs at once as there are threads."""
-        if self._fetching < self._context.fetchers:
-            self._fetching += 1
-            job()
-        else:
-            self._fetches.append(job)
+    def __init__(self, process: LearnerProcess, spec: LearnerSpec, here: Here, syncer: SimPeer | None) -> None:
+        self._process, self._context = process, process.context
+        super().__init__(spec, here, syncer, process.faults, process.device, SimPace(process))
 
-    def _release(self) -> None:
-        if self._fetches:
-            self._fetches.popleft()()
-        else:
-            self._fetching -= 1
+    def _handled(self, event: events_effects.Event) -> list[events_effects.Effect]:
+        process = self._process
+        process.handled += 1
+        trace = self._context.trace
+        if trace is None:
+            return super()._handled(event)
+        trace(process.time.now, process.label, event)
+        effects = super()._handled(event)
+        for effect in effects:
+            if isinstance(effect, events_effects.Emit):
+                trace(process.time.now, process.label, effect.fact)
+        return effects
 
-    def _ask_version(self, fragment: int, version: int) -> None:
-        assert self.syncer is not None
-        self._moment("transferring")
-        fetched, failed = partial(self._fetched, fragment, version), partial(self._unfetched, fragment, version)
-        deadline_s = longest_s(self._context.sync.transfer_s, int(self._network.down_size(fragment)))
-        self._ask(self.syncer.fetch, (fragment, version), deadline_s, fetched, failed)
+    def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, NoAnswer | TimeoutError):  # of an attach that had no answer
+            self._context.observer.raised(self._process, error)
+        super()._fail(error)
 
-    def _fetched(self, fragment: int, version: int, answer: Any) -> None:
-        if answer is None:
-            self._unfetched(fragment, version, "fetch_failed")
-        elif self._context.faults.damages("fetch_damage"):
-            self._unfetched(fragment, version, "bad_digest")
-        else:
-            self._done_fetching(fragment, answer.number)
-            self.on_message(events_effects.Fetched(fragment, answer.number, answer))
+    def _perform(self, effect: events_effects.Effect) -> None:
+        if isinstance(effect, events_effects.Send):
+            if isinstance(effect.message, Report):
+                self._process.reported_at = self._process.time.now
+        elif isinstance(effect, events_effects.Donate):
+            self._context.observer.gives(self._process, effect)
+        elif isinstance(effect, events_effects.Exit):
+            self._context.observer.leaves(self._process, effect.reason)
+        super()._perform(effect)
 
-    def _unfetched(self, fragment: int, version: int, reason: str) -> None:
-        self._done_fetching(fragment, version)
-        reason = reason if reason == "bad_digest" else "fetch_failed"
-        self.on_message(events_effects.FetchFailed(fragment, version, reason))
 
-    # -------------------------------------------------------------- a peer's state: the joiner's end
+def learner_spec(context: SimContext, name: str, incarnation: int) -> LearnerSpec:
+    return LearnerSpec(
+        name=name,
+        incarnation=incarnation,
+        task="virtual",
+        model={},
+        data=context.data,
+        inner=InnerConfig(),
+        sync=context.sync,
+        seed=0,
+        batch_size=context.specs[name].batch_size,
+        slowdown=1.0 if context.in_flight_max > 1 else ONE_AT_A_TIME,
+        start_s=context.durations.start_s,
+        shared={},
+        code="",
+        core=None,
+        platform="cpu",
+        store=context.store if context.saving else None,
+    )
 
-    def _recover(self, effect: events_effects.Recover) -> None:
-        self._submit(partial(self._seek, effect))
 
-    def _seek(self, effect: events_effects.Recover) -> None:
-        """Have the syncer name a donor, and get its state."""
-        assert self.syncer is not None
-        named, missed = partial(self._named, effect), partial(self._missed, "", 0)
-        self._ask(self.syncer.seek, effect.seek, CALL_S, named, missed)
+# ------------------------------------------------------------------ devices
 
-    def _named(self, effect: events_effects.Recover, answer: tuple[Donor, LearnerProcess] | None) -> None:
-        if answer is None:
-            self._missed("", 0, "none")
-            return
-        named, donor = answer
-        whom = (named.donor, named.donor_incarnation)
-        deadline_s = longest_s(effect.deadline_s, self._network.state_size)
-        request = StateRequest(named.epoch, *self.key, *whom, named.syncer_step, deadline_s)
-        links = self._network.peer_links(self, donor)
-        given, missed = partial(self._given, donor), partial(self._missed, *whom)
-        ask(self._network, self, donor, links, donor.give, request, deadline_s, given, missed)
 
-    def _given(self, donor: LearnerProcess, answer: tuple[State, int, list[Numbered]] | str) -> None:
-        """The donor's facts have to be in the log before its state is used."""
-        if isinstance(answer, str):
-            self._missed(*donor.key, answer)
-            return
-        state, *facts = answer
-        self._moment("received")
-        assert self.syncer is not None
-        recorded, missed = partial(self._examine, donor, state), partial(self._missed, *donor.key)
-        self._ask(self.syncer.record, (donor, *facts), CALL_S, recorded, missed)
+class SimPace:
+    """The port learners.ports.Pace: the training loop is a task of the process's loop."""
 
-    def _examine(self, donor: LearnerProcess, state: State, recorded: None) -> None:
-        if not self._context.faults.finite(state):
-            self._missed(*donor.key, "non_finite")
-        elif self._context.faults.damages("state_damage"):
-            self._missed(*donor.key, "bad_digest")
-        else:
-            self._release()
-            self.on_message(events_effects.StateArrived(state))
+    thread = None
 
-    def _missed(self, donor: str, incarnation: int, reason: str) -> None:
-        self._release()
-        self.on_message(events_effects.StateMissed(donor, incarnation, reason))
+    def __init__(self, process: LearnerProcess) -> None:
+        self._process, self._woken, self.now = process, asyncio.Event(), process.clock
 
-    def _inherit(self, effect: events_effects.Inherit) -> None:
-        if not self._context.faults.finite(effect.state):
-            self.poison()
-        self.values.inherit(effect.state)
+    def wake(self) -> None:
+        self._woken.set()
 
-    # -------------------------------------------------------------- a peer's state: the donor's end
+    async def run(self, loop: Coroutine[Any, Any, T]) -> T:
+        self._process.training = True
+        try:
+            return await loop
+        finally:
+            self._process.training = False
 
-    def give(self, call: Call) -> None:
-        """A joiner asks for this learner's state."""
-        request = call.message
-        key = (request.joiner, request.joiner_incarnation)
-        self._gifts[key] = call
-        self._moment("giving")
-        self.on_message(request)
-        if self._gifts.get(key) is call:
-            self.after(request.deadline_s, self._answer_gift, key, call, "timeout")
+    async def sleep(self, seconds: float) -> None:
+        process = self._process
+        if seconds >= PAUSE_MIN_S:  # else it is what ONE_AT_A_TIME adds to a step
+            process.stepped_at = max(process.stepped_at, process.time.now + seconds / process.host.rate)
+            await asyncio.sleep(seconds)
 
-    def _donate(self, effect: events_effects.Donate) -> None:
-        key = (effect.request.joiner, effect.request.joiner_incarnation)
-        if (call := self._gifts.get(key)) is not None:
-            self._context.observer.gives(self, effect)
-            held = self.values.packed(self.poisoned)
-            self.after(self._context.durations.pack_s, self._pack, key, call, effect, held)
+    async def wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), seconds)
+        self._woken.clear()
 
-    def _decline(self, effect: events_effects.Decline) -> None:
-        key = (effect.request.joiner, effect.request.joiner_incarnation)
-        if (call := self._gifts.get(key)) is not None:
-            self._answer_gift(key, call, effect.reason)
+    async def result(self, pending: Any) -> tuple[float, dict[str, float]]:
+        process = self._process
+        if (left_s := pending.ends_at - process.time.now) > 0.0:
+            await asyncio.sleep(left_s * process.host.rate)
+        return process.device.trainer.loss(), {}
 
-    def _pack(self, key: Key, call: Call, effect: events_effects.Donate, held: Any) -> None:
-        if self.exited:
-            return
-        digest, size = f"{self.name}{self.incarnation}@{effect.step}", self._network.state_size
-        state = State(*self.key, effect.step, effect.syncer_step, held, digest, size, effect.versions)
-        self.on_message(events_effects.StateSent(effect.request, effect.step, digest, size, effect.versions))
-        self.values.gave(effect.step, held)
-        self._answer_gift(key, call, (state, *self._everything()))
+    async def ready(self, steps: Any, start: int, count: int, seconds: float) -> bool:
+        return True
 
-    def _answer_gift(self, key: Key, call: Call, answer: tuple[State, int, list[Numbered]] | str) -> None:
-        if self._gifts.get(key) is call:
-            del self._gifts[key]
-            call.reply(0.0 if isinstance(answer, str) else float(self._network.state_size), answer)
+
+class SimStep(NamedTuple):
+    """A step in flight, until this virtual second."""
+
+    ends_at: float
+
+    def result(self) -> tuple[float, dict[str, float]]:
+        raise NotImplementedError("SimPace waits for it")
+
+
+class SimDevice:
+    """The port learners.ports.Device."""
+
+    device = DEVICE
+
+    def __init__(self, process: LearnerProcess, spec: LearnerSpec) -> None:
+        context = process.context
+        self.key = process.key
+        self.fragments: tuple[Fragment, ...] = context.model.fragments
+        self.tokens_per_step = context.specs[spec.name].tokens
+        self.manifest = dict(context.manifest)
+        self.trainer = SimTrainer(process)
+        self.fragment_io = SimFragments(process)
+
+    def ahead(self) -> None: ...
+    def load(self) -> None: ...
+    def compile(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class SimTrainer:
+    """The port learners.ports.DeviceSteps: of two steps in flight the second begins when the first ends."""
+
+    def __init__(self, process: LearnerProcess) -> None:
+        self.poisoned = self.known_poisoned = False  # its numbers are not finite; its loss has shown so
+        self.fragments = process.context.model.fragments
+        self._process = process
+
+    def load(self, index: int, flat: NDArray[Any]) -> None:
+        self.poisoned = True
+        self._process.context.fault_counts["non_finite"] += 1
+
+    def ready(self, start: int, count: int, wait_s: float) -> bool:
+        return True
+
+    def dispatch(self, start: int, count: int, progress: float) -> SimStep:
+        process = self._process
+        context = process.context
+        context.observer.steps(process)
+        if context.faults.spoils(process, start):
+            raise ValueError("its batch cannot be built")
+        process.values.step += 1  # what a copy holds once the device has come to it
+        begins_at = max(context.time.now, process.stepped_at)
+        process.stepped_at = context.durations.step_until(process, begins_at)
+        return SimStep(process.stepped_at)
+
+    def expect(self, starts: Sequence[int], count: int) -> None: ...
+
+    def loss(self) -> float:
+        self.known_poisoned = self.poisoned
+        return math.nan if self.poisoned else LOSS
+
+
+class SimSnapshot(NamedTuple):
+    """A learner's whole state as of one step, as learners.fragment_io.StateSnapshot."""
+
+    digest: str
+    saved: NDArray[Any]
+
+    def pack(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        return {"digest": self.digest, "leaves": 1}, [self.saved]
+
+
+class SimFragments:
+    """The port learners.ports.DeviceValues: values are the world's, and an array of one number stands for each."""
+
+    def __init__(self, process: LearnerProcess) -> None:
+        self._process, self._values, self._model = process, process.values, process.context.model
+
+    def stage(self, fragments: Iterable[int]) -> Mapping[int, Any]:
+        copies: Mapping[int, Any] = self._values.copies(tuple(fragments))
+        return copies
+
+    def encode(self, contribution: Contribution) -> Contribution:
+        self._values.read(contribution)
+        return self._model.encoded(contribution, self._process.poisoned)
+
+    def apply(self, effect: events_effects.Apply) -> None:
+        self._values.apply(effect)
+
+    def receive(self, fragment: int, theta: NDArray[Any]) -> Any:
+        return self._model.received(theta)
+
+    def base(self, fragment: int) -> Any:
+        return self._values.base(fragment)
+
+    def snapshot(self) -> SimSnapshot:
+        process = self._process
+        return SimSnapshot(f"{process.name}{process.incarnation}@{self._values.step}", self._values.saved())
+
+    def restore(self, header: Mapping[str, Any], arrays: Sequence[Any]) -> None:
+        self._values.restore(arrays[0])
+
+    def capture(self) -> Any:
+        return self._values.packed(self._process.poisoned)
+
+    def pack(
+        self, captured: Any, request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
+    ) -> State:
+        process = self._process
+        self._values.gave(step, captured)
+        digest = f"{process.name}{process.incarnation}@{step}"
+        return State(*process.key, step, syncer_step, captured, digest, self.state_bytes, versions)
+
+    def state_defect(self, state: State) -> str:
+        if state.digest != f"{state.donor}{state.donor_incarnation}@{state.step}":
+            return "bad_digest"
+        return "" if self._process.context.faults.finite(self._whole(state)) else "non_finite"
+
+    def inherit(self, state: State) -> None:
+        self._values.inherit(self._whole(state))
+
+    def _whole(self, state: State) -> State:
+        """A state that comes from a checkpoint is an array of one number, too."""
+        return replace(state, payload=self._model.received(state.payload[0])) if type(state.payload) is list else state
+
+    def bytes_of(self, fragment: int) -> int:
+        return 4 * self._model.fragments[fragment].size
+
+    @property
+    def state_bytes(self) -> int:
+        return 12 * sum(each.size for each in self._model.fragments)

@@ -1,11 +1,34 @@
-"""Simulated hosts and the processes on them: alive or dead, running or frozen, each with its host's clocks."""
+"""Simulated hosts and the processes on them: alive or dead, running or frozen, each with its host's clocks.
+
+A process has an asyncio loop of its own, whose clock is its host's and whose timers are callbacks of the timeline: what
+runs in it is production code. Dead, none of its callbacks runs any more; frozen, they wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import asyncio
+import contextlib
+import inspect
+import math
+import warnings
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from heapq import heappush
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    LoopBase = Any  # its methods are typed for what shells never pass
+else:
+    LoopBase = asyncio.AbstractEventLoop
+
+SPIN = 100_000  # callbacks of one process in one instant: a loop that never waits
+
+
+class Died(BaseException):
+    """The process ends in the midst of a callback: what follows is never done."""
 
 
 class Host:
@@ -29,6 +52,8 @@ class Host:
 class Process:
     """One process on a host. While frozen it queues what arrives, and handles it when it thaws."""
 
+    shell: Any  # whose methods its peers call
+
     def __init__(self, time: Timeline, host: Host, key: tuple[str, int]) -> None:
         self.time, self.host, self.key = time, host, key
         self.label = f"{key[0]} {key[1]}"
@@ -36,11 +61,22 @@ class Process:
         self.running = True  # alive, and not frozen
         self.thawed_at = 0.0  # virtual seconds
         self.handled = 0  # events handed to its machine
+        self.turns = 0  # callbacks that it has run
+        self.dies_at = math.inf  # it dies instead of running so many
+        self.loop = ProcessLoop(self)
+        self.raised: Callable[[Process, BaseException], object] = lambda process, error: None  # told of stray errors
+        self.jobs = ThreadJobs(self)
+        time.processes.append(self)
         self._queued: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._mourners: list[Callable[[], None]] = []
 
     def clock(self) -> float:
         """This host's monotonic clock, in seconds."""
         return self.host.offset_s + self.host.rate * self.time.now
+
+    def wall(self) -> float:
+        """This host's wall clock, in seconds."""
+        return self.time.now + self.host.wall_s
 
     def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
         """Schedule a callback in so many seconds of this host's monotonic clock."""
@@ -49,11 +85,51 @@ class Process:
     def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
         """Run the callback now, queue it if the process is frozen, or drop it if the process is dead."""
         if self.running:
-            happen(*args)
+            self.run(happen, *args)
         elif self.alive:
             self._queued.append((happen, args))
-        else:
-            fail_call(args)
+
+    def run(self, happen: Callable[..., Any], *args: Any) -> None:
+        """Run a callback, in the process's loop, and everything in it that is due then."""
+        if events._get_running_loop() is not None:  # another process, or this one, is in the midst of a callback
+            self.time.reach(0.0, self, happen, *args)
+            return
+        loop = self.loop
+        events._set_running_loop(loop)
+        try:
+            self._turn(happen, args)
+            ready, spun = loop.ready, 0
+            while ready and self.running:
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    self._turn(handle._run, ())
+                    spun += 1
+                    assert spun < SPIN, f"{self.label} spins"
+        except Died:
+            assert not self.alive
+        finally:
+            events._set_running_loop(None)
+
+    def _turn(self, happen: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.turns += 1
+        if self.turns >= self.dies_at:
+            self.end()
+        happen(*args)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task; call it in the process's loop. `raised` is told of what ends it."""
+        task = self.task(work)
+        task.add_done_callback(self._done)
+        return task
+
+    def task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task whose end somebody else hears of."""
+        task: asyncio.Task[Any] = self.loop.create_task(work)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.raised(self, error)
 
     def freeze(self) -> None:
         self.running = False
@@ -66,16 +142,186 @@ class Process:
         queued, self._queued = self._queued, []
         for happen, args in queued:
             self.deliver(happen, *args)  # one of them may end the process
+        if self.loop.ready and self.running:
+            self.run(int)
         return len(queued)
 
+    def mourn(self, died: Callable[[], None]) -> None:
+        """Have this called when the process dies; at once if it is dead."""
+        if self.alive:
+            self._mourners.append(died)
+        else:
+            died()
+
+    def forget(self, died: Callable[[], None]) -> None:
+        """Take back what `mourn` said."""
+        if self.alive:
+            self._mourners.remove(died)
+
     def die(self) -> None:
+        """It is dead from now on; a callback under way runs on until it ends or awaits."""
+        if not self.alive:
+            return
         self.alive = self.running = False
-        queued, self._queued = self._queued, []
-        for _, args in queued:
-            fail_call(args)
+        self._queued = []
+        self.loop.stop()
+        mourners, self._mourners = self._mourners, []
+        for died in mourners:
+            died()
+
+    def end(self) -> None:
+        """The process ends in the midst of a callback. Never returns."""
+        self.crash()
+        raise Died
+
+    def crash(self) -> None:
+        """It dies, and the one that keeps it alive hears of it sooner or later."""
+        self.die()
 
 
-def fail_call(args: tuple[Any, ...]) -> None:
-    """If a dropped callback carries a call, tell its caller that the callee is dead."""
-    if args and (died := getattr(args[0], "died", None)) is not None:
-        died()
+class ProcessLoop(LoopBase):  # type: ignore[misc]
+    """The part of an asyncio loop that shells use. Tasks of a dead process are kept, so that none of them unwinds."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.ready: deque[asyncio.Handle] = deque()
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def stop(self) -> None:
+        """Its process is dead: nothing in it runs any more."""
+        self.ready.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # that nobody awaited what a coroutine was to await
+            for task in self._tasks:
+                if inspect.getcoroutinestate(work := task.get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
+                    work.close()
+
+    def close(self) -> None:
+        """The world is over: unwind what is left, so that no collection of garbage does."""
+        self.process.die()
+        self.process.raised = lambda process, error: None
+        events._set_running_loop(self)
+        for task in self._tasks:
+            with contextlib.suppress(BaseException):
+                task.get_coro().close()
+        events._set_running_loop(None)
+
+    def time(self) -> float:
+        return self.process.clock()
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return not self.process.alive
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:
+        if not self.process.alive:
+            coro.close()
+            return asyncio.Future(loop=self)  # type: ignore[return-value]
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "")
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._tasks.append(task)
+        if len(self._tasks) > 256:
+            self._tasks = [each for each in self._tasks if not each.done()]
+        return task
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        process = self.process
+        if not process.alive:
+            return handle
+        if not self.ready and events._get_running_loop() is not self:
+            process.time.reach(0.0, process, self._look)
+        self.ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def _look(self) -> None:
+        """Something is ready; Process.run works it off."""
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        process = self.process
+        handle, time = asyncio.TimerHandle(when, callback, args, self, context), process.time
+        seconds = max(0.0, (when - process.clock()) / process.host.rate)
+        heappush(time.queue, (time.now + seconds, time.number(), process, self._fire, (handle,)))
+        return handle
+
+    def _fire(self, handle: asyncio.TimerHandle) -> None:
+        if not handle.cancelled():
+            handle._run()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It stays in the timeline until its time."""
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+        return self.process.jobs.submit(executor, func, args)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception") or RuntimeError(context.get("message"))
+        if not isinstance(error, Died):
+            self.process.raised(self.process, error)
+
+
+class ThreadJobs:
+    """What a process does in threads beside its loop. A job takes time before and after the moment at which it happens.
+
+    The world says how long (`takes`), and what becomes of a job whose process stops meanwhile (`outlives`).
+    """
+
+    def __init__(self, process: Process) -> None:
+        self.takes: Callable[[str, Callable[..., Any], tuple[Any, ...]], tuple[float, float]] = lambda *job: (0.0, 0.0)
+        self.outlives: Callable[[str], bool] = lambda kind: False
+        self._process = process
+        self._free_at: dict[str, list[float]] = {}  # by executor: when each of its threads is free
+
+    def submit(self, executor: Any, func: Callable[..., Any], args: tuple[Any, ...]) -> asyncio.Future[Any]:
+        process, time = self._process, self._process.time
+        kind = "" if executor is None else executor._thread_name_prefix
+        threads = self._free_at.setdefault(kind, [0.0] * (8 if executor is None else executor._max_workers))
+        before_s, after_s = self.takes(kind, func, args)
+        thread = min(range(len(threads)), key=threads.__getitem__)
+        happens_at = max(time.now, threads[thread]) + before_s
+        threads[thread] = happens_at + after_s
+        done = process.loop.create_future()
+        time.reach(happens_at - time.now, None, self._happen, kind, func, args, after_s, done)
+        return done
+
+    def _happen(
+        self, kind: str, func: Callable[..., Any], args: tuple[Any, ...], after_s: float, done: asyncio.Future[Any]
+    ) -> None:
+        process = self._process
+        if not process.running and not self.outlives(kind):
+            process.deliver(self._do, func, args, after_s, done)
+        else:
+            self._do(func, args, after_s, done)
+
+    def _do(self, func: Callable[..., Any], args: tuple[Any, ...], after_s: float, done: asyncio.Future[Any]) -> None:
+        running = events._get_running_loop()
+        events._set_running_loop(None)  # a thread has none
+        try:
+            result, error = func(*args), None
+        except Exception as raised:
+            result, error = None, raised
+        finally:
+            events._set_running_loop(running)
+        self._process.time.reach(after_s, self._process, self._settle, done, result, error)
+
+    @staticmethod
+    def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)

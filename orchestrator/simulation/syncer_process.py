@@ -1,302 +1,282 @@
-"""One epoch of the syncer as a process: the production machine, its timer, merges, journal and messages.
+"""An epoch of the syncer as a process: the production shell, with fragments whose values are the world's.
 
-It can die between any two of its effects.
+What the world wants to see of it is said to the context's observer and faults.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.simulation.calls import Call, ask
-from orchestrator.simulation.context import Key, SimContext, SimGroup
-from orchestrator.simulation.fact_log import SimFactLog
-from orchestrator.simulation.learner_process import LearnerProcess
-from orchestrator.simulation.process import Host, Process
-from outer.protocol import events_effects
-from outer.protocol.messages import Attach, Contribution, Donor, Drain, ReadRequest, Report, Stop, Welcome
-from outer.protocol.recorder import Numbered
+from numpy.typing import NDArray
 
-UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
-ACK_S = 1.0  # between two acknowledgements to one learner; a real one is told with every answer
-WAKE_S_MIN = 0.001  # the shortest time between two timers
+from orchestrator.simulation.context import SimContext
+from orchestrator.simulation.peers import SimPeer
+from orchestrator.simulation.process import Host, Process
+from outer.bulk import Bulk
+from outer.first_values import FirstValues, Make
+from outer.journal.rebuild import RecoverySources
+from outer.ports import Here
+from outer.protocol import events_effects
+from outer.protocol.messages import Contribution, Report
+from outer.shard import FragmentShard
+from outer.shell import SyncerShell
+from outer.spec import SyncerSpec
+
+ORPHAN_S = 0.5  # until a shard has ended whose syncer is dead
 
 
 class SyncerProcess(Process):
-    """`values` are the fragments' newest versions. `died` is called when it ends without having been told to."""
+    """`died` is called when it ends without having been told to, or can do nothing any more."""
+
+    shell: ObservedShell
 
     def __init__(
         self,
         context: SimContext,
         host: Host,
-        epoch: int,
-        machine: Any,
-        values: list[Any],
+        spec: SyncerSpec,
+        sources: RecoverySources | None,
         died: Callable[[SyncerProcess], None],
     ) -> None:
-        super().__init__(context.time, host, ("syncer", epoch))
-        self.epoch, self.machine = epoch, machine
-        self.peers: dict[str, LearnerProcess] = {}
-        self.values = values
-        self.deposed = False  # a newer epoch is there: it drives its machine no more
+        super().__init__(context.time, host, ("syncer", spec.epoch))
+        self.epoch, self.context = spec.epoch, context
         self.performed = 0  # effects
         self.crash_at = math.inf  # it dies after so many effects
-        self.writer = context.make_journal(self, self.on_durable, self._refused)
-        self.log = SimFactLog(context, self)
-        self._context, self._network, self._died, self._trace = context, context.network, died, context.trace
-        self._told: dict[Key, float] = {}  # by learner: when its facts were acknowledged last
-        self._held: list[tuple[Key, int, Call]] = []  # answered once facts up to this number are durable
-        self._wake_at = math.inf  # virtual seconds
-        self._merged_at = 0.0  # when the merging thread is free
-        self._effects: dict[type[Any], Callable[[Any], None]] = {
-            events_effects.Emit: self._emit,
-            events_effects.Send: self._send,
-            events_effects.Merge: self._merge,
-            events_effects.Append: self._append,
-            events_effects.Publish: self._publish,
-            events_effects.Cut: self._cut,
-        }
+        self.jobs.takes, self.jobs.outlives = context.durations.job, context.faults.outlives
+        self.me, self.raised = SimPeer(context.network, self), context.observer.raised
+        self._said_at = context.said_at.setdefault(self.epoch, [])
+        self.shards: list[ShardProcess] = []
+        here = Here(self.me, self.end, wall=self._date, shard=self._start_shard)
+        self.shell = ObservedShell(self, spec, here, sources)
+        self._died = died
 
-    def start(self) -> None:
-        self._perform(self.machine.start())
-        self._set_timer()
+    @property
+    def serves(self) -> bool:
+        """Whether it handles events: it runs, has begun, and is not over."""
+        return self.running and self.shell.serves
 
-    def die(self) -> None:
-        super().die()
-        self.writer.crash()
+    @property
+    def machine(self) -> Any:
+        return self.shell._machine
+
+    @property
+    def peers(self) -> Mapping[str, Any]:
+        """The learners' processes that it would write to."""
+        peers: dict[str, Any] = {name: there.peer for name, there in self.shell._peers.items()}
+        return {name: peer.process for name, peer in peers.items()}
+
+    @property
+    def waiting(self) -> int:
+        """Records and facts that wait for the store, in messages."""
+        return len(self.shell._journal._waiting)
+
+    def _start_shard(self, spec: SyncerSpec, make: Make, number: int) -> SimPeer:
+        """Another process for a shard, which ends with this one."""
+        shard = ShardProcess(self.context, spec, make, number)
+        self.shards.append(shard)
+        self.mourn(lambda: self.time.after(ORPHAN_S, shard.die))
+        return shard.me
+
+    @property
+    def parts(self) -> list[SimShard]:
+        """The shards, wherever they are."""
+        here = self.shell._bulk._here
+        return [shard.shell for shard in self.shards] if here is None else [here]  # type: ignore[list-item]
+
+    def payload(self, contribution: Contribution) -> Any:
+        """What a learner's answer has brought, if it is still there."""
+        found = (shard._payloads.get(contribution.payload) for shard in self.parts)
+        return next((payload for payload in found if payload is not None), None)
+
+    def values(self) -> list[NDArray[Any]]:
+        """The value of every fragment that is in force."""
+        parts, fragments = self.parts, range(len(self.context.model.fragments))
+        return [parts[fragment % len(parts)].parameters.thetas[fragment] for fragment in fragments]
+
+    def drive(self, event: Any) -> list[Any]:
+        """Hand an event to the machine, and perform its effects."""
+        effects: list[Any] = []
+        self.run(lambda: effects.extend(self.shell._drive(event)))
+        return effects
+
+    def _date(self) -> float:
+        """The wall time of a fact of its own."""
+        self._said_at.append(self.time.now)
+        return self.wall()
 
     def crash(self) -> None:
-        """Die in the midst of what it does."""
         if self.alive:
             self.die()
             self._died(self)
 
-    # -------------------------------------------------------------- called by the supervisor
 
-    def expect(self, event: events_effects.Expect, done: Callable[[], None]) -> None:
-        peer = self.peers.get(event.learner)
-        if peer is not None and peer.incarnation < event.incarnation:
-            del self.peers[event.learner]
-        self.drive(event)
-        done()
+class ObservedShell(SyncerShell):
+    """The production shell, whose doings are told to the world."""
 
-    def call(self, event: events_effects.Event) -> None:
-        """Any other event from the supervisor."""
-        self._context.observer.told(self, event, self.drive(event))
+    def __init__(self, process: SyncerProcess, spec: SyncerSpec, here: Here, sources: RecoverySources | None) -> None:
+        self._process, self._context = process, process.context
+        self._undurable: deque[events_effects.Append] = deque()
+        super().__init__(spec, self._first_values, here, sources)
 
-    def drain(self, event: events_effects.DrainRequested, done: Callable[[bool], None]) -> None:
-        """`done` gets whether the learner was told to leave. If not, it has nothing to lose."""
-        effects = self.drive(event)
-        done(any(isinstance(effect, events_effects.Send) and isinstance(effect.message, Drain) for effect in effects))
+    @property
+    def serves(self) -> bool:
+        return self._serving.is_set() and not self._over
 
-    # -------------------------------------------------------------- called by learners
+    def _first_values(self, holds: Callable[[int], bool]) -> FirstValues:
+        model = self._context.model
+        return model.fragments, [model.origin(each.index) for each in model.fragments], {}, model.task
 
-    def attach(self, call: Call) -> None:
-        message: Attach
-        learner, message, *facts = call.message
-        self.note(learner, *facts)
-        before = self.peers.get(message.learner)
-        self.peers[message.learner] = learner
-        effects = self.drive(message)
-        for effect in effects:
-            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Welcome):
-                self._context.observer.welcomed(message)
-                call.reply(0.0, effect.message)
-                return
-        if before is None:
-            self.peers.pop(message.learner, None)
-        else:
-            self.peers[message.learner] = before
-        refusals = [effect.fact for effect in effects if isinstance(effect, events_effects.Emit)]
-        if self.alive and not self.deposed:
-            call.reply(0.0, "; ".join(f"{fact.reason}" for fact in refusals if hasattr(fact, "reason")))
+    def _make_bulk(self, initial: Make) -> SimBulk:
+        return SimBulk(self._spec, initial, self._process, self._here)
 
-    def seek(self, call: Call) -> None:
-        """A joiner asks for a donor."""
-        for effect in self.drive(call.message):
-            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Donor):
-                named, peer = effect.message, self.peers.get(effect.message.donor)
-                if peer is not None and peer.incarnation == named.donor_incarnation:
-                    call.reply(0.0, (named, peer))
-                    return
-        call.reply(0.0, None)
+    async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
+        started = await super().start(living)
+        self._context.observer.begun(self._process)
+        return started
 
-    def report(self, learner: LearnerProcess, message: Report, oldest: int, facts: list[Numbered]) -> None:
-        learner.reports -= 1
-        if self._context.recording:
-            self.note(learner, oldest, facts)
-            if self.time.now - self._told.get(learner.key, -ACK_S) >= ACK_S:
-                self._acknowledge(learner, oldest)
-        then = self._context.observer.reporting(self, learner, message)
-        self.drive(message)
+    async def attach(self, message: Any, *more: Any) -> Any:
+        answer = await super().attach(message, *more)
+        if not isinstance(answer, str):
+            self._context.observer.welcomed(message)
+        return answer
+
+    async def report(self, message: Report, *more: Any) -> int:
+        then = self._context.observer.reporting(self._process, message) if self.serves else None
+        durable = await super().report(message, *more)
         if then is not None:
             then()
+        return durable
 
-    def record(self, call: Call) -> None:
-        """A joiner brings its donor's facts: they have to be durable before the state is used."""
-        learner, oldest, facts = call.message
-        self.note(learner, oldest, facts)
-        if not facts or self.log.recorder.durable(*learner.key) >= facts[-1][0]:
-            call.reply(0.0, None)
-        else:
-            self._held.append((learner.key, facts[-1][0], call))
-
-    def note(self, learner: LearnerProcess, oldest: int, facts: list[Numbered]) -> None:
-        """A learner's facts have come."""
-        if not self.deposed:
-            self.log.take(learner.key, oldest, facts)
-
-    def _acknowledge(self, learner: LearnerProcess, oldest: int) -> None:
-        """Answer a report with the number up to which facts are durable, if that is news."""
-        durable = self.log.recorder.durable(*learner.key)
-        if durable >= oldest:
-            self._told[learner.key] = self.time.now
-            self._network.carry(learner.down, 0.0, learner, learner.acknowledged, durable)
-
-    def fetch(self, call: Call) -> None:
-        fragment, version = call.message
-        newest = self.values[fragment]
-        call.reply(self._network.down_size(fragment), None if newest.number < version else newest)
-
-    # -------------------------------------------------------------- the machine and its effects
-
-    def drive(self, event: Any) -> list[Any]:
-        """Hand an event to the machine, and perform its effects."""
-        if self.deposed or not self.alive:
-            return []
-        if self._trace is not None:
-            self._trace(self.time.now, self.label, event)
-        self.handled += 1
-        host = self.host
-        effects: list[Any] = self.machine.handle(host.offset_s + host.rate * self.time.now, event)
-        self._perform(effects)
-        if self.alive:
-            self._set_timer()
+    async def _carry_out(self, event: events_effects.Event) -> list[events_effects.Effect]:
+        effects = await super()._carry_out(event)
+        self._context.observer.told(self._process, event, effects)
         return effects
 
-    def _perform(self, effects: list[Any]) -> None:
-        perform = self._effects
+    def _drive(self, event: events_effects.Event) -> list[events_effects.Effect]:
+        if not self.serves:
+            return []
+        process, observer = self._process, self._context.observer
+        if self._context.trace is not None:
+            self._context.trace(process.time.now, process.label, event)
+        process.handled += 1
+        answered = observer.answering(process, event) if isinstance(event, Contribution) else None
+        if isinstance(event, events_effects.Durable):
+            while self._undurable and self._undurable[0].sequence <= event.sequence:
+                self._emitted(self._undurable.popleft().record)
+        effects = super()._drive(event)
+        if answered is not None:
+            answered(effects)
+        return effects
+
+    def _perform(self, effects: list[events_effects.Effect]) -> None:
+        process = self._process
         for effect in effects:
-            perform[type(effect)](effect)
-            self.performed += 1
-            if self.performed >= self.crash_at:
+            if isinstance(effect, events_effects.Append):
+                self._undurable.append(effect)
+                self._context.observer.appended(process, effect)
+                self._context.faults.appended(process, effect)
+            elif isinstance(effect, events_effects.Publish):
+                self._context.observer.published(process, effect)
+            super()._perform([effect])
+            if isinstance(effect, events_effects.Emit):
+                self._emitted(effect.fact)
+            process.performed += 1
+            if process.performed >= process.crash_at:
                 self._context.fault_counts["syncer_crash"] += 1
-                self.crash()
-                return
-
-    def _set_timer(self) -> None:
-        """An earlier timer stays: the machine is asked again when it fires."""
-        at = self.machine.wake_at
-        if at is None:
-            return
-        host, time = self.host, self.time
-        wake_at = (at - host.offset_s) / host.rate
-        if wake_at < self._wake_at:
-            soonest = time.now + WAKE_S_MIN
-            wake_at = wake_at if wake_at > soonest else soonest
-            if wake_at < self._wake_at:
-                self._wake_at = wake_at
-                time.reach(wake_at - time.now, self, self._wake, wake_at)
-
-    def _wake(self, at: float) -> None:
-        if at == self._wake_at:  # else an earlier timer took its place
-            self._wake_at = math.inf
-            self.drive(events_effects.Tick())
-
-    def _emit(self, effect: events_effects.Emit) -> None:
-        self.log.say(effect.fact)
-        self._emitted(effect.fact)
+                process.end()
 
     def _emitted(self, fact: Any) -> None:
-        self._context.observer.emitted(self, fact)
-        self._context.faults.emitted(self, fact)
-        if self._trace is not None:
-            self._trace(self.time.now, self.label, fact)
+        self._context.observer.emitted(self._process, fact)
+        self._context.faults.emitted(self._process, fact)
+        if self._context.trace is not None:
+            self._context.trace(self._process.time.now, self._process.label, fact)
 
-    def _merge(self, effect: events_effects.Merge) -> None:
-        """One merge after the other, beside the loop."""
-        begins_at = max(self.time.now, self._merged_at)
-        self._merged_at = begins_at + self._context.durations.merge_s(effect.fragment, len(effect.payloads))
-        self.time.reach(self._merged_at - self.time.now, self, self._merged, effect)
+    def _send(self, learner: str, incarnation: int, message: events_effects.ToLearner) -> None:
+        there = self._peers.get(learner)
+        if there is not None and there.incarnation == incarnation:
+            self._context.observer.sent(self._process, message)
+        super()._send(learner, incarnation, message)
 
-    def _merged(self, effect: events_effects.Merge) -> None:
-        self.drive(self._context.model.merged(self, effect))
+    def _tell(self, what: str) -> None:
+        if self._context.trace is not None:
+            self._context.trace(self._process.time.now, self._process.label, what)
 
-    def _append(self, effect: events_effects.Append) -> None:
-        self.log.append(effect)
-        self._context.faults.appended(self, effect)
+    def _fail(self, error: BaseException) -> None:
+        """The error is the seed's to tell, and not printed."""
+        self._context.observer.raised(self._process, error)
+        self._end(f"{type(error).__name__}: {error}")
 
-    def on_durable(self, group: SimGroup) -> None:
-        """Called by the journal: a group is durable."""
-        self.log.durable(group)
-        held, self._held = self._held, []
-        for key, number, call in held:
-            if self.log.recorder.durable(*key) >= number:
-                call.reply(0.0, None)
-            else:
-                self._held.append((key, number, call))
-        if group.records:
-            for record in group.records:
-                self._emitted(record.record)
-            self.drive(events_effects.Durable(group.records[-1].sequence))
 
-    def _refused(self) -> None:
-        """Another epoch is there."""
-        self.deposed = True
-        if self._trace is not None:
-            self._trace(self.time.now, self.label, "is deposed")
+# ------------------------------------------------------------------ fragments
 
-    def finish(self) -> None:
-        """The run is over: nothing of its log is lost."""
-        if self.alive and not self.deposed:
-            self.log.finish()
 
-    def _publish(self, effect: events_effects.Publish) -> None:
-        self.values[effect.fragment] = self._context.model.published(self, effect)
+class ShardProcess(Process):
+    """A process with one of several shards."""
 
-    def _cut(self, effect: events_effects.Cut) -> None:
-        """Checkpoints are not simulated."""
+    shell: SimShard
 
-    # -------------------------------------------------------------- to learners
+    def __init__(self, context: SimContext, spec: SyncerSpec, make: Make, number: int) -> None:
+        super().__init__(context.time, context.shard_hosts[number], (f"shard {number}", spec.epoch))
+        self.epoch, self.context = spec.epoch, context
+        self.jobs.takes, self.jobs.outlives = context.durations.job, context.faults.outlives
+        self.me, self.raised = SimPeer(context.network, self), context.observer.raised
+        self.shell = SimShard(spec, make, self, number)
 
-    def _send(self, effect: events_effects.Send) -> None:
-        message: Any = effect.message
-        kind = type(message)
-        learner = self.peers.get(effect.learner)
-        if kind is Welcome or kind is Donor or learner is None or learner.incarnation != effect.incarnation:
-            return  # `attach` and `seek` return those two; or nobody is there
-        self._context.observer.sent(self, message)
-        if kind is ReadRequest:
-            links = learner.down, learner.up
-            answered = partial(self._answered, learner, message.syncer_step, self.time.now)
-            missed = partial(self._unread, learner, message.syncer_step)
-            ask(self._network, self, learner, links, learner.read, message, message.deadline_s, answered, missed, True)
-        elif kind is Stop or learner.undelivered < UNDELIVERED_MAX:
-            learner.undelivered += self._network.carry(learner.down, 0.0, learner, self._deliver, learner, message)
 
-    @staticmethod
-    def _deliver(learner: LearnerProcess, message: Any) -> None:
-        learner.undelivered -= 1
-        learner.on_message(message)
+class SimBulk(Bulk):
+    """Control's side of shards whose values are the world's."""
 
-    def _unread(self, learner: LearnerProcess, syncer_step: int, reason: str) -> None:
-        reason = "timeout" if reason == "GetTimeoutError" else reason
-        self.drive(events_effects.ReadMissed(learner.name, learner.incarnation, syncer_step, reason))
+    def __init__(self, spec: SyncerSpec, make: Make, process: SyncerProcess, here: Here) -> None:
+        self._process = process
+        super().__init__(spec, make, here.shard)
 
-    def _answered(
-        self,
-        learner: LearnerProcess,
-        syncer_step: int,
-        asked_at: float,
-        answer: tuple[Contribution, int, list[Numbered]] | None,
-    ) -> None:
-        if answer is None:
-            self._unread(learner, syncer_step, "no_boundary")
-            return
-        contribution, oldest, facts = answer
-        contribution = replace(contribution, took_s=max(0.0, self.time.now - asked_at - contribution.held_s))
-        self.note(learner, oldest, facts)
-        self._context.observer.answered(self, contribution, self.drive(contribution))
+    def _shard(self, make: Make) -> FragmentShard:
+        return SimShard(self._spec, make, self._process, 0)
+
+
+class SimShard(FragmentShard):
+    """A shard whose values are the world's: an array of one number stands for each."""
+
+    def __init__(self, spec: SyncerSpec, make: Make, process: SyncerProcess | ShardProcess, number: int) -> None:
+        super().__init__(spec, make, number)
+        self._process = process
+
+    def _parameters(self, fragments: Any, thetas: Any, patterns: Any) -> Any:
+        return SimParameters(fragments, thetas, self._process)
+
+    def _checked(self, contribution: Contribution, codec: str, size: int) -> Contribution:
+        return self._process.context.model.examined(contribution)
+
+
+class SimParameters:
+    """The interface of outer.numeric.parameters.GlobalParameters."""
+
+    def __init__(self, fragments: Sequence[Any], thetas: Sequence[NDArray[Any]], process: Any) -> None:
+        self.fragments, self.thetas, self.versions = tuple(fragments), list(thetas), [0] * len(fragments)
+        self._model, self._process = process.context.model, process
+
+    def warm_up(self) -> None: ...
+    def warm_up_rest(self) -> None: ...
+
+    def propose(
+        self, fragment: int, payloads: Sequence[Any], weights: Sequence[float], version: int, forms: Sequence[str]
+    ) -> Any:
+        return self._model.merged(self._process, fragment, version, self.thetas[fragment], payloads, weights)
+
+    def install(self, proposal: Any, version: int) -> None:
+        self.thetas[proposal.fragment], self.versions[proposal.fragment] = proposal.arrays[0], version
+
+    def arrays(self, fragment: int) -> list[NDArray[Any]]:
+        return [self.thetas[fragment]]
+
+    def since(self, fragment: int, held: int) -> NDArray[Any]:
+        return self.thetas[fragment]
+
+    def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
+        self.thetas[fragment], self.versions[fragment] = arrays[0], version
+
+    def restore_theta(self, fragment: int, version: int, theta: NDArray[Any]) -> None:
+        self.restore(fragment, version, [theta])

@@ -11,10 +11,8 @@ from typing import Any, Protocol
 class Receiver(Protocol):
     """A process to which a callback may be addressed."""
 
-    running: bool  # alive, and not frozen
-
     def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
-        """Take a callback that arrives while this is not running."""
+        """Run a callback, or take it for later."""
 
 
 class Timeline:
@@ -26,8 +24,14 @@ class Timeline:
     def __init__(self) -> None:
         self.now = 0.0  # virtual seconds
         self.halted = False
+        self.processes: list[Any] = []  # all that there ever were
         self.queue: list[tuple[float, int, Receiver | None, Callable[..., Any], tuple[Any, ...]]] = []
         self.number = itertools.count().__next__  # hot paths push onto `queue` themselves, as `reach` does
+
+    def close(self) -> None:
+        """The world is over: its processes end."""
+        for process in self.processes:
+            process.loop.close()
 
     def __len__(self) -> int:
         return len(self.queue)
@@ -47,7 +51,7 @@ class Timeline:
         queue, pop = self.queue, heapq.heappop
         while queue and not self.halted and queue[0][0] <= until:
             self.now, _, receiver, happen, args = pop(queue)
-            if receiver is None or receiver.running:
+            if receiver is None:
                 happen(*args)
             else:
                 receiver.deliver(happen, *args)

@@ -10,6 +10,7 @@ from chaos.simulation.checks.history import judged
 from chaos.simulation.cluster import Cluster
 from chaos.simulation.profile import Fault, draw
 from orchestrator.eventlog.events import Event
+from orchestrator.simulation.log import read
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ def history(step_s: Mapping[str, float], sync: Mapping[str, Any], steps: int, *f
     Messages take 1 ms. `sync` is the recipe's, on top of what seed 1 draws; `change`, of the simulator's options.
     """
     plain: dict[str, Any] = {"recover": "peer", "adopt": "overwrite", "pacing": "clock", "participants": "eligible"}
-    fixed = plain | {"base_window": 0, "adaptive": False, "grace": "adaptive", **sync}
+    fixed = plain | {"base_window": 0, "adaptive": False, "grace": "adaptive", "read_timeout_s": 4.0, **sync}
     options = draw(1, "calm", syncer_steps=steps, learners=tuple(step_s), **fixed)
     quick = dict.fromkeys(("latency_s", "append_s", "merge_s"), 0.001) | {"jitter_s": 0.0, "quorum": 1, "notice_s": 0.2}
     last = max((fault.at + fault.duration_s for fault in faults), default=0.0)
@@ -46,9 +47,10 @@ def history(step_s: Mapping[str, float], sync: Mapping[str, Any], steps: int, *f
     cluster = Cluster(replace(options, **given))
     cluster.run()
     context = cluster.context
-    assert [*context.oracle.violations, *judged(context.events(), context.fault_counts)] == []
+    events, damage = read(context)
+    assert [*context.oracle.violations, *damage, *judged(events, context.fault_counts)] == []
     assert {fault.kind for fault in faults} <= context.fault_counts.keys()
-    told = [Said(at, *key, fact) for key, facts in context.facts.items() for at, fact in facts]
+    told = [Said(each.at, each.writer, each.incarnation, each.fact) for each in events]
     made = History(sorted(told, key=lambda said: said.at))
-    made.events = context.events()
+    made.events = events
     return made

@@ -43,5 +43,12 @@ def test_a_learner_that_stalled_takes_every_fragment_it_missed_when_it_resumes()
 def test_rebasing_keeps_what_was_done_since_the_read() -> None:
     """Section 2: what the paper throws away, adopt = "rebase" keeps; an addition of this project, off by default."""
     for adopt, lost in (("overwrite", True), ("rebase", False)):
-        run = history({"a": 1.0, "b": 1.0}, {"P": 1, "H": 4, "tau": 1, "adopt": adopt}, 60, latency_s=0.7)
+        sync = {
+            "P": 1,
+            "H": 4,
+            "tau": 1,
+            "adopt": adopt,
+            "read_timeout_s": 5.0,
+        }  # an answer takes 1.4 s and up to two steps
+        run = history({"a": 1.0, "b": 1.0}, sync, 60, latency_s=0.7)
         assert ("overlap" in set(settle(run.events).fates.values())) is lost

@@ -7,8 +7,8 @@ from itertools import pairwise
 from outer.protocol.events_effects import Tick
 from outer.protocol.facts import Committed, StepOpened, StepPassed
 from outer.protocol.quorum import adaptive_grace
-from tests.golden.bench import bench
 from tests.paper.simulated import history
+from tests.transcripts.syncer_world import bench
 
 PACED = {"P": 2, "H": 4, "tau": 1, "lease_s": 100.0, "grace": 0.0}
 

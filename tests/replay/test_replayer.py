@@ -17,7 +17,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished
 from orchestrator.replay import learners
 from orchestrator.replay.incarnation import Adopt, TapeError
-from orchestrator.replay.replayer import Here, Replayer
+from orchestrator.replay.replayer import OneProcess, Replayer
 from orchestrator.replay.tape import record
 from outer.protocol.facts import Committed, DrainStarted
 from tests.orchestrator.histories import altered, event_of, inserted, is_a
@@ -102,7 +102,7 @@ def test_leaves_in_bfloat16_and_of_every_kind_are_computed_again_to_the_bit(
 def test_nothing_is_kept_that_the_rest_of_the_tape_does_not_need(shaken_run: Make) -> None:
     run = shaken_run(adopt="rebase")
     replayer = played(run, run.events)
-    assert isinstance(replayer.crew, Here)
+    assert isinstance(replayer.crew, OneProcess)
     learners = replayer.crew.learners
     assert (learners._units, learners._values, learners._states) == ({}, {}, {})
     assert (replayer._sent, replayer._adoptions) == ({}, {})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from chaos.simulation.checks import history
 from chaos.simulation.cluster import Cluster
 from chaos.simulation.profile import draw
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
@@ -74,7 +75,7 @@ def test_the_log_of_a_simulated_run_is_a_tape_though_learners_donors_and_syncers
     for seed in SEEDS:
         cluster = Cluster(draw(seed, "mixed"))
         cluster.run()
-        tape = record(cluster.context.events())
+        tape = record(history.read(cluster.context)[0])
         found["commits"] += len(tape.commits)
         for incarnation in tape.incarnations.values():
             found["states"] += sum(isinstance(moment, Give) for moment in incarnation.moments)

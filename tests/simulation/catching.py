@@ -54,6 +54,12 @@ def broken_by(mutant: Mutant, seed: int, profile: str, syncer_steps: int) -> set
     return {each.check for each in violations if not each.reason.startswith(UNKNOWN)}
 
 
+def is_caught(mutant: Mutant, catch: Catch) -> bool:
+    """A recorded run still catches the mutant, and its twin without the bug keeps every promise."""
+    run = catch.seed, catch.profile, catch.syncer_steps
+    return bool(broken_by(mutant, *run) & set(catch.promises)) and is_sound(*run)
+
+
 def caught(mutant: Mutant, seed: int, profile: str, syncer_steps: int = SYNCER_STEPS) -> tuple[Catch, Outcome] | None:
     outcome = broken(mutant, seed, profile, syncer_steps)
     found = [violation for violation in outcome.violations if not violation.reason.startswith(UNKNOWN)]
@@ -94,7 +100,9 @@ def recorded() -> dict[str, Catch]:
 
 def record(catches: dict[str, Catch]) -> None:
     entries = {name: asdict(catch) for name, catch in sorted(catches.items())}
-    CATCHES.write_text(json.dumps(entries, indent=1) + "\n")
+    written = CATCHES.with_suffix(".tmp")
+    written.write_text(json.dumps(entries, indent=1) + "\n")
+    written.replace(CATCHES)  # others may be reading it
 
 
 @contextmanager

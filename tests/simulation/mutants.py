@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from tests.simulation.planted import adopting, joining, links, logging, members, pipelining, recovering, steps, telling
+from tests.simulation.planted import (
+    adopting,
+    joining,
+    learner_shells,
+    links,
+    logging,
+    members,
+    pipelining,
+    recovering,
+    shells,
+    steps,
+    telling,
+)
 from tests.simulation.planting import MUTANTS, Mutant
 
 __all__ = ["MUTANTS", "PLACES", "Mutant"]
 
-PLACES = (steps, telling, members, recovering, joining, adopting, pipelining, logging, links)
+PLACES = (steps, telling, members, recovering, joining, adopting, pipelining, logging, links, shells, learner_shells)

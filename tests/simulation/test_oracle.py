@@ -16,14 +16,14 @@ from outer.protocol.messages import Contribution
 from outer.protocol.syncer import Syncer
 
 
-def run(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, **sync: Any) -> Outcome:
+def run(faults: tuple[Fault, ...] = (), **sync: Any) -> Outcome:
     given = {"P": 2, "H": 4, "tau": 1, "adopt": "overwrite", "pacing": "clock", "participants": "eligible"}
     options = replace(draw(1, "calm", syncer_steps=40, **(given | sync)), quorum=2, faults=faults, storm_s=12.0)
-    return play(options, **(machines or {}))
+    return play(options)
 
 
-def broken(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, **sync: Any) -> set[str]:
-    return {violation.check for violation in run(faults, machines, **sync).violations}
+def broken(faults: tuple[Fault, ...] = (), **sync: Any) -> set[str]:
+    return {violation.check for violation in run(faults, **sync).violations}
 
 
 def test_as_they_are_the_machines_break_nothing() -> None:
@@ -48,7 +48,7 @@ def test_an_answer_that_cannot_be_right_is_merged(monkeypatch: pytest.MonkeyPatc
 
 def test_in_lock_step_a_fragment_is_adopted_at_its_step_and_of_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     def lockstep(quorum: int = 4) -> set[str]:
-        options = draw(1, "lockstep", syncer_steps=30, P=2, H=4, tau=3)
+        options = draw(4, "lockstep", syncer_steps=30, P=2, H=4, tau=3)
         options = replace(options, faults=(), storm_s=0.0, quorum=quorum)
         return {violation.check for violation in play(options).violations}
 
@@ -60,7 +60,7 @@ def test_in_lock_step_a_fragment_is_adopted_at_its_step_and_of_everybody(monkeyp
 
 def test_a_machine_that_raises_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Syncer, "_on_committed", lambda syncer, now, record: 1 / 0)
-    assert "machine.raises" in broken()
+    assert "shell.raises" in broken()
 
 
 # ------------------------------------------------------------------ provenance: exact counts of unusual merges

@@ -35,7 +35,7 @@ EVENTS_PER_STEP_MAX = 40  # that the syncer handles for one step of one learner,
 EVENTS_PER_S_MAX = 200  # and beside that
 WAITING_MAX = 96  # reads, gifts and fetches of one learner: one that thaws may hear of 64 versions at once
 ROUND_STEPS_MIN = 8  # the slowest takes 2.3 times as long as the fastest for a step
-JOURNAL_MAX = 256  # entries that wait for the store
+JOURNAL_MAX = 2048  # messages of facts and records that wait for the store
 
 
 class Bounds:
@@ -84,9 +84,15 @@ class Bounds:
         """Run until every timer has fired: nothing may be left in the queue."""
         time = self._time
         time.run(time.now + QUIET_S)
-        left = len(time)
+        left = [each for each in time.queue if getattr(each[2], "alive", False)]
         if left and not self.given_up:
-            self._broken("bounds.quiet", f"{left} events are still to come {QUIET_S:.0f} s after the end")
+            self._broken("bounds.quiet", f"{len(left)} events are still to come {QUIET_S:.0f} s after the end")
+        finished_at, healed_at = self._supervisor.finished_at, self._healed_at
+        if healed_at is None or finished_at is None or finished_at < healed_at:
+            return
+        for learner in self._supervisor.learners.values():
+            if learner.exited == self._supervisor.finished and learner.shell._facts.recorded is None:
+                self._broken("bounds.silent", f"{learner.label} ended with facts that are not durable")
 
     # -------------------------------------------------------------- once a second
 
@@ -96,6 +102,8 @@ class Bounds:
             return
         self._look_at_sizes()
         if self._healed_at is not None:
+            if supervisor.suspending or supervisor.paused:
+                self._begin(self._time.now)
             for name, incarnation in self._oracle.spoilt[: 2 * self._options.aside_max]:
                 unit = supervisor.controller.units[name]
                 if unit.incarnation.number <= incarnation + 1 and unit.start_at > self._healed_at:
@@ -120,10 +128,15 @@ class Bounds:
             if learner.alive and learner.waiting > WAITING_MAX:
                 self._broken("bounds.waiting", f"{learner.label} has {learner.waiting} questions open")
         if syncer is not None:
-            if syncer.running and not syncer.deposed:
-                self._invariants.leases(syncer)
-            if len(syncer.log.records) > JOURNAL_MAX:
-                self._broken("bounds.journal", f"{len(syncer.log.records)} records wait for the store")
+            if syncer.waiting > JOURNAL_MAX:
+                self._broken("bounds.journal", f"{syncer.waiting} messages wait for the store")
+            if not syncer.serves:
+                return
+            self._invariants.leases(syncer)
+            if (here := syncer.shell._bulk._here) is not None:
+                opened_reads = syncer.machine.open_reads
+                if closed := [token for token in here._payloads if token.read not in opened_reads]:
+                    self._broken("bounds.waiting", f"{syncer.label} keeps payloads of closed reads: {closed}")
             opened = syncer.machine.syncer_step - syncer.machine.committed_step
             if opened > max(1, options.sync.overlap_steps):
                 self._broken("bounds.open", f"{opened} syncer steps are open, tau is {options.sync.overlap_steps}")
@@ -174,8 +187,9 @@ class Bounds:
         now = self._time.now
         for name in self._supervisor.controller.wanted:
             learner = self._supervisor.learners[name]
-            held = (learner.incarnation, learner.outbox.oldest)
-            if held != self._held.get(name, (held, 0.0))[0] or held[1] == len(learner.facts):
+            facts = learner.shell._facts
+            held = (learner.incarnation, facts.oldest)
+            if held != self._held.get(name, (held, 0.0))[0] or facts.recorded is not None:
                 self._held[name] = (held, now)
             since_s = now - self._held.setdefault(name, (held, now))[1]
             if since_s > self.silent_s:
@@ -205,11 +219,11 @@ class Bounds:
 
     def _steps(self, name: str) -> bool:
         learner = self._supervisor.learners.get(name)
-        return learner is not None and learner.running and learner.machine.phase == STEPPING
+        return learner is not None and learner.running and learner.phase == STEPPING
 
     def _phases(self) -> str:
         learners = self._supervisor.learners.values()
-        return ", ".join(f"{each.label} {each.machine.phase if each.alive else 'dead'}" for each in learners)
+        return ", ".join(f"{each.label} {each.phase if each.alive else 'dead'}" for each in learners)
 
     def _give_up(self, reason: str) -> None:
         self._broken("bounds.live", reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import marshal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -13,7 +13,6 @@ from chaos.simulation.checks.oracle import Violation
 from orchestrator.analysis.checks import FAMILIES, verdicts
 from orchestrator.analysis.database import filled
 from orchestrator.eventlog.events import Event
-from orchestrator.simulation.context import SimContext
 from outer.protocol.facts import Committed, FactsLost, Participant
 
 Digest = str
@@ -24,7 +23,7 @@ MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
 TIMELESS = [family for family in FAMILIES if family != "time"]
 STOPS = frozenset({"stop", "stop_committing"})  # a run that is stopped at once exercises no check
 # Time accounts need clocks that do not jump, processes that end with their loop, and runs that end in order.
-UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger", "crash_ending"}) | STOPS
+UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger", "crash_ending", "suspend"}) | STOPS
 LOST = frozenset({"replayable.steps"})  # unknown where steps are among the facts that FactsLost names
 
 
@@ -41,15 +40,13 @@ def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violati
     return violations
 
 
-def digest_of(context: SimContext) -> Digest:
-    """SHA-256 over every fact, its writer and its time, and over the order of the log."""
+def digest_of(log: Iterable[Event]) -> Digest:
+    """SHA-256 over every fact in the order of the log, with its writer and its time."""
     running = hashlib.sha256()
-    for writer, said in context.facts.items():
-        running.update(repr(writer).encode())
-        # Format 2 of marshal is fixed, and knows no references: equal values give equal bytes.
-        running.update(marshal.dumps([(at, type(fact).__name__, _values(fact)) for at, fact in said], 2))
-    for group in context.log:
-        running.update(marshal.dumps([tuple(stretch) for stretch in group.stretches], 2))
+    # Format 2 of marshal is fixed, and knows no references: equal values give equal bytes.
+    for one in log:
+        told = one.writer, one.incarnation, one.sequence, one.at, type(one.fact).__name__, _values(one.fact)
+        running.update(marshal.dumps(told, 2))
     return running.hexdigest()
 
 

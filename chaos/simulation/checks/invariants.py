@@ -7,21 +7,27 @@ oracle.
 from __future__ import annotations
 
 import math
+import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from chaos.simulation.checks.oracle import Oracle
-from chaos.simulation.profile import MANIFEST, Options
+from chaos.simulation.profile import OTHER_MANIFEST, Options
 from learners.protocol.events_effects import Donate
 from learners.protocol.learner import HOLD_S
-from orchestrator.simulation.context import Fact, Key, Observer
+from orchestrator.eventlog.events import Event
+from orchestrator.simulation.context import Key, Observer
 from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.objects import StoreBroken
+from orchestrator.simulation.process import Process
 from orchestrator.simulation.syncer_process import SyncerProcess
 from outer.config import SyncConfig
-from outer.protocol.events_effects import Effect, Emit, Event, Fence
+from outer.journal.groups import SYNCER
+from outer.protocol.events_effects import Append, Effect, Emit, Fence, Publish
+from outer.protocol.events_effects import Event as Told
 from outer.protocol.facts import Committed, LearnerFenced, Refused, StepOpened, StepPassed, StepReopened
 from outer.protocol.links import EARLY
 from outer.protocol.messages import (
@@ -78,8 +84,8 @@ class Invariants(Observer):
 
     def steps(self, learner: LearnerProcess) -> None:
         """No learner steps while it joins, leaves or has stopped."""
-        if learner.machine.phase != STEPPING:
-            self._broken("invariants.steps", f"{learner.label} steps while it is {learner.machine.phase}")
+        if learner.phase != STEPPING:
+            self._broken("invariants.steps", f"{learner.label} steps while it is {learner.phase}")
 
     def gives(self, learner: LearnerProcess, effect: Donate) -> None:
         """A donor is whole, finite as far as it knows, and has seen the syncer step that the joiner was told."""
@@ -99,9 +105,9 @@ class Invariants(Observer):
 
     def reports(self, learner: LearnerProcess) -> None:
         """A loop reports after every step, and twice a second while it waits; before that, on entering a phase."""
-        if not learner.running or learner.exited:
+        if not learner.running or not learner.training or learner.epoch is None:  # until it is welcome nobody hears it
             return
-        if learner.machine.phase in (STARTING, IMPORTING, COMPILING, STOPPED):
+        if learner.phase in (STARTING, IMPORTING, COMPILING, STOPPED):
             return
         silent_s = learner.time.now - max(learner.reported_at, learner.stepped_at, learner.thawed_at)
         if silent_s > 2 * HOLD_S + SLACK_S:
@@ -109,14 +115,32 @@ class Invariants(Observer):
 
     # -------------------------------------------------------------- the syncer, as it acts
 
+    def begun(self, syncer: SyncerProcess) -> None:
+        if syncer.epoch == self._oracle.epoch:  # else it was frozen while it began, and is fenced
+            values = map(self._oracle.values.of, syncer.values())
+            self._oracle.recovered(syncer.epoch, list(values), list(syncer.machine.versions))
+
+    def raised(self, process: Process, error: BaseException) -> None:
+        """A shell's own work fails only where the store's client does."""
+        if not isinstance(error, StoreBroken):
+            where = traceback.extract_tb(error.__traceback__)[-1:]
+            at = "".join(f" at {each.filename.rsplit('/', 2)[-1]}:{each.lineno}" for each in where)
+            self._broken("shell.raises", f"{process.label}: {type(error).__name__}{at}: {error}")
+
+    def appended(self, syncer: SyncerProcess, effect: Append) -> None:
+        self._oracle.appends[syncer.epoch, effect.sequence] = effect
+
+    def published(self, syncer: SyncerProcess, effect: Publish) -> None:
+        proposal = self._oracle.proposed[syncer.epoch, effect.fragment, effect.version]
+        self._oracle.published(syncer.epoch, proposal.version)
+
     def emitted(self, syncer: SyncerProcess, fact: Any) -> None:
         kind = type(fact)
         if kind is StepPassed:
             self._quorate(syncer, fact.syncer_step)
         elif kind is StepOpened or kind is StepReopened:
             seen = self._seen[syncer.epoch]
-            keys = [learner.key for learner in syncer.peers.values()]
-            seen.opened[fact.syncer_step] = {key: seen.heard.get(key, SILENT).step for key in keys}
+            seen.opened[fact.syncer_step] = {key: heard.step for key, heard in seen.heard.items()}
 
     def sent(self, syncer: SyncerProcess, message: Any) -> None:
         kind = type(message)
@@ -127,25 +151,28 @@ class Invariants(Observer):
 
     def _quorate(self, syncer: SyncerProcess, syncer_step: int) -> None:
         """At least K reported a further step after this one opened, or reopened; one that leaves has none to report."""
-        seen = self._seen[syncer.epoch]
-        opened, reported = seen.opened[syncer_step], 0
-        for learner in syncer.peers.values():
-            heard = seen.heard.get(learner.key)
-            further = heard is not None and heard.step > opened.get(learner.key, 0)
-            reported += further or learner.machine.phase in (DRAINING, STOPPED)
+        seen, peers = self._seen[syncer.epoch], syncer.peers
+        opened = seen.opened[syncer_step]
+        newest = dict(
+            sorted([*(learner.key for learner in peers.values()), *seen.heard])
+        )  # one that steps may attach yet
+        leaving = {name for name, learner in peers.items() if learner.phase in (DRAINING, STOPPED)}
+        reported = sum(
+            seen.heard.get(key, SILENT).step > opened.get(key, 0) or key[0] in leaving for key in newest.items()
+        )
         if reported < self._quorum:
             went = f"syncer step {syncer_step} went on with {reported} reports"
             self._broken("invariants.quorum", f"{went}, the quorum is {self._quorum}")
 
     def welcomed(self, message: Attach) -> None:
         """No learner of another recipe is welcome."""
-        if message.manifest != MANIFEST:
+        if message.manifest == OTHER_MANIFEST:
             name = f"{message.learner} {message.incarnation}"
             self._broken("invariants.attaches", f"{name} is welcome with another recipe")
 
-    def told(self, syncer: SyncerProcess, event: Event, effects: list[Effect]) -> None:
+    def told(self, syncer: SyncerProcess, event: Told, effects: list[Effect]) -> None:
         """A fence ends the incarnation that it names, and no other."""
-        if not isinstance(event, Fence) or not syncer.running or syncer.deposed:
+        if not isinstance(event, Fence) or not syncer.serves:
             return
         named = f"{event.learner} {event.incarnation}"
         for row in syncer.machine.view(syncer.clock()):
@@ -157,15 +184,17 @@ class Invariants(Observer):
                 if named != ended:
                     self._broken("invariants.fences", f"the fence of {named} ended {ended}")
 
-    def reporting(self, syncer: SyncerProcess, learner: LearnerProcess, report: Report) -> Callable[[], None] | None:
+    def reporting(self, syncer: SyncerProcess, report: Report) -> Callable[[], None] | None:
         """A report of one incarnation is no sign of life of another."""
+        key = report.learner, report.incarnation
         if len(report.counters) == self._options.fragments:  # any other is refused
             heard = self._seen[syncer.epoch].heard
-            before = heard.get(learner.key, SILENT)
+            before = heard.get(key, SILENT)
             until = syncer.clock() + report.lease_s if report.sequence > before.sequence else before.lease_until
             newest = max(before.sequence, report.sequence)
-            heard[learner.key] = Heard(max(before.step, report.step), newest, until)
-        if syncer.peers.get(report.learner) is learner:
+            heard[key] = Heard(max(before.step, report.step), newest, until)
+        there = syncer.peers.get(report.learner)
+        if there is not None and there.key == key:
             return None
         return partial(self._reported, syncer, report, _known(syncer, report.learner))
 
@@ -175,13 +204,16 @@ class Invariants(Observer):
             sign = f"a report of {report.learner} {report.incarnation}"
             self._broken("invariants.hears", f"{sign} was taken for a sign of life of {incarnation}")
 
-    def answered(self, syncer: SyncerProcess, contribution: Contribution, effects: list[Effect]) -> None:
-        if garbled := self._oracle.garbled.get(id(contribution.payload)):
-            self.refuses(syncer, contribution, effects, SOONER | {garbled[1]})
+    def answering(self, syncer: SyncerProcess, contribution: Contribution) -> Callable[[list[Effect]], None] | None:
+        payload = syncer.payload(contribution) if self._oracle.garbled else None
+        garbled = None if payload is None else self._oracle.garbled.get(id(self._oracle.values.of(payload)))
+        if garbled is None:
+            return None
+        return lambda effects: self.refuses(syncer, contribution, effects, SOONER | {garbled[1]})
 
-    def refuses(self, syncer: SyncerProcess, event: Event, effects: list[Effect], reasons: frozenset[str]) -> None:
+    def refuses(self, syncer: SyncerProcess, event: Told, effects: list[Effect], reasons: frozenset[str]) -> None:
         """An impossible message is refused for one of these reasons, a report once; without one, passed over."""
-        if not syncer.running or syncer.deposed:
+        if not syncer.serves:
             return
         facts = [effect.fact for effect in effects if isinstance(effect, Emit)]
         said = {fact.reason for fact in facts if isinstance(fact, Refused)}
@@ -216,7 +248,7 @@ def _known(syncer: SyncerProcess, learner: str) -> tuple[int, float]:
     return 0, math.inf
 
 
-def waits(options: Options, oracle: Oracle, facts: Mapping[Key, Sequence[Fact]]) -> None:
+def waits(options: Options, oracle: Oracle, log: Sequence[Event]) -> None:
     """Steps open no sooner than learners step, and no grace outlasts what was granted.
 
     Not judged where the syncer's clocks do not run evenly, or it freezes.
@@ -226,12 +258,14 @@ def waits(options: Options, oracle: Oracle, facts: Mapping[Key, Sequence[Fact]])
     fastest = FASTEST * min(options.step_s.values())
     grace = options.sync.grace
     longest = math.inf if isinstance(grace, str) else grace  # no record says what adaptive grace granted
-    for (writer, epoch), said in facts.items():
-        if writer == "syncer":
-            _waits(options.sync, oracle, epoch, said, fastest, longest)
+    for epoch in sorted({event.incarnation for event in log if event.writer == SYNCER}):
+        said = [(event.at, event.fact) for event in log if (event.writer, event.incarnation) == (SYNCER, epoch)]
+        _waits(options.sync, oracle, epoch, said, fastest, longest)
 
 
-def _waits(sync: SyncConfig, oracle: Oracle, epoch: int, facts: Sequence[Fact], fastest: float, longest: float) -> None:
+def _waits(
+    sync: SyncConfig, oracle: Oracle, epoch: int, facts: Sequence[tuple[float, Any]], fastest: float, longest: float
+) -> None:
     """Judge the commits of one epoch but for those that it repeats of an earlier one."""
     broken = oracle.broken
     opened_at, known = float("-inf"), False  # before the first commit nobody's step time may be known

@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from chaos.simulation.checks.provenance import Content, Key, ValueVersion, uneven
 from chaos.simulation.profile import Options
 from learners.protocol.events_effects import Apply
+from outer.protocol.events_effects import Append
 from outer.protocol.facts import Committed, SetAside, SpanGranted, SpanReturned
 
 NONE = -1
@@ -30,6 +34,20 @@ class MergedProposal(NamedTuple):
     weights: tuple[float, ...]
 
 
+class ValueTable:
+    """Values by number: in shells, messages and the store an array of that number stands for a value."""
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+
+    def array(self, value: Any) -> NDArray[Any]:
+        self._values.append(value)
+        return np.array([len(self._values) - 1.0])
+
+    def of(self, array: NDArray[Any]) -> Any:
+        return self._values[int(array[0])]
+
+
 class Oracle:
     """Collects the violations of a run. `tips` is each fragment's newest durable version."""
 
@@ -37,6 +55,10 @@ class Oracle:
         self.violations: list[Violation] = []
         self.origin = tuple(ValueVersion(p, 0, None, ()) for p in range(options.fragments))
         self.tips = list(self.origin)
+        self.epoch = 0  # the newest that has opened
+        self.values = ValueTable()
+        self.appends: dict[tuple[int, int], Append] = {}  # records, by epoch and sequence
+        self.proposed: dict[tuple[int, int, int], MergedProposal] = {}  # by epoch, fragment and version: the newest
         self._spans: set[int] = set()  # whose grant is durable
         self._lent: dict[Key, int] = {}  # samples, durably
         self._committed: dict[Key, int] = {}  # the last step of each that is in any durable version

@@ -6,22 +6,36 @@ The counterpart of the trainer, of a real learner's host copies, and of the merg
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from chaos.simulation.checks.oracle import MergedProposal, Oracle
 from chaos.simulation.checks.provenance import Content, Key, Range, ValueVersion, rebased
+from chaos.simulation.profile import TOKENS
 from learners.protocol.events_effects import Apply
-from orchestrator.simulation.context import Faults
-from orchestrator.simulation.syncer_process import SyncerProcess
-from outer.protocol.events_effects import Merge, Merged, Publish
+from orchestrator.simulation.context import Faults, SimProposal
+from outer.numeric import codec as codecs
+from outer.protocol.fragments import Fragment
 from outer.protocol.messages import Contribution, State
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True)
+class Held:
     """A donor's state, as of one completed step."""
 
     contents: tuple[Content, ...]
     poisoned: bool  # its numbers are not finite
+
+    def damaged(self) -> Held:
+        """Another state, as damage on the way makes it."""
+        return replace(self, contents=tuple(content._replace(step=content.step + 1) for content in self.contents))
+
+    whole: Mapping[str, Any] = field(default_factory=dict)  # of a checkpoint: what the same incarnation goes on from
 
 
 class LearnerValues:
@@ -79,6 +93,19 @@ class LearnerValues:
         if self._read:
             self._read = {key: value for key, value in self._read.items() if key[0] != fragment}
 
+    def base(self, fragment: int) -> NDArray[Any]:
+        return self._oracle.values.array(self._bases[fragment])
+
+    def saved(self) -> NDArray[Any]:
+        """Everything but the processes' own; another one may start from it as from a donor's."""
+        held = self.packed(False)
+        self.gave(self.step, held)
+        whole = {name: copy(value) for name, value in vars(self).items() if name not in ("_unit", "_oracle")}
+        return self._oracle.values.array(replace(held, whole=whole))
+
+    def restore(self, saved: NDArray[Any]) -> None:
+        vars(self).update({name: copy(value) for name, value in self._oracle.values.of(saved).whole.items()})
+
     def packed(self, poisoned: bool) -> Held:
         return Held(tuple(map(self._content, range(len(self._roots)))), poisoned)
 
@@ -101,21 +128,44 @@ class SyncerValues:
     `deltas`: a payload is what a learner added to its own base, not its parameters.
     """
 
-    def __init__(self, oracle: Oracle, faults: Faults, deltas: bool) -> None:
-        self._oracle, self._faults, self._deltas = oracle, faults, deltas
+    def __init__(self, oracle: Oracle, faults: Faults, fragments: tuple[Fragment, ...], deltas: bool) -> None:
+        self.fragments = fragments
+        self.task: Mapping[str, Any] = {"tokens_per_sample": TOKENS}
+        self._oracle, self._values, self._faults, self._deltas = oracle, oracle.values, faults, deltas
 
-    def merged(self, syncer: SyncerProcess, effect: Merge) -> Merged:
-        base = syncer.values[effect.fragment]
-        ranges: tuple[Range, ...] = ()
-        for content in effect.payloads:
-            ranges += content.ranges if self._deltas else content.beyond(base)
-        version = ValueVersion(effect.fragment, effect.syncer_step, base, ranges)
-        proposal = MergedProposal(version, effect.payloads, effect.weights)
-        digest = f"{effect.fragment}@{effect.syncer_step}/{syncer.epoch}"
-        overflow = self._faults.damages("overflow")
-        return Merged(effect.syncer_step, proposal, digest, math.inf if overflow else 1.0, not overflow)
+    def origin(self, fragment: int) -> NDArray[Any]:
+        return self._values.array(self._oracle.origin[fragment])
 
-    def published(self, syncer: SyncerProcess, effect: Publish) -> ValueVersion:
-        version: ValueVersion = effect.proposal.version
-        self._oracle.published(syncer.epoch, version)
+    def examined(self, contribution: Contribution) -> Contribution:
+        payload = contribution.payload
+        if codecs.digest(payload) != contribution.digest:
+            return replace(contribution, payload=None, defect="bad_digest")
+        if not math.isfinite(payload[0]):
+            return replace(contribution, payload=None, defect="non_finite")
+        return contribution
+
+    def encoded(self, contribution: Contribution, poisoned: bool) -> Contribution:
+        payload = np.array([math.nan]) if poisoned else self._values.array(contribution.payload)
+        return replace(contribution, payload=payload, digest=codecs.digest(payload))
+
+    def received(self, theta: NDArray[Any]) -> ValueVersion:
+        version: ValueVersion = self._values.of(theta)
+        if theta[0] % 1.0 or type(version) is not ValueVersion:
+            self._oracle.broken("oracle.adopted", f"{theta[0]} is no version")
         return version
+
+    def merged(
+        self, syncer: Any, fragment: int, version: int, base: NDArray[Any], payloads: Sequence[Any], weights: Any
+    ) -> SimProposal:
+        before = self._values.of(base)
+        contents = tuple(map(self._values.of, payloads))
+        if any(payload[0] % 1.0 for payload in payloads):
+            self._oracle.broken("oracle.refused", f"version {version} of fragment {fragment} holds a damaged payload")
+        ranges: tuple[Range, ...] = ()
+        for content in contents:
+            ranges += content.ranges if self._deltas else content.beyond(before)
+        made = ValueVersion(fragment, version, before, ranges)
+        array = self._values.array(made)
+        self._oracle.proposed[syncer.epoch, fragment, version] = MergedProposal(made, contents, tuple(weights))
+        overflow = self._faults.damages("overflow")
+        return SimProposal(fragment, [array], not overflow, math.inf if overflow else 1.0)

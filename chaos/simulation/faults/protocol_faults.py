@@ -54,7 +54,7 @@ class ProtocolFaults:
     def _to_syncer(self, name: str) -> None:
         """A stale message from the incarnation that the syncer takes for the newest. It must refuse it."""
         syncer = self._supervisor.syncer
-        if syncer is None or not syncer.running or syncer.deposed:
+        if syncer is None or not syncer.serves:
             return
         rows = syncer.machine.view(syncer.clock())
         incarnation = next((row["incarnation"] for row in rows if row["name"] == name), 0)
@@ -66,15 +66,14 @@ class ProtocolFaults:
     def _to_learner(self, name: str) -> None:
         """A stale message to a learner. Its machine must do nothing, or decline."""
         learner = self._supervisor.learners.get(name)
-        if learner is None or not learner.running or learner.machine.phase not in (JOINING, STEPPING, DRAINING):
+        if learner is None or not learner.running or learner.phase not in (JOINING, STEPPING, DRAINING):
             return
-        if learner.welcomed:
+        if learner.epoch is not None:
             fragments = self._context.options.fragments
-            event = pick(self._rng, byzantine_messages.to_learner(*learner.key, learner.welcomed, fragments))
+            event = pick(self._rng, byzantine_messages.to_learner(*learner.key, learner.epoch, fragments))
             self._context.fault_counts["echo"] += 1
-            if done := [
-                each for each in learner.machine.handle(learner.clock(), event) if not isinstance(each, Decline)
-            ]:
+            handled = learner.machine.handle(learner.clock(), event)
+            if done := [each for each in handled if not isinstance(each, Decline)]:
                 self._context.oracle.broken(
                     "invariants.refuses", f"{name} {learner.incarnation} heard {event}, and did {done}"
                 )
@@ -85,15 +84,22 @@ class ProtocolFaults:
         """Processes stay after their loop has ended, and handle messages. One is told to leave until it has."""
         self._context.faults.flips["linger"] = (self._context.time.now + LINGERING_S, 1.0)
         learner = self._supervisor.learners.get(self._one_of(fault))
-        if learner is not None and learner.machine.phase == STEPPING:
+        if learner is not None and learner.phase == STEPPING:
             self._urge(learner)
             self._context.time.after(URGE_S / 2.0, self._supervisor.preempt, learner.name)  # the supervisor asks it too
 
     def _urge(self, learner: LearnerProcess) -> None:
-        if learner.running and not self.calm and learner.leave():
+        if learner.running and not self.calm:
+            learner.deliver(learner.leave)
             self._context.time.after(URGE_S, self._urge, learner)
 
-    # -------------------------------------------------------------- the end of a run
+    # -------------------------------------------------------------- the end of a session, and of a run
+
+    def suspend(self, fault: Fault) -> None:
+        """Stop the run as people do, and resume it."""
+        self._context.fault_counts[fault.kind] += self._supervisor.suspend(
+            f"suspended at {self._context.time.now:.3f} s"
+        )
 
     def stop(self, fault: Fault) -> None:
         """Stop the run, several times, as people do."""

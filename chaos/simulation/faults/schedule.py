@@ -5,18 +5,22 @@ A fault with a duration heals by itself; `heal` ends all of them at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from random import Random
+from typing import Any
 
 from chaos.simulation.faults.protocol_faults import ProtocolFaults
 from chaos.simulation.faults.triggered_faults import TRIGGERS, TriggeredFaults
 from chaos.simulation.ports.context import HostileContext
-from chaos.simulation.ports.network import Link
+from chaos.simulation.ports.network import NetworkLink
 from chaos.simulation.ports.storage import Store
-from chaos.simulation.profile import EVERYBODY, Fault, between, pick
+from chaos.simulation.profile import EVERYBODY, SHARDS, Fault, between, pick
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.supervisor import Supervisor
+from orchestrator.simulation.syncer_process import ShardProcess
 from outer.protocol.events_effects import Tick
 
 POLL_S = 0.05
@@ -24,8 +28,9 @@ POLL_S = 0.05
 FLAPS = 4
 
 
+TAIL_LOST = "tail_lost"  # the only fault that takes acknowledged facts away
 DAMAGE = ("bit_flip", "fetch_damage", "overflow", "garbled")
-PROTOCOL = ("echo", "linger", "stop", "stop_committing", "crash_ending")
+PROTOCOL = ("echo", "linger", "suspend", "stop", "stop_committing", "crash_ending")
 
 
 class FaultSchedule:
@@ -59,6 +64,8 @@ class FaultSchedule:
         self._store.heal()
         for host in self._hosts.values():
             host.slowdown = 1.0
+        for learner in self._supervisor.learners.values():
+            learner.faults.end()
         for process in self._frozen:
             self._thaw(process)
         if self._supervisor.finished_at is None:
@@ -79,10 +86,11 @@ class FaultSchedule:
 
     # -------------------------------------------------------------- the network
 
-    def _links(self, fault: Fault) -> list[Link]:
+    def _links(self, fault: Fault) -> list[NetworkLink]:
         network = self._context.network
         names = self._learners if fault.target == EVERYBODY else (fault.target,)
-        links = [network.link(*pair) for name in names for pair in ((name, "syncer"), ("syncer", name))]
+        ends = ("syncer", *SHARDS[: self._context.options.shards if self._context.options.shards > 1 else 0])
+        links = [network.link(*pair) for end in ends for name in names for pair in ((name, end), (end, name))]
         if len(names) == 1:
             peers = [name for name in self._learners if name not in names]
             links += [network.link(*pair) for peer in peers for pair in ((names[0], peer), (peer, names[0]))]
@@ -94,7 +102,7 @@ class FaultSchedule:
             link.update()
             self._later(fault.duration_s, self._unshare, link, name)
 
-    def _unshare(self, link: Link, name: str) -> None:
+    def _unshare(self, link: NetworkLink, name: str) -> None:
         setattr(link, name, 0.0)
         self._context.network.mend(link)
 
@@ -120,7 +128,7 @@ class FaultSchedule:
             link.update()
             self._later(fault.duration_s, self._unshare, link, "slow_s")
 
-    def _cut(self, fault: Fault, links: list[Link]) -> None:
+    def _cut(self, fault: Fault, links: list[NetworkLink]) -> None:
         holding = fault.strength < 0.5
         for link in links:
             link.cuts.append(fault.kind)
@@ -128,7 +136,7 @@ class FaultSchedule:
             link.update()
             self._later(fault.duration_s, self._uncut, link, fault.kind)
 
-    def _uncut(self, link: Link, kind: str) -> None:
+    def _uncut(self, link: NetworkLink, kind: str) -> None:
         if kind in link.cuts:
             link.cuts.remove(kind)
             self._context.network.mend(link)
@@ -152,8 +160,12 @@ class FaultSchedule:
     # -------------------------------------------------------------- hosts
 
     def _crash(self, fault: Fault) -> None:
+        """At once, or after so many callbacks: between any two awaits."""
         for learner in self._targets(fault)[:1]:
-            if self._supervisor.crash(learner.name):
+            if fault.strength < 0.5:
+                learner.dies_at = learner.turns + 1 + int(200 * fault.strength)
+                self._count("crash")
+            elif self._supervisor.crash(learner.name):
                 self._count("crash")
 
     def _freeze(self, fault: Fault) -> None:
@@ -176,6 +188,19 @@ class FaultSchedule:
         for learner in self._targets(fault):
             learner.host.slowdown = 1.5 + 5.0 * fault.strength
             self._later(fault.duration_s, self._speed_up, learner.host)
+
+    def _straggle(self, fault: Fault) -> None:
+        self._disturb(fault, "straggle", fault.strength)
+
+    def _link_down(self, fault: Fault) -> None:
+        """As chaos does it in a real run: the learner's own process holds back what it says and hears."""
+        self._disturb(fault, "link")
+
+    def _disturb(self, fault: Fault, kind: str, delay_s: float = 0.0) -> None:
+        for learner in self._targets(fault):
+            self._count(fault.kind)
+            call = learner.shell.disturb, kind, fault.duration_s, delay_s, f"{fault.at}", math.inf
+            learner.deliver(partial(_spawn, learner, *call))
 
     def _speed_up(self, host: Host) -> None:
         host.slowdown = 1.0
@@ -201,7 +226,7 @@ class FaultSchedule:
             self._count(fault.kind)
         syncer = self._supervisor.syncer
         if syncer is not None:  # by its clock its timers are due
-            syncer.deliver(syncer.call, Tick())
+            syncer.deliver(lambda: syncer.shell._drive(Tick()))
 
     def _hosts_of(self, fault: Fault) -> list[Host]:
         return [
@@ -239,13 +264,12 @@ class FaultSchedule:
         context, syncer = self._context, self._supervisor.syncer
         if context.time.now >= context.options.storm_s:
             return
-        if syncer is None or not syncer.running or syncer.deposed or not self._store.tail_known(context.acknowledged):
+        if syncer is None or not syncer.serves or not self._store.tail_known(context.faults.acknowledged):
             self._later(POLL_S, self._tail_lost, fault)
             return
+        syncer.jobs.outlives = lambda kind: False  # its node is lost, with what was on its way
         syncer.crash()
-        lost = self._store.lose_tail(1 + int(3 * fault.strength))
-        del context.log[len(context.log) - len(lost) :]
-        context.fault_counts[fault.kind] += bool(lost)
+        context.fault_counts[fault.kind] += bool(self._store.lose_tail(1 + int(3 * fault.strength)))
 
     def _syncer_dies_writing(self) -> None:
         """The syncer dies as soon as a record is on its way to the store."""
@@ -256,7 +280,11 @@ class FaultSchedule:
     def _syncer_crash(self, fault: Fault) -> None:
         syncer = self._supervisor.syncer
         if syncer is not None and syncer.alive:
-            syncer.crash_at = syncer.performed + 1 + int(12 * fault.strength)
+            after = 1 + int(12 * fault.strength)
+            if self._rng.random() < 0.5:
+                syncer.crash_at = syncer.performed + after
+            else:
+                syncer.dies_at = syncer.turns + 3 * after
 
     def _zombie(self, fault: Fault) -> None:
         """Freeze the syncer until another takes its place, then thaw it."""
@@ -265,6 +293,28 @@ class FaultSchedule:
             syncer.freeze()
             self._frozen.append(syncer)
             self._later(7.0 + fault.duration_s, self._thaw, syncer, fault.kind)
+
+    def _one_shard(self, fault: Fault) -> ShardProcess | None:
+        shards = [] if self._supervisor.syncer is None else self._supervisor.syncer.shards
+        return pick(self._rng, shards) if shards else None
+
+    def _shard_crash(self, fault: Fault) -> None:
+        if (shard := self._one_shard(fault)) is not None:
+            self._count(fault.kind)
+            shard.dies_at = shard.turns + 1 + int(20 * fault.strength)
+
+    def _shard_freeze(self, fault: Fault) -> None:
+        if (shard := self._one_shard(fault)) is not None and shard.running:
+            self._count(fault.kind)
+            shard.freeze()
+            self._frozen.append(shard)
+            self._later(fault.duration_s, self._thaw, shard, fault.kind)
+
+    def _shard_cut(self, fault: Fault) -> None:
+        if (shard := self._one_shard(fault)) is not None:
+            name = shard.host.name
+            ends = ("syncer", *self._learners)
+            self._cut(fault, [self._context.network.link(*pair) for end in ends for pair in ((end, name), (name, end))])
 
     # -------------------------------------------------------------- membership
 
@@ -287,8 +337,7 @@ class FaultSchedule:
         for learner in self._targets(fault)[:1]:
             if learner.running:
                 self._count(fault.kind)
-                if not learner.leave():
-                    self._supervisor.crash(learner.name)
+                learner.deliver(learner.leave)
 
     def _flap(self, fault: Fault) -> None:
         """A learner dies again and again."""
@@ -330,7 +379,7 @@ class FaultSchedule:
 
     def _non_finite(self, fault: Fault) -> None:
         for learner in self._targets(fault)[:1]:
-            learner.poison()
+            learner.deliver(partial(_spawn, learner, learner.shell.disturb, "non_finite", 0.0, 0.0, "", math.inf))
 
     def _bad_sample(self, fault: Fault) -> None:
         self._context.faults.to_spoil += 1
@@ -340,6 +389,10 @@ class FaultSchedule:
         for learner in self._targets(fault)[:1]:
             self._context.faults.misled.add(learner.name)
             self._supervisor.crash(learner.name)
+
+
+def _spawn(process: Process, method: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
+    process.spawn(method(*arguments))
 
 
 def striking(kind: str) -> Callable[[FaultSchedule, Fault], None]:

@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from chaos.simulation.ports.context import HostileContext
-from chaos.simulation.ports.network import Link
+from chaos.simulation.ports.network import NetworkLink
 from chaos.simulation.profile import EVERYBODY, Fault, pick
 from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.messages import JOINING, STEPPING
@@ -41,7 +41,11 @@ class TriggeredFaults:
     """`cut` makes links carry nothing for a while. Once `calm` is set, nothing more strikes."""
 
     def __init__(
-        self, context: HostileContext, rng: Random, supervisor: Supervisor, cut: Callable[[Fault, list[Link]], None]
+        self,
+        context: HostileContext,
+        rng: Random,
+        supervisor: Supervisor,
+        cut: Callable[[Fault, list[NetworkLink]], None],
     ) -> None:
         self.calm = False
         self._context, self._rng, self._supervisor, self._cut = context, rng, supervisor, cut
@@ -74,7 +78,7 @@ class TriggeredFaults:
     def someone_rejoins(self, count: int) -> list[str]:
         """Kill so many learners; returns those that have to join again."""
         learners = [self._supervisor.learners[name] for name in sorted(self._supervisor.learners)]
-        stepping = [learner for learner in learners if learner.running and learner.machine.phase in (STEPPING, JOINING)]
+        stepping = [learner for learner in learners if learner.running and learner.phase in (STEPPING, JOINING)]
         return [learner.name for learner in stepping[-count:] if self._supervisor.crash(learner.name)]
 
     def _trapped(self, name: str, moment: str) -> None:
@@ -94,6 +98,8 @@ class TriggeredFaults:
         elif kind == "starved":  # nothing comes for longer than it waits for a state
             self._cut(Fault(0.0, kind, name, options.start_s + 2.0, 1.0), [link("syncer", name)])
         elif kind == "donor_leaves":
-            self._context.fault_counts[kind] += self._supervisor.learners[name].leave()
+            learner = self._supervisor.learners[name]
+            learner.deliver(learner.leave)
+            self._context.fault_counts[kind] += learner.running
         elif self._supervisor.crash(name, detected=kind == "crash_answering"):
             self._context.fault_counts[kind] += 1

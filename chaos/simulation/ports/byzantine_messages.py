@@ -10,8 +10,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.checks.provenance import Content
-from chaos.simulation.profile import MANIFEST, pick
+from chaos.simulation.profile import SHARED, pick
+from outer.numeric import codec as codecs
 from outer.protocol.events_effects import DrainRequested, Event, Expect, Fence
 from outer.protocol.messages import (
     STEPPING,
@@ -37,10 +39,13 @@ LEASE_S = 5.0
 # ------------------------------------------------------------------ what cannot be right
 
 
-def garbled(contribution: Contribution, fragments: int, rng: Random) -> tuple[Contribution, str]:
-    """An answer that must be refused, with an equal payload that is another object; and the reason."""
+def garbled(contribution: Contribution, fragments: int, rng: Random, oracle: Oracle) -> Contribution:
+    """An answer that must be refused, with an equal payload that is another object; the oracle knows the reason."""
     wrong, reason = pick(rng, GARBLED if fragments > 1 else GARBLED[1:])
-    return replace(wrong(contribution, fragments), payload=Content(*contribution.payload)), reason
+    content = Content(*oracle.values.of(contribution.payload))
+    oracle.garbled[id(content)] = content, reason
+    payload = oracle.values.array(content)
+    return replace(wrong(contribution, fragments), payload=payload, digest=codecs.digest(payload))
 
 
 def _counted(change: Callable[[FragmentCounters], dict[str, Any]]) -> Callable[[Contribution, int], Contribution]:
@@ -91,7 +96,7 @@ def to_syncer(learner: str, incarnation: int, epoch: int) -> list[tuple[Event, f
         (Contribution(learner, before, epoch, 1, 0, 1, 1, 1, counters, None, ""), stale),
         (SeekDonor(learner, incarnation, epoch - 1), stale | older),
         (Contribution(learner, incarnation, epoch - 1, 1, 0, 1, 1, 1, counters, None, ""), stale | older),
-        (Attach(NOBODY, 1, MANIFEST), unknown),
+        (Attach(NOBODY, 1, SHARED), unknown),
         (SeekDonor(NOBODY, 1, epoch), unknown),
         (Report(NOBODY, 1, epoch, 1, STEPPING, LEASE_S, 1, 0.1, 1, 1, (counters,)), unknown),
         (Contribution(NOBODY, 1, epoch, 1, 0, 1, 1, 1, counters, None, ""), unknown),

@@ -9,6 +9,7 @@ from chaos.simulation.checks.invariants import Invariants
 from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.ports.damage import Damage
 from chaos.simulation.ports.network import HostileNetwork
+from chaos.simulation.ports.storage import Store
 from chaos.simulation.profile import Options
 from orchestrator.simulation.context import SimContext
 
@@ -18,6 +19,7 @@ class HostileContext(SimContext):
     """`rng` is drawn from for what hosts do: how long steps last, which payloads are damaged."""
 
     network: HostileNetwork
+    store: Store
     faults: Damage
     observer: Invariants
     options: Options

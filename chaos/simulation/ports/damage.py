@@ -5,32 +5,39 @@ The fault schedule sets what is to be harmed; the processes ask at the places wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.ports import byzantine_messages
+from chaos.simulation.ports.storage import Store
 from chaos.simulation.profile import OTHER_MANIFEST, Options
-from orchestrator.simulation.context import Faults
+from learners.fault_effects import flipped
+from learners.link import Version
+from orchestrator.simulation.context import Faults, Key
 from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.process import Process
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer.protocol.events_effects import Append
 from outer.protocol.facts import Finished
-from outer.protocol.messages import DRAINING, STEPPING, Contribution, Report, State
+from outer.protocol.messages import DRAINING, STEPPING, Contribution
 
 
 class Damage(Faults):
     """`rng` is the hosts' stream."""
 
     def __init__(
-        self, options: Options, time: Timeline, oracle: Oracle, rng: Random, fault_counts: Counter[str]
+        self, options: Options, time: Timeline, oracle: Oracle, rng: Random, fault_counts: Counter[str], store: Store
     ) -> None:
+        self.acknowledged: dict[Key, int] = {}  # by learner: the last fact that it was told to be durable
         self.flips: dict[str, tuple[float, float]] = {}  # kind -> (until, share) of what is damaged
         self.traps: dict[tuple[str, str], float] = {}  # (learner, moment) -> it dies so much later
-        self.trapped: Callable[[str, str], None] = lambda learner, moment: None
+        self.trapped: Callable[[str, str], None] = lambda name, moment: None
         self.to_spoil = 0  # batches that come: the first sample of each cannot be read, now or ever
         self.bad: set[int] = set()  # samples
         self.misled: set[str] = set()  # whose next incarnation comes with another recipe
@@ -38,6 +45,7 @@ class Damage(Faults):
         self.dies_ending: dict[int, int] = {}  # epoch -> it dies so many effects after it has said that the run is over
         self.committing: dict[int, Callable[[], None]] = {}  # epoch -> happens once, while a commit is being written
         self._options, self._time, self._oracle, self._rng, self._counts = options, time, oracle, rng, fault_counts
+        self._store = store
 
     def heal(self, syncer: SyncerProcess | None) -> None:
         """Nothing is to be harmed any more."""
@@ -70,34 +78,69 @@ class Damage(Faults):
         self._oracle.spoilt.append(learner.key)
         return True
 
-    def reported(self, learner: LearnerProcess, report: Report) -> Report:
-        if self.flips and report.phase in (STEPPING, DRAINING):
-            return byzantine_messages.shortened(report, self._rng) if self.damages("garbled") else report
-        return report
+    # -------------------------------------------------------------- calls
 
-    def contributed(self, learner: LearnerProcess, contribution: Contribution) -> tuple[Contribution, str]:
-        if learner.poisoned:
-            self._counts["non_finite"] += 1
-            return contribution, "non_finite"
-        if self.damages("bit_flip"):
-            return contribution, "bad_digest"
-        if self.damages("garbled"):
-            contribution, reason = byzantine_messages.garbled(contribution, self._options.fragments, self._rng)
-            self._oracle.garbled[id(contribution.payload)] = (contribution.payload, reason)
-        return contribution, ""
-
-    def finite(self, state: State) -> bool:
-        return not state.payload.poisoned
-
-    def moment(self, learner: LearnerProcess, moment: str) -> None:
+    def asking(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a call as they really leave."""
         if self.traps:
-            self.trapped(learner.name, moment)
+            for who, which, moment in ((source, "attach", "joining"), (source, "fetch", "transferring")):
+                if method == which:
+                    self.moment(who, moment)
+            if method == "donate":
+                self.moment(target, "giving")
+        if self.flips and method == "report" and arguments[0].phase in (STEPPING, DRAINING) and self.damages("garbled"):
+            return (byzantine_messages.shortened(arguments[0], self._rng), *arguments[1:])
+        return arguments
+
+    def answering(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...], answer: Any) -> Any:
+        """The answer of a call as it really leaves."""
+        if method == "report":
+            self._told((arguments[0].learner, arguments[0].incarnation), answer)
+        elif method == "record":
+            self._told((arguments[0], arguments[1]), answer)
+        if self.traps:
+            for who, which, moment in (
+                (target, "attach", "welcomed"),
+                (source, "read", "answered"),
+                (target, "donate", "received"),
+            ):
+                if method == which and not isinstance(answer, str):
+                    self.moment(who, moment)
+        if not self.flips or (type(answer) is not tuple and not isinstance(answer, Version)):
+            return answer
+        if method == "read":
+            return (self._contributed(answer[0]), *answer[1:])
+        if method == "fetch" and self.damages("fetch_damage"):
+            return (*answer[:2], flipped(answer[2]), answer[3])
+        if isinstance(answer, Version) and self.damages("fetch_damage"):
+            return answer._replace(theta=flipped(answer.theta))
+        if method == "donate" and self.damages("state_damage"):
+            return (replace(answer[0], digest="damaged", payload=answer[0].payload.damaged()), *answer[1:])
+        return answer
+
+    def _told(self, key: Key, durable: int) -> None:
+        if durable > self.acknowledged.get(key, -1):
+            self.acknowledged[key] = durable
+
+    def _contributed(self, contribution: Contribution) -> Contribution:
+        if self.damages("bit_flip"):
+            return replace(contribution, payload=flipped(contribution.payload))
+        if math.isfinite(contribution.payload[0]) and self.damages("garbled"):
+            return byzantine_messages.garbled(contribution, self._options.fragments, self._rng, self._oracle)
+        return contribution
+
+    def moment(self, process: Process, moment: str) -> None:
+        """A process has come to a moment at which a fault may strike; it does so right after that."""
+        self._time.after(0.0, self.trapped, process.key[0], moment)
+
+    def outlives(self, kind: str) -> bool:
+        return kind in ("journal", "") and self._store.outlives()
 
     def started(self, learner: LearnerProcess) -> None:
         if learner.name in self.misled:
             self.misled.remove(learner.name)
             self._counts["wrong_manifest"] += 1
-            learner.manifest = OTHER_MANIFEST
+            learner.device.manifest = OTHER_MANIFEST
 
     # -------------------------------------------------------------- the syncer
 
@@ -106,9 +149,13 @@ class Damage(Faults):
             syncer.crash_at = syncer.performed + self.dies_ending[syncer.epoch]
             self._counts["crash_ending"] += 1
 
+    def _die_writing(self, syncer: SyncerProcess) -> None:
+        self._counts["syncer_crash"] += syncer.alive
+        syncer.crash()
+
     def appended(self, syncer: SyncerProcess, effect: Append) -> None:
         if syncer.epoch in self.dies_writing:
             self.dies_writing.remove(syncer.epoch)
-            syncer.crash_at = syncer.performed + 1
+            syncer.time.after(0.0, self._die_writing, syncer)  # the write begins within this moment
         if effect.proposal is not None and syncer.epoch in self.committing:
-            syncer.time.reach(0.0, syncer, self.committing.pop(syncer.epoch))
+            syncer.time.after(0.0, self.committing.pop(syncer.epoch))

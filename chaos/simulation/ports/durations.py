@@ -7,8 +7,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from chaos.simulation.ports.storage import Store
 from chaos.simulation.profile import Options
-from orchestrator.simulation.learner_loop import LearnerLoop
+from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.timeline import Timeline
 
 POLL_S = 1.0
@@ -21,13 +22,13 @@ class DrawnDurations:
     """`hosts` is drawn from for steps, `rng` for what the supervisor waits for. `fault_counts` counts slowed steps."""
 
     def __init__(
-        self, options: Options, time: Timeline, hosts: Random, rng: Random, fault_counts: Counter[str]
+        self, options: Options, time: Timeline, hosts: Random, rng: Random, fault_counts: Counter[str], store: Store
     ) -> None:
         self.backoff_s, self.hang_s, self.start_s = options.backoff_s, options.hang_s, options.start_s
         self.unreachable_s = options.unreachable_s
-        self.look_s, self.exit_s, self.end_s, self.pack_s = POLL_S, EXIT_S, TELL_S, PACK_S
+        self.look_s, self.exit_s, self.end_s = POLL_S, EXIT_S, TELL_S
         self._options, self._time, self._fault_counts = options, time, fault_counts
-        self._hosts = hosts.random
+        self._hosts, self._draw, self._store = hosts.random, rng.random, store
         draw, notice_s = rng.random, options.notice_s
         self.notice_s = lambda: notice_s * draw()
         self.outage_s: Callable[[], float] = lambda: 0.1 + notice_s * draw()
@@ -36,24 +37,29 @@ class DrawnDurations:
         self.begin_s = lambda: TELL_S
         self.reattach_s = lambda: 0.1 + draw()
 
-    def startup(self, learner: LearnerLoop) -> tuple[float, float]:
-        return self._options.import_s, self._options.compile_s
-
-    def work(self, seconds: float, learner: LearnerLoop, happen: Callable[..., Any], *args: Any) -> None:
-        learner.after(seconds, happen, *args)
-
-    def step(self, learner: LearnerLoop, number: int) -> tuple[float, int]:
-        options, slowdown = self._options, learner.host.slowdown
+    def step_until(self, learner: LearnerProcess, begins_at: float) -> float:
+        slowdown = learner.host.slowdown
         if slowdown > 1.0:
             self._fault_counts["slow"] += 1
-        seconds = options.step_s[learner.name] * slowdown * (0.9 + 0.2 * self._hosts())
-        return self._time.now + seconds, options.tokens[learner.name]
+        return begins_at + self._options.step_s[learner.name] * slowdown * (0.9 + 0.2 * self._hosts())
 
-    def died(self, learner: LearnerLoop) -> None:
+    def died(self, learner: LearnerProcess) -> None:
         """Nothing is kept of it."""
 
-    def merge_s(self, fragment: int, payloads: int) -> float:
-        return self._options.merge_s
+    def job(self, kind: str, func: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[float, float]:
+        name, options = getattr(func, "func", func).__name__, self._options
+        if kind == "journal" or name == "write":
+            seconds = self._store.write_s()
+            before_s = seconds * self._draw()
+            return before_s, seconds - before_s
+        if kind == "segments":
+            return self._store.write_s(), 0.0
+        return {
+            "propose": (options.merge_s, 0.0),
+            "load": (options.import_s, 0.0),
+            "compile": (options.compile_s, 0.0),
+            "pack": (PACK_S, 0.0),
+        }.get(name, (0.0, 0.0))
 
     def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
         self._time.after(self.outage_s(), happen, *args)

@@ -6,31 +6,22 @@ Each direction between two hosts is a link of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from heapq import heappush
 from random import Random
 from typing import Any
 
-from chaos.simulation.profile import Options
+from chaos.simulation.ports.damage import Damage
+from chaos.simulation.profile import ELEMENTS, Options
 from orchestrator.simulation.context import Trace
-from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.timeline import Timeline
-from outer.config import SyncConfig
-from outer.numeric.formats import named
-from outer.protocol.fragments import Fragment
-from outer.protocol.link_ladder import Uplinks
+from outer.numeric.formats import below, named
 
-CODECS = ("", "bf16", "int8")  # about half the size of the one before
+LOST_S = 3.0  # about so long until a caller hears that a message was lost
 
 
-def uplinks(sync: SyncConfig, fragments: Sequence[Fragment]) -> Uplinks:
-    """The bytes of contributions, for the syncer."""
-    sizes = tuple(tuple(named(codec or sync.codec).bytes(each.size) for each in fragments) for codec in CODECS)
-    return Uplinks(CODECS, sizes)
-
-
-class Link:
+class NetworkLink:
     """One direction between two hosts, and its present faults."""
 
     __slots__ = (
@@ -69,83 +60,99 @@ class Link:
 
 
 class HostileNetwork:
-    """Sizes are in fragments. `fault_counts` counts what faults did to messages."""
+    """Sizes are in fragments. `fault_counts` counts what faults did to messages; `faults` is told of every call."""
 
     def __init__(
-        self, options: Options, time: Timeline, rng: Random, fault_counts: Counter[str], trace: Trace | None
+        self,
+        options: Options,
+        time: Timeline,
+        rng: Random,
+        fault_counts: Counter[str],
+        trace: Trace | None,
+        faults: Damage,
     ) -> None:
-        self.state_size = options.fragments
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], NetworkLink] = {}
         self._time, self._random, self._fault_counts, self._trace = time, rng.random, fault_counts, trace
         self._latency_s, self._jitter_s = options.latency_s, options.jitter_s
+        self._fragments, self._faults = options.fragments, faults
+        whole = named(options.sync.codec).bytes(ELEMENTS)
+        lower = {codec: named(codec).bytes(ELEMENTS) / whole for codec in below(options.sync.codec)}
+        self._shares = {"": 1.0, **lower}  # of a fragment, by a contribution's codec
 
-    def up_size(self, fragment: int, codec: str) -> float:
-        return 0.5 ** CODECS.index(codec)
-
-    def down_size(self, fragment: int) -> float:
-        return 1.0
-
-    def links(self, learner: LearnerProcess) -> tuple[Link, Link]:
-        return self.link(learner.name, "syncer"), self.link("syncer", learner.name)
-
-    def peer_links(self, one: LearnerProcess, other: LearnerProcess) -> tuple[Link, Link]:
-        return self.link(one.name, other.name), self.link(other.name, one.name)
-
-    def link(self, source: str, target: str) -> Link:
+    def link(self, source: str, target: str) -> NetworkLink:
         if (source, target) not in self._links:
-            self._links[source, target] = Link(source, target, self._latency_s, self._jitter_s)
+            self._links[source, target] = NetworkLink(source, target, self._latency_s, self._jitter_s)
         return self._links[source, target]
 
-    def carry(self, link: Link, size: float, target: Process, happen: Callable[..., Any], *args: Any) -> int:
-        """Bring a message to a process. Returns how many copies are on their way."""
+    def asking(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._faults.asking(source, target, method, arguments)
+
+    def answering(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...], answer: Any) -> Any:
+        return self._faults.answering(source, target, method, arguments, answer)
+
+    def carry(
+        self, source: Process, target: Process, method: str, answer: Any, happen: Callable[..., Any], *args: Any
+    ) -> int:
+        """Bring a question, without an answer, or an answer to a process. Returns how many copies are on their way."""
+        link = self.link(source.host.name, target.host.name)
         delay_s = link.latency_s + link.jitter_s * self._random()
         if not link.faulty:
             time = self._time
             heappush(time.queue, (time.now + delay_s, time.number(), target, happen, args))
             return 1
-        return self._carry_over_faulty(link, size, delay_s, target, happen, args)
+        return self._carry_over_faulty(link, self._size(method, answer), delay_s, target, method, happen, args)
+
+    def lost_s(self) -> float:
+        return LOST_S * (0.2 + self._random())
+
+    def _size(self, method: str, answer: Any) -> float:
+        if answer is None or isinstance(answer, str):
+            return 0.0
+        if method == "read":
+            return self._shares[answer[0].codec]
+        return {"fetch": 1.0, "received": 1.0, "donate": float(self._fragments)}.get(method, 0.0)
 
     def _carry_over_faulty(
         self,
-        link: Link,
+        link: NetworkLink,
         size: float,
         delay_s: float,
         target: Process,
+        method: str,
         happen: Callable[..., Any],
         args: tuple[Any, ...],
     ) -> int:
         random = self._random
         if link.cuts:
-            self._note(link.cuts[-1], link, args)
+            self._note(link.cuts[-1], link, method)
             if link.holding:
                 link.held.append((target, happen, args))
-                return 1
-            return 0
+            return int(link.holding)
         if random() < link.lost:
-            self._note("loss", link, args)
+            self._note("loss", link, method)
             return 0
         if size and link.slow_s:
-            self._note(link.slow_kind, link, args)
+            self._note(link.slow_kind, link, method)
             delay_s += size * link.slow_s
         copies = 1
         if random() < link.doubled:
-            self._note("duplication", link, args)
+            self._note("duplication", link, method)
             copies = 2
         for _ in range(copies):
             arrival = self._time.now + delay_s + link.delay_s * random()
             if link.delay_s and arrival < link.latest:
-                self._note("reordering", link, args)
+                self._note("reordering", link, method)
             link.latest = max(link.latest, arrival)
             self._time.reach(arrival - self._time.now, target, happen, *args)
         return copies
 
-    def _note(self, kind: str, link: Link, args: tuple[Any, ...]) -> None:
+    def _note(self, kind: str, link: NetworkLink, method: str) -> None:
         """Count a fault that hit a message."""
         self._fault_counts[kind] += 1
         if self._trace is not None:
-            self._trace(self._time.now, link.name, (kind, *args))
+            self._trace(self._time.now, link.name, (kind, method))
 
-    def mend(self, link: Link) -> None:
+    def mend(self, link: NetworkLink) -> None:
         """Send on what was held back, if nothing cuts the link any more."""
         link.update()
         if not link.cuts:

@@ -60,6 +60,8 @@ WITH strict AS (
         -- From its last step to its leaving it waited for what never came: only death breaks a step off.
         {category: CASE WHEN strict THEN 'sync_blocked' ELSE 'data_stall' END, t: greatest(stepping, stepped),
             until: left_at},
+        -- Until its process has ended, it hands in its last facts.
+        {category: 'drain', t: CASE WHEN over = 'drained' THEN left_at END, until: coalesce(noticed, again, stop)},
         -- The unfinished step, if it never left the phase stepping.
         {category: 'wasted_' || over, t: CASE WHEN phase.phase = 'stepping' THEN greatest(phase.t, stepped) END,
             until: CASE WHEN over <> 'stopped' THEN ended END},

@@ -117,4 +117,7 @@ class Fleet:
     ahead_s: float = 3600.0
     death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
     look_s: float = 1.0  # between two looks of the supervisor
-    recorded: bool = False  # keep the facts: the run's log
+
+    def warm(self, name: str, incarnation: int) -> bool:
+        """True if an incarnation is compiled and holds the first versions when it is asked for."""
+        return incarnation == 1 and any(each.present for each in self.members if each.name == name)

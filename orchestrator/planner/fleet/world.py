@@ -1,9 +1,8 @@
-"""Simulates a fleet with the production machines in orchestrator/simulation, and measures the outcome.
+"""Forecasts a fleet: a virtual run of the production shells with calm ports and the durations of its description.
 
-How long things take, what crosses the links, who dies and who comes is as the fleet's description says. A link carries
-one transfer after the other: in sum it moves what fair sharing would; only the order differs. Sizes are in bytes. What
-a fragment holds is not followed. The syncer never dies here. Tens of thousands of events a second, whatever the size of
-the model.
+What crosses the links, who dies and who comes is the description's, too. A link carries one transfer after the other:
+in sum it moves what fair sharing would; only the order differs. Sizes are in bytes. What a fragment holds is not
+followed. The syncer never dies here.
 """
 
 from __future__ import annotations
@@ -12,29 +11,36 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappush
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from learners.protocol.learner import Learner
+import numpy as np
+from numpy.typing import NDArray
+
+from learners.config import DataConfig
 from orchestrator.planner.fleet.description import NOTHING, Fleet, FleetFault, FleetLink
 from orchestrator.planner.sizing.rates import encode_s
 from orchestrator.planner.sizing.traffic import DOWN_BYTES, down_bytes
-from orchestrator.simulation.context import Faults, SimContext, SimGroup, SimLearner
-from orchestrator.simulation.learner_loop import LearnerLoop
+from orchestrator.simulation.context import Faults, Observer, SimContext, SimLearner, SimProposal
 from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.objects import MemoryObjects
 from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
+from outer.config import OuterConfig
+from outer.journal.groups import Logged
+from outer.journal.rebuild import RecoverySources
 from outer.numeric.formats import uplinks
-from outer.protocol.events_effects import Merge, Merged, Publish
 from outer.protocol.facts import Committed
+from outer.protocol.fragments import Fragment
 from outer.protocol.link_ladder import Rung
-from outer.protocol.messages import JOINING
-from outer.protocol.syncer import Syncer
+from outer.protocol.manifest import manifest
+from outer.protocol.messages import JOINING, Contribution
+from outer.spec import SyncerSpec
 
 EXIT_S = 0.05
 FREE = FleetLink()
+FETCHING = "fetch", "holds", "received"
 PIECES = 64  # in which a learner's state is sent
 
 
@@ -42,12 +48,11 @@ PIECES = 64  # in which a learner's state is sent
 
 
 class Stepped(NamedTuple):
-    """One step, in virtual seconds, and what it is worth. The last one of a learner may be under way."""
+    """One step, in virtual seconds, and what it is worth. The last one of a learner may be in flight."""
 
     began: float
     ended: float
     share: float
-    tokens: int
 
 
 class FleetDurations:
@@ -57,46 +62,42 @@ class FleetDurations:
         timing = fleet.timing
         self.backoff_s, self.hang_s, self.start_s = timing.backoff_s, timing.hang_s, timing.start_s
         self.unreachable_s = timing.unreachable_s
-        self.look_s, self.exit_s, self.end_s, self.pack_s = fleet.look_s, 0.0, EXIT_S, 0.0
+        self.look_s, self.exit_s, self.end_s = fleet.look_s, 0.0, EXIT_S
         self.steps: dict[str, list[Stepped]] = {}
         self.notice_s = timing.detect_s
         # The supervisor's messages take no time, and the syncer never dies.
         self.outage_s = self.retry_s = self.tell_s = self.begin_s = self.reattach_s = NOTHING
         self._fleet, self._time, self._timing = fleet, time, timing
-        self._members = {member.name: member for member in fleet.members}
+        self._members, self._warm = {member.name: member for member in fleet.members}, fleet.warm
         self._ready_at: dict[str, float] = {}  # by learner: its hardware stands still until then
 
-    def is_warm(self, name: str, incarnation: int) -> bool:
-        """True if an incarnation is compiled and holds the first versions when it is asked for."""
-        return incarnation == 1 and self._members[name].present
+    def job(self, kind: str, func: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[float, float]:
+        timing, sizes, name = self._timing, self._fleet.fragments, getattr(func, "__name__", "")
+        seconds = 0.0
+        if kind == "journal" and name == "write":
+            records = [item.entry.record for item in arguments[0] if isinstance(item, Logged)]
+            seconds = sum(timing.append_s(sizes[each.fragment].size) for each in records if isinstance(each, Committed))
+        elif name == "propose":
+            seconds = timing.merge_s(sizes[arguments[0]].size, len(arguments[1]))
+        elif name in ("load", "compile") and not self._warm(*func.__self__.key):  # type: ignore[attr-defined]
+            seconds = timing.import_s() if name == "load" else timing.compile_s()
+        return seconds, 0.0
 
-    def startup(self, learner: LearnerLoop) -> tuple[float, float]:
-        if self.is_warm(*learner.key):
-            return 0.0, 0.0
-        return self._timing.import_s(), self._timing.compile_s()
-
-    def work(self, seconds: float, learner: LearnerLoop, happen: Callable[..., Any], *args: Any) -> None:
-        self._time.reach(seconds, learner, happen, *args)
-
-    def step(self, learner: LearnerLoop, number: int) -> tuple[float, int]:
+    def step_until(self, learner: LearnerProcess, begins_at: float) -> float:
         name = learner.name
-        member, begins = self._members[name], max(self._time.now, self._ready_at.get(name, 0.0))
-        sample = member.step_model.sample(begins)
-        done = begins + sample.seconds
+        member, begins_at = self._members[name], max(begins_at, self._ready_at.get(name, 0.0))
+        sample = member.step_model.sample(begins_at)
+        done = begins_at + sample.seconds
         if sample.stall_s:
             self._ready_at[name] = done + sample.stall_s
-        tokens = member.tokens if sample.share == 1.0 else round(sample.share * member.tokens)
-        self.steps.setdefault(name, []).append(Stepped(begins, done, sample.share, tokens))
-        return done, tokens
+        self.steps.setdefault(name, []).append(Stepped(begins_at, done, sample.share))
+        return done
 
-    def died(self, learner: LearnerLoop) -> None:
-        """A step under way is lost."""
+    def died(self, learner: LearnerProcess) -> None:
+        """A step in flight is lost."""
         steps = self.steps.get(learner.name)
         if steps and steps[-1].ended > self._time.now:
             steps.pop()
-
-    def merge_s(self, fragment: int, payloads: int) -> float:
-        return self._timing.merge_s(self._fleet.fragments[fragment].size, payloads)
 
     def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
         replace_s = self._timing.replace_s() if incarnation > 1 else 0.0
@@ -130,88 +131,82 @@ class LinkNetwork:
         return gone_at + link.latency_s
 
 
-class Way(NamedTuple):
-    """From one process to another. `learner` is the end that is no syncer, or the giver."""
-
-    kind: Literal["up", "down", "peer"]  # down: a version comes once for all learners of another region
-    learner: LearnerProcess
-    source: str
-    target: str
-    latency_s: float
-
-
 class FleetNetwork:
-    """The links between a fleet's processes."""
+    """The links between a fleet's processes. What is small takes their latency, and nothing is lost."""
 
     def __init__(self, fleet: Fleet, time: Timeline) -> None:
-        self.state_size = fleet.state_bytes
         self.regions = LinkNetwork(fleet.links)
-        self._fleet, self._time, self._syncer = fleet, time, fleet.syncer_region
+        self._fleet, self._time = fleet, time
         self._region = {member.name: member.region for member in fleet.members}
-        self._warm = {member.name for member in fleet.members if member.present}
-        self._here: dict[tuple[str, int], tuple[int, float]] = {}  # by region, fragment: a version, when it is there
         self._up = uplinks(fleet.sync, fleet.fragments)
         self._down_bytes = down_bytes(fleet.sync, fleet.fragments)
         self._whole = DOWN_BYTES * sum(each.size for each in fleet.fragments) / sum(self._down_bytes)
 
-    def up_size(self, fragment: int, codec: str) -> float:
-        return self._up.bytes(Rung(codec), fragment)
+    def asking(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return arguments
 
-    def down_size(self, fragment: int) -> float:
-        return self._down_bytes[fragment]
+    def answering(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...], answer: Any) -> Any:
+        return answer
 
-    def links(self, learner: LearnerProcess) -> tuple[Way, Way]:
-        here, there = self._region[learner.name], self._syncer
-        return self._way("up", learner, here, there), self._way("down", learner, there, here)
+    def lost_s(self) -> float:
+        return 0.0
 
-    def peer_links(self, one: LearnerProcess, other: LearnerProcess) -> tuple[Way, Way]:
-        here, there = self._region[one.name], self._region[other.name]
-        return self._way("peer", one, here, there), self._way("peer", other, there, here)
-
-    def _way(self, kind: Literal["up", "down", "peer"], learner: LearnerProcess, source: str, target: str) -> Way:
-        return Way(kind, learner, source, target, self.regions.latency_s(source, target))
-
-    def carry(self, way: Way, size: float, target: Process, happen: Callable[..., Any], *args: Any) -> int:
-        time = self._time
-        if not size or args[0] is None:  # it has no such version
-            heappush(time.queue, (time.now + way.latency_s, time.number(), target, happen, args))
-        elif way.kind == "up":
-            made_at = time.now + encode_s(self._fleet.sync.codec, size)
-            there_at = self.regions.carry(made_at, size, way.source, way.target)
-            time.reach(there_at - time.now, target, happen, *args)
-        elif way.kind == "down":
-            self._publish(way, size, target, happen, args)
+    def carry(
+        self, source: Process, target: Process, method: str, answer: Any, happen: Callable[..., Any], *args: Any
+    ) -> int:
+        here, there = (self._region.get(each.key[0], self._fleet.syncer_region) for each in (source, target))
+        if method in FETCHING and any(map(self._begins, (source, target))):
+            self._time.reach(0.0, target, happen, *args)  # it holds the first versions
+            return 1
+        size = self._size(target, method, answer) if isinstance(answer, tuple) else 0.0
+        if method == "donate" and size:
+            self._send_piece(source, here, there, size / PIECES, PIECES, target, happen, args)
+        elif size:
+            coding_s = encode_s(self._fleet.sync.codec, size) if method == "read" else 0.0
+            there_at = self.regions.carry(self._time.now + coding_s, size, here, there)
+            self._time.reach(there_at - self._time.now, target, happen, *args)
         else:
-            self._send_piece(way, size / PIECES, PIECES, target, happen, args)
+            self._time.reach(self.regions.latency_s(here, there), target, happen, *args)
         return 1
 
-    def _publish(
-        self, way: Way, size: float, target: Process, happen: Callable[..., Any], args: tuple[Any, ...]
-    ) -> None:
-        learner, time = way.learner, self._time
-        if learner.machine.phase == JOINING and learner.incarnation == 1 and learner.name in self._warm:
-            time.reach(0.0, target, happen, *args)  # it holds the first versions
-            return
-        version, (there, there_at) = args[0], self._here.get((way.target, args[0].fragment), (-1, 0.0))
-        if way.target in ("", self._syncer) or version.number > there:
-            size *= self._whole if learner.machine.phase == JOINING else 1.0  # it holds no version before
-            there_at = self.regions.carry(time.now, size, way.source, way.target)
-            self._here[way.target, version.fragment] = version.number, there_at
-        time.reach(max(0.0, there_at - time.now), target, happen, *args)
+    def _size(self, target: Process, method: str, answer: tuple[Any, ...]) -> float:
+        if method == "read":
+            return self._up.bytes(Rung(answer[0].codec), answer[0].fragment)
+        if method == "donate":
+            return self._fleet.state_bytes
+        if method not in ("fetch", "received"):
+            return 0.0
+        size = self._down_bytes[fragment_of(answer[2])]
+        return size if _phase(target) != JOINING else self._whole * size  # it holds no version before
+
+    def _begins(self, process: Process) -> bool:
+        return _phase(process) == JOINING and self._fleet.warm(*process.key)
 
     def _send_piece(
-        self, way: Way, size: float, left: int, target: Process, happen: Callable[..., Any], args: tuple[Any, ...]
+        self,
+        source: Process,
+        here: str,
+        there: str,
+        size: float,
+        left: int,
+        target: Process,
+        happen: Callable[..., Any],
+        args: tuple[Any, ...],
     ) -> None:
         """Piece by piece, so that fragments on the same link get their turn in between."""
         if not target.alive:
             return
-        time, learner = self._time, way.learner
-        there_at = self.regions.carry(time.now, size, way.source, way.target)
+        time = self._time
+        there_at = self.regions.carry(time.now, size, here, there)
         if left > 1:  # the next leaves as soon as this one has left: the latency counts once
-            wait_s = there_at - way.latency_s - time.now
-            time.reach(wait_s, learner, self._send_piece, way, size, left - 1, target, happen, args)
+            wait_s = there_at - self.regions.latency_s(here, there) - time.now
+            time.reach(wait_s, source, self._send_piece, source, here, there, size, left - 1, target, happen, args)
         else:
             time.reach(there_at - time.now, target, happen, *args)
+
+
+def _phase(process: Process) -> str:
+    return process.phase if isinstance(process, LearnerProcess) else ""
 
 
 # ------------------------------------------------------------------ faults
@@ -256,36 +251,53 @@ class CountedCommit(NamedTuple):
     tokens_committed: int  # with it
 
 
+class Commits(Observer):
+    """Counts them once they are durable."""
+
+    def __init__(self) -> None:
+        self.counted: list[CountedCommit] = []
+
+    def emitted(self, syncer: SyncerProcess, fact: Any) -> None:
+        if isinstance(fact, Committed):
+            weighty = sum(one.weight > 0.0 for one in fact.participants)
+            self.counted.append(CountedCommit(syncer.time.now, weighty, fact.tokens_committed))
+
+
+class WholeLog(MemoryObjects):
+    """Keeps what no segment has taken over: there are none."""
+
+    def remove(self, name: str) -> None: ...
+
+
 class World:
     """One per simulation. `commits` are in order; `steps` are by learner."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.time = fleet, Timeline()
-        self.commits: list[CountedCommit] = []
-        self.durations = FleetDurations(fleet, self.time)
-        self.steps = self.durations.steps
-        self.network = FleetNetwork(fleet, self.time)
-        faults = PlannedFaults(fleet, self.time)
+        self.durations, self.network = FleetDurations(fleet, self.time), FleetNetwork(fleet, self.time)
+        faults, commits = PlannedFaults(fleet, self.time), Commits()
+        self.steps, self.commits = self.durations.steps, commits.counted
         self.context = SimContext(
             time=self.time,
             network=self.network,
             durations=self.durations,
-            sync=fleet.sync,
+            sync=fleet.sync.model_copy(update={"fragments": len(fleet.fragments)}),
+            data=DataConfig(span_steps=fleet.span_steps, ahead_s=fleet.ahead_s),
             specs={
-                member.name: SimLearner(Host(member.pool), member.batch_size, member.pool, member.region or None)
+                member.name: SimLearner(
+                    Host(member.pool), member.batch_size, member.pool, member.region or None, member.tokens
+                )
                 for member in fleet.members
             },
-            manifest={},
-            model=CountingModel(),
-            make_learner=self._learner,
+            manifest=manifest({}, fleet.fragments, "", None),
+            model=CountingModel(fleet.fragments),
             make_values=lambda key: NoValues(),
-            make_journal=lambda syncer, durable, refused: TimedJournal(self, syncer),
+            store=WholeLog(),
             faults=faults,
-            recording=fleet.recorded,
-            fetches_newest=True,
-            fetchers=len(fleet.fragments),  # links are what limits them
+            observer=commits,
         )
-        self.supervisor = Supervisor(self.context, self._first, self._begin_epoch)
+        present = [member.name for member in fleet.members if member.present]
+        self.supervisor = Supervisor(self.context, present, self._syncer)
         faults.arm(self.supervisor)
 
     @property
@@ -293,41 +305,23 @@ class World:
         """The newest incarnation of each."""
         return self.supervisor.learners
 
-    @property
-    def _first(self) -> list[str]:
-        """Learners that are wanted from the start."""
-        return [member.name for member in self.fleet.members if member.present]
-
-    def _learner(self, name: str, incarnation: int) -> Learner:
-        fleet = self.fleet
-        return Learner(
-            name=name,
-            incarnation=incarnation,
-            config=fleet.sync,
-            fragments=len(fleet.fragments),
-            batch_size=self.context.specs[name].batch_size,
-            span_steps=fleet.span_steps,
-            start_s=fleet.timing.start_s,
-            ahead_s=fleet.ahead_s,
-        )
-
-    def _begin_epoch(self, epoch: int) -> SyncerProcess:
-        fleet = self.fleet
-        batch_sizes = {member.name: member.batch_size for member in fleet.members}
-        machine = Syncer(
+    def _syncer(self, epoch: int, sources: RecoverySources | None) -> SyncerProcess:
+        fleet, context = self.fleet, self.context
+        spec = SyncerSpec(
             epoch=epoch,
-            config=fleet.sync,
-            fragments=fleet.fragments,
-            learners={name: batch_sizes[name] for name in self._first},
+            sync=context.sync,
+            outer=OuterConfig(),
+            learners={member.name: member.batch_size for member in fleet.members if member.present},
             quorum=fleet.quorum,
             span_steps=fleet.span_steps,
-            budget=fleet.budget,
-            manifest={},
             ahead_s=fleet.ahead_s,
-            uplinks=uplinks(fleet.sync, fleet.fragments),
+            budget=fleet.budget,
+            shared={},
+            code="",
+            store=context.store,
+            region=fleet.syncer_region,
         )
-        values = [Number(number, fragment) for fragment, number in enumerate(machine.versions)]
-        return SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)
+        return SyncerProcess(context, Host("syncer"), spec, sources, self.supervisor.on_syncer_death)
 
     def run(self, until_s: float, warm_up_s: float = 0.0) -> ForecastOutcome:
         """Run for so long, or until the budget is reached. Figures leave out the warm-up. Called once."""
@@ -336,80 +330,66 @@ class World:
         finished_at = None
         while time.now < until_s and not supervisor.over:
             time.run(min(until_s, time.now + self.fleet.look_s))
-            if finished_at is None and supervisor.syncer is not None and supervisor.syncer.machine.finished:
-                finished_at = supervisor.syncer.machine.moved_at
+            syncer = supervisor.syncer
+            if finished_at is None and syncer is not None and syncer.serves and syncer.machine.finished:
+                finished_at = syncer.machine.moved_at
         stop = time.now if finished_at is None else finished_at
         return _outcome(self, warm_up_s, stop, finished_at)
 
-    def durable(self, group: SimGroup) -> None:
-        """A group is in the journal."""
-        for fact in (each.record for each in group.records):
-            if isinstance(fact, Committed):
-                weighty = sum(one.weight > 0.0 for one in fact.participants)
-                self.commits.append(CountedCommit(self.time.now, weighty, fact.tokens_committed))
-        if self.context.recording:
-            self.context.log.append(group)
+
+# ------------------------------------------------------------------ values that nobody follows
 
 
 class Number(NamedTuple):
     """A version without its value."""
 
     number: int
-    fragment: int
+
+
+def fragment_of(theta: NDArray[Any]) -> int:
+    return int(theta[0])
 
 
 class CountingModel:
-    """Merges nothing into the next version."""
+    """Merges nothing into the next version. A value is the numbers of its fragment and version."""
 
-    def merged(self, syncer: SyncerProcess, effect: Merge) -> Merged:
-        return Merged(effect.syncer_step, Number(effect.syncer_step, effect.fragment), "", 1.0, True)
+    task: Mapping[str, Any] = {}
 
-    def published(self, syncer: SyncerProcess, effect: Publish) -> Any:
-        return effect.proposal
+    def __init__(self, fragments: tuple[Fragment, ...]) -> None:
+        self.fragments = fragments
+
+    def origin(self, fragment: int) -> NDArray[Any]:
+        return np.array([fragment, 0], np.float32)
+
+    def examined(self, contribution: Contribution) -> Contribution:
+        return contribution
+
+    def encoded(self, contribution: Contribution, poisoned: bool) -> Contribution:
+        return contribution
+
+    def received(self, theta: NDArray[Any]) -> Number:
+        return Number(int(theta[1]))
+
+    def merged(
+        self, syncer: Any, fragment: int, version: int, base: NDArray[Any], payloads: Sequence[Any], weights: Any
+    ) -> SimProposal:
+        return SimProposal(fragment, [np.array([fragment, version], np.float32)])
 
 
 class NoValues:
     """A learner's fragments, which hold nothing."""
 
-    def __init__(self) -> None:
-        self.step = 0
+    step = 0
 
     def copies(self, fragments: tuple[int, ...]) -> dict[int, Any]:
         return dict.fromkeys(fragments)
 
     def read(self, contribution: Any) -> None: ...
     def apply(self, effect: Any) -> None: ...
+    def base(self, fragment: int) -> None: ...
     def packed(self, poisoned: bool) -> None: ...
     def gave(self, step: int, payload: Any) -> None: ...
     def inherit(self, state: Any) -> None: ...
-
-
-class TimedJournal:
-    """Commits take time, in order. Whatever else waits is written along with them."""
-
-    def __init__(self, world: World, syncer: SyncerProcess) -> None:
-        self._world, self._syncer = world, syncer
-        self._group: SimGroup | None = None  # under way
-
-    def put(self, group: SimGroup) -> None:
-        fleet, self._group = self._world.fleet, group
-        commits = [each.record for each in group.records if isinstance(each.record, Committed)]
-        takes_s = sum(fleet.timing.append_s(fleet.fragments[commit.fragment].size) for commit in commits)
-        self._world.time.reach(takes_s, self._syncer, self._land, group)
-
-    def _land(self, group: SimGroup) -> None:
-        self._group = None
-        self._world.durable(group)
-        self._syncer.on_durable(group)
-
-    def finish(self, group: SimGroup) -> None:
-        for each in (self._group, group):
-            if each is not None:
-                self._world.durable(each)
-        self._group = None
-
-    def crash(self) -> None:
-        """The group under way is lost with its process."""
 
 
 # ------------------------------------------------------------------ the outcome

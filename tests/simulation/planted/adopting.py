@@ -13,29 +13,6 @@ from outer.protocol.coverage import Mark
 from tests.simulation.planting import Plant, around, mutant
 
 
-@mutant
-def last_arrival_adopted(plant: Plant) -> None:
-    """A learner never adopts an older version, in whatever order they arrive."""
-
-    def arrive(self: Adoption, event: Fetched) -> None:
-        self._fetching.pop(event.fragment, None)
-        self._pending[event.fragment] = (event.version, event.payload)
-
-    def adopt(self: Adoption, at: Mark) -> Any:
-        effects: list[Any] = []
-        for fragment in sorted(self._pending):
-            version, payload = self._pending[fragment]
-            base = self._bases[fragment].version
-            if base is None or self._is_time(fragment, version, at):
-                del self._pending[fragment]
-                if version != base:
-                    effects += self._adopt(fragment, version, payload, at)
-        return effects
-
-    plant.put(Adoption, "arrive", arrive)
-    plant.put(Adoption, "adopt", adopt)
-
-
 @around(Adoption, "_adopt")
 def counters_not_reset(method: Any, self: Adoption, fragment: int, version: int, payload: Any, at: Mark) -> Any:
     """Adoption that overwrites sets the fragment's counters to zero."""

@@ -8,17 +8,11 @@ from unittest.mock import patch
 
 from learners.protocol.events_effects import Hold
 from learners.protocol.held_spans import HeldSpans
-from learners.protocol.joining import Joining, PendingTransfers
+from learners.protocol.joining import Joining
 from learners.protocol.learner import Learner
 from outer.protocol.coverage import Mark
 from outer.protocol.messages import DRAINING, Grant, Welcome
 from tests.simulation.planting import around, instead
-
-
-@around(PendingTransfers, "ready")
-def donor_before_the_clock(method: Any, self: Any, now: Any, syncer_step: Any) -> Any:
-    """A donor answers once it has seen the syncer step that the joiner was told."""
-    return method(self, now, 10**9)
 
 
 @around(Joining, "inherit")

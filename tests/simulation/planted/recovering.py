@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from chaos.simulation.ports.storage import Store, Write
+from outer.journal.chain import group_key
+from outer.journal.journal import Opened, StoredJournal
 from outer.protocol import recovery
 from outer.protocol.facts import Committed
 from outer.protocol.members import Members
@@ -19,11 +21,13 @@ from tests.simulation.planting import Plant, around, mutant
 def forgets(name: str, breaks: str, **nothing: Any) -> Any:
     """A bug: this is recovered as if the journal named none of it."""
 
-    def bug(recover: Any, entries: Any, fragments: int) -> Recovered:
-        return replace(recover(entries, fragments), **deepcopy(nothing))
+    def bug(method: Any, self: StoredJournal) -> Opened:
+        opened: Opened = method(self)
+        opened.found = replace(opened.found, **deepcopy(nothing))
+        return opened
 
     bug.__name__, bug.__doc__ = f"{name}_not_recovered", breaks
-    return around(recovery, "recover")(bug)
+    return around(StoredJournal, "open")(bug)
 
 
 forgets("tokens", "The count of committed tokens goes on from the journal.", tokens_committed=0)
@@ -36,21 +40,20 @@ forgets(
 )
 
 
-@around(recovery, "recover")
-def last_commit_not_recovered(recover: Any, entries: Any, fragments: int) -> Recovered:
+@around(StoredJournal, "_replay_all")
+def last_commit_not_recovered(method: Any, self: StoredJournal, chain: Any, damage: list[str]) -> None:
     """Another epoch goes on from every durable commit."""
-    last = max((i for i, entry in enumerate(entries) if isinstance(entry.record, Committed)), default=len(entries))
-    return recover(entries[:last], fragments)
+    has_commit = [any(isinstance(entry.record, Committed) for entry in group.entries()) for group in chain]
+    method(self, chain[has_commit.index(True) + 1 :] if True in has_commit else chain, damage)
 
 
-@around(recovery, "recover")
-def first_commit_recovered(recover: Any, entries: Any, fragments: int) -> Recovered:
+@around(recovery, "_commit")
+def first_commit_recovered(method: Any, found: Recovered, commit: Committed) -> None:
     """Recovery continues from the newest durable version of each fragment."""
-    found = recover(entries, fragments)
-    for entry in reversed(entries):
-        if isinstance(entry.record, Committed):
-            found.versions[entry.record.fragment] = entry.record.syncer_step
-    return found
+    before = list(found.versions)
+    method(found, commit)
+    if before[commit.fragment]:
+        found.versions[commit.fragment] = before[commit.fragment]
 
 
 def clock_moved(by: int) -> Any:
@@ -130,27 +133,40 @@ def durable_span_not_recovered(method: Any, self: Members, recovered: Recovered)
 # ---------------------------------------------------------------- the store's conditions
 
 
-@around(Store, "put")
-def zombie_appends(method: Any, self: Store, write: Write) -> str:
+@around(StoredJournal, "_put")
+def zombie_appends(method: Any, self: StoredJournal, *group: Any) -> None:
     """The journal takes a record of the newest epoch only."""
-    if write.epoch == self.epoch:
-        return method(self, write)
-    self.entries.append(write)
-    self._taken(write)
-    return "ok"
+    try:
+        method(self, *group)
+    except FileExistsError:
+        if self._opening.position < 0:
+            raise
+        self._next += 1  # there is room behind what the other one wrote
+        zombie_appends_again(method, self, *group)
 
 
-@around(Store, "open")
-def opened_on_a_stale_reading(method: Any, self: Store, epoch: int, seen: list[Write]) -> bool:
+def zombie_appends_again(method: Any, self: StoredJournal, *group: Any) -> None:
+    newest = self._chain.group(self._next - 1)
+    self._after, self._before = newest.position, newest.seal
+    with contextlib.suppress(FileExistsError):
+        method(self, *group)
+
+
+@around(StoredJournal, "_put")
+def opened_on_a_stale_reading(method: Any, self: StoredJournal, *group: Any) -> None:
     """An epoch opens only on all that is durable."""
-    return method(self, epoch, self.entries)
+    while self._opening.position < 0:
+        with contextlib.suppress(FileExistsError):
+            return method(self, *group)
+        self._next += 1
+    return method(self, *group)
 
 
-@around(Store, "put")
-def record_written_twice(method: Any, self: Store, write: Write) -> str:
+@around(StoredJournal, "_put")
+def record_written_twice(method: Any, self: StoredJournal, *group: Any) -> None:
     """A record whose acknowledgement was lost is written once."""
-    if write.epoch == self.epoch and self.entries and self.entries[-1] == write:
-        self.entries.append(write)
-        self._taken(write)
-        return "ok"
-    return method(self, write)
+    lost, written = self._unsure, self._next
+    unread = self._store.names(self._folder) if lost else []
+    method(self, *group)
+    if group_key(self._folder, written) in unread:  # it was there already
+        method(self, *group)

@@ -126,16 +126,6 @@ def weights_by_tokens(contributions: Any, *how: Any) -> tuple[float, ...]:
     return tuple(c.counters.tokens / total for c in contributions)
 
 
-@around(OpenStep, "accept")
-def doubled_answer_merged(method: Any, self: OpenStep, contribution: Any, *args: Any) -> str:
-    """A learner merges at most once into a commit, however often its answer arrives."""
-    reason: str = method(self, contribution, *args)
-    if reason != "doubled":
-        return reason
-    self.contributions[f"{contribution.learner} again"] = contribution
-    return ""
-
-
 @mutant
 def kept_over_reopening(plant: Plant) -> None:
     """A step that reopens begins with no contribution: who is asked again does not merge twice."""
