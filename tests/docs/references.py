@@ -77,6 +77,16 @@ def words(paths: Iterable[Path]) -> int:
     return sum(len(path.read_text(encoding="utf-8").split()) for path in paths)
 
 
+def section(path: str, heading: str) -> str:
+    """From a heading to the next of its level or a higher one."""
+    text = (ROOT / path).read_text()
+    mark = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    assert mark is not None, f"{path} has no heading {heading}"
+    rest = text[mark.end() :]
+    end = re.search(rf"^#{{1,{len(mark[1])}}} ", rest, re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
 # ------------------------------------------------------------------ commands
 
 CALL = re.compile(r"(?:^|[\s$(])(?:\.venv/bin/|\$\(BIN\)/)?(?:diloco|python -m orchestrator)(?P<rest>(?: [^\n]*)?)$")

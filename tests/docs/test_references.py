@@ -16,7 +16,7 @@ from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.recipe.config import FaultKind, Recipe
 from outer.protocol import messages
 from tests.docs import references
-from tests.docs.references import CHECKS, ROOT, Page, pages, words
+from tests.docs.references import CHECKS, ROOT, Page, pages, section, words
 from tests.simulation.mutants import MUTANTS
 
 README_WORDS_MAX, DOCS_WORDS_MAX = 1_300, 30_000
@@ -86,16 +86,6 @@ def test_counts_of_checks_and_planted_bugs_are_those_of_the_code() -> None:
     assert wrong_counts("It has 41 checks and 7 planted bugs.") == [(41, "checks"), (7, "bugs")]
 
 
-def section(path: str, heading: str) -> str:
-    """From a heading to the next of its level or a higher one."""
-    text = (ROOT / path).read_text()
-    mark = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
-    assert mark is not None, f"{path} has no heading {heading}"
-    rest = text[mark.end() :]
-    end = re.search(rf"^#{{1,{len(mark[1])}}} ", rest, re.MULTILINE)
-    return rest[: end.start()] if end else rest
-
-
 def first_cells(text: str) -> set[str]:
     """What stands in backticks in the first column of tables."""
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
@@ -127,7 +117,7 @@ def test_the_simulator_page_names_every_fault_every_profile_and_every_check() ->
     assert first_cells(text) == {kind for kinds in KINDS.values() for kind in kinds}
     assert set(PROFILES) <= set(re.findall(r"`(?:--profile )?([a-z]+)`", text))
     page = (ROOT / "docs/simulation.md").read_text()
-    for kind in ("oracle", "invariants", "machine", "bounds"):
+    for kind in ("oracle", "invariants", "facts", "log", "machine", "shell", "checks", "bounds"):
         assert set(re.findall(rf"`({kind}\.[a-z]+)`", page)) == names_of(kind)
 
 

@@ -136,7 +136,7 @@ def settings_of_a_learner(pool: PoolConfig) -> dict[str, str]:
 
     class Probe:
         def settings(self) -> dict[str, str]:
-            from learners.actor import granted_gpus
+            from learners.island import granted_gpus
             from learners.training.devices.device import visible_devices
 
             kept = {name: value for name, value in os.environ.items() if name in ("XLA_CLIENT_MEM_FRACTION", "JOB")}

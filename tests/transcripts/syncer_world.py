@@ -17,13 +17,12 @@ from outer.protocol.events_effects import (
     Living,
     Merge,
     Merged,
-    Publish,
     Send,
 )
 from outer.protocol.facts import Committed, Record
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.link_ladder import Uplinks
-from outer.protocol.messages import STEPPING, Attach, Contribution, FragmentCounters, Notice, ReadRequest, Report
+from outer.protocol.messages import STEPPING, Attach, Contribution, FragmentCounters, ReadRequest, Report
 from outer.protocol.recovery import Entry, recover
 from outer.protocol.syncer import Budget, Syncer
 
@@ -43,7 +42,7 @@ class Peer:
     sequence: int = 0
     tokens: int = 10
     step_s: float = 1.0
-    lease_s: float = 3.0
+    lease_s: float = 1e9
     phase: str = STEPPING
     newest_span: int = -1
     wants_span: bool = False
@@ -163,6 +162,16 @@ class Bench:
                 effects += self.do(Durable(effect.sequence))
         return effects
 
+    def report(self, name: str, **change: Any) -> None:
+        self.do(self.peers[name].report(**change))
+
+    def journal_by(self, whom: str) -> None:
+        self.journals_itself = whom == "itself"
+
+    def attach(self, name: str, incarnation: int, **other: Any) -> None:
+        """`other`: what its manifest has otherwise."""
+        self.do(Attach(name, incarnation, MANIFEST | other))
+
     def join(self, *names: str, **change: Any) -> None:
         """The next incarnation of each: expected, attached, and stepping with every fragment's current version."""
         for name in names:
@@ -180,14 +189,14 @@ class Bench:
             peer.step, peer.processed = peer.step + 1, peer.processed + peer.tokens
             self.do(peer.report(**change))
 
-    def adopt(self, *names: str) -> None:
+    def adopt(self, *names: str, **change: Any) -> None:
         """Each takes the newest version of every fragment; a report says so."""
         for name in names:
             peer = self.peers[name]
             for fragment, version in enumerate(self.syncer.versions):
                 if peer.bases[fragment][0] != version:
                     peer.bases[fragment] = (version, peer.step, peer.processed)
-            self.do(peer.report())
+            self.do(peer.report(**change))
 
     def answer(self, *names: str, **change: Any) -> list[Effect]:
         """Each answers the newest read it was sent."""
@@ -225,20 +234,12 @@ class Bench:
         return [e.learner for e in reads if isinstance(e.message, ReadRequest) and e.message.syncer_step == syncer_step]
 
     @property
-    def published(self) -> list[tuple[int, int]]:
-        """(fragment, version) in order."""
-        return [(e.fragment, e.version) for e in self.log if isinstance(e, Publish)]
-
-    @property
-    def notices(self) -> list[tuple[str, int]]:
-        """(learner, version) in order."""
-        return [
-            (e.learner, e.message.version) for e in self.log if isinstance(e, Send) and isinstance(e.message, Notice)
-        ]
+    def machine(self) -> Syncer:
+        return self.syncer
 
 
 def merged(syncer_step: int, finite: bool = True) -> Merged:
-    return Merged(syncer_step, f"value of {syncer_step}", "digest", 1.0, finite)
+    return Merged(syncer_step, f"value@{syncer_step}", "digest", 1.0, finite)
 
 
 EVERY_STEP: dict[str, Any] = {"P": 1, "H": 1, "tau": 0}  # one fragment, due at every syncer step, one step open

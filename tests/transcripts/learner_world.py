@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from learners.protocol.events_effects import (
-    Answer,
     Boundary,
     Compiled,
     Effect,
@@ -18,6 +18,8 @@ from learners.protocol.events_effects import (
     Send,
     Stage,
     Staged,
+    StateArrived,
+    StateSent,
     StepDone,
 )
 from learners.protocol.learner import Learner
@@ -25,12 +27,12 @@ from outer.config import SyncConfig
 from outer.protocol.messages import (
     COMPILING,
     IMPORTING,
-    Contribution,
-    FragmentCounters,
     Grant,
     Notice,
     ReadRequest,
     Report,
+    State,
+    StateRequest,
     Welcome,
 )
 
@@ -94,13 +96,28 @@ class Loop:
         for _ in range(count):
             self.step()
 
-    def read(self, syncer_step: int, fragment: int, **change: Any) -> list[Contribution]:
+    def read(self, syncer_step: int, fragment: int, **change: Any) -> None:
         given: dict[str, Any] = {"epoch": 1, "incarnation": 3, "attempt": 1, "progress": 0.0, "deadline_s": 2.0}
-        return answers(self.do(ReadRequest(syncer_step=syncer_step, fragment=fragment, **(given | change))))
+        self.do(ReadRequest(syncer_step=syncer_step, fragment=fragment, **(given | change)))
+
+    def notice(self, version: int, fragment: int, **change: Any) -> None:
+        self.do(replace(Notice(1, version, fragment, version, "digest", 0.0), **change))
+
+    def state_arrived(self, **state: Any) -> None:
+        self.do(StateArrived(State(**state)))
+
+    def state_sent(self, step: int, digest: str, size: int) -> None:
+        self.do(StateSent(StateRequest(1, "b", 2, "a", 3, 0, 60.0), step, digest, size, (4, 2)))
+
+    def staged(self) -> None:
+        """What was asked for last is copied."""
+        asked = only(Stage, self.log)[-1].fragments
+        self.do(Staged({p: f"copy of {p} at {self.machine.step}" for p in asked}))
 
     def deliver(self, version: int, fragment: int, merged_step: int | None = None) -> None:
         """A notice and what it announces; adopted at the next boundary."""
-        self.do(notice(version, fragment, merged_step), Fetched(fragment, version, f"v{version}"))
+        self.notice(version, fragment, merged_step=merged_step)
+        self.do(Fetched(fragment, version, f"v{version}"))
 
     def facts(self, kind: type[T]) -> list[T]:
         return [e.fact for e in self.log if isinstance(e, Emit) and isinstance(e.fact, kind)]
@@ -109,20 +126,9 @@ class Loop:
     def reports(self) -> list[Report]:
         return [e.message for e in self.log if isinstance(e, Send) and isinstance(e.message, Report)]
 
-    def counters(self, fragment: int) -> FragmentCounters:
-        return self.reports[-1].counters[fragment]
-
 
 def only(kind: type[T], effects: Iterable[Any]) -> list[T]:
     return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def answers(effects: Iterable[Effect]) -> list[Contribution]:
-    return [answer.contribution for answer in only(Answer, effects)]
-
-
-def notice(version: int, fragment: int, merged_step: int | None = None, epoch: int = 1) -> Notice:
-    return Notice(epoch, version, fragment, version, "digest", 0.0, merged_step)
 
 
 def joined(**sync: Any) -> Loop:
