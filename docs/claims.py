@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 TESTS = "tests/paper/test_section*.py"
 PLACE = re.compile(r"Section (\d[^.:]*)")  # up to the first stop or colon
 
-# Claims that tests in other folders prove, of single parts or of whole commands: place, file, departures.
+# Claims that tests in other folders prove, or scenarios, of single parts or of whole commands: place, file, departures.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "a new version is announced to every connected learner": (
         "3, algorithm 2, step 6",
@@ -36,27 +36,27 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "counters hold the steps and tokens since the fragment was last received": (
         "1, c_steps and c_tokens",
-        "tests/learners/protocol/test_adoption.py",
+        "tests/transcripts/learner_adoption.txt",
     ),
     "a learner starts from the value of the syncer with its counters at zero": (
         "2, algorithm 1, start",
-        "tests/learners/protocol/test_learner.py",
+        "tests/transcripts/learner_joining.txt",
     ),
     "every step counts itself and its tokens on every fragment": (
         "2, algorithm 1, step 1",
-        "tests/learners/protocol/test_learner.py",
+        "tests/transcripts/learner_samples.txt",
     ),
     "each step is reported with its number and all counters and the next begins unanswered": (
         "2, algorithm 1, step 3",
-        "tests/learners/protocol/test_learner.py",
+        "tests/transcripts/learner_pipeline.txt",
     ),
     "a fragment that arrives overwrites its own alone and brings the global clock": (
         "2, algorithm 1, step 4",
-        "tests/learners/protocol/test_adoption.py",
+        "tests/transcripts/learner_adoption.txt",
     ),
     "a learner that hears nothing any more steps on while it has samples": (
         "2",
-        "tests/learners/protocol/test_learner.py",
+        "tests/transcripts/learner_samples.txt",
     ),
     "adopting changes the fragment and leaves the moments of the inner optimizer alone": (
         "2",
@@ -72,11 +72,11 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "grace takes in learners that report within it beyond the quorum": (
         "3, algorithm 2, step 1",
-        "tests/outer/protocol/test_syncer.py",
+        "tests/transcripts/syncer_rounds.txt",
     ),
     "grace ends early when there is nobody left to wait for": (
         "3, algorithm 2, step 1",
-        "tests/outer/protocol/test_syncer.py",
+        "tests/transcripts/syncer_rounds.txt",
     ),
     "the weight of a learner is its tokens times its tokens per step": (
         "3, algorithm 2, step 3",
@@ -84,7 +84,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "an absent learner has weight zero in that merge and nothing else changes": (
         "3, algorithm 2, step 3",
-        "tests/outer/protocol/test_syncer.py",
+        "tests/transcripts/syncer_rounds.txt",
     ),
     "the outer gradient is anchored at what the syncer itself holds": (
         "3, algorithm 2, steps 4 and 5",
@@ -92,7 +92,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "a contribution that grew from another version weighs nothing": (
         "3, algorithm 2, step 4",
-        "tests/outer/protocol/test_syncer_contributions.py",
+        "tests/transcripts/syncer_contributions.txt",
         "0001",
     ),
     "versions are published in the order of the clock": (
@@ -114,12 +114,12 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "no tensor is split lost or sent twice": ("5", "tests/outer/protocol/test_fragments.py"),
     "a fragment is read from host memory while the learner steps on": (
         "6, host copies",
-        "tests/learners/protocol/test_learner.py",
+        "tests/transcripts/learner_reads.txt",
     ),
     "outer gradients can travel in sixteen or four bits": ("6, wire format", "tests/outer/numeric/test_formats.py"),
     "each message tells how far its sender is and what it knows of the syncer": (
         "6, vector clocks",
-        "tests/learners/protocol/test_learner.py",
+        "tests/transcripts/learner_adoption.txt",
     ),
     "a donor answers once it has seen the clock and trains on meanwhile": (
         "6, recovery, step 3",
