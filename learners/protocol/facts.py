@@ -130,7 +130,7 @@ class LoopFailed:
     """The training loop ended with an exception; its process is alive."""
 
     step: int
-    traceback: str
+    traceback: str = field(repr=False)
 
 
 LearnerFact = (

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from chaos.simulation.checks import history
 from chaos.simulation.cluster import Cluster
 from chaos.simulation.profile import draw
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
@@ -20,12 +19,13 @@ from orchestrator.eventlog.tables import part_of
 from orchestrator.replay.environment import hints, needed, permitted
 from orchestrator.replay.incarnation import Give, Read, TapeError
 from orchestrator.replay.tape import record, said_in, tape_of
+from orchestrator.simulation import log
 from outer.protocol.facts import Committed, Participant, SyncerStarted
 from tests.orchestrator.histories import altered, inserted, is_a, renumbered, without
 from tests.replay.shaken import Shaken
 
 Make = Callable[..., Shaken]
-SEEDS = (1, 2, 3, 4, 6)  # at which nothing of the log is lost
+SEEDS = (4, 6, 7, 9, 14)  # at which nothing of the log is lost
 A0, A1, B0 = "learner-a-0", "learner-a-1", "learner-b-0"
 
 
@@ -75,7 +75,7 @@ def test_the_log_of_a_simulated_run_is_a_tape_though_learners_donors_and_syncers
     for seed in SEEDS:
         cluster = Cluster(draw(seed, "mixed"))
         cluster.run()
-        tape = record(history.read(cluster.context)[0])
+        tape = record(log.read(cluster.context)[0])
         found["commits"] += len(tape.commits)
         for incarnation in tape.incarnations.values():
             found["states"] += sum(isinstance(moment, Give) for moment in incarnation.moments)

@@ -15,9 +15,10 @@ import pytest
 import ray
 
 from orchestrator.eventlog.facts import SyncerLost
+from orchestrator.lifecycle import patience
 from orchestrator.lifecycle.patience import Patience
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import launch, patience, ray_await, syncer_manager
+from orchestrator.runtime import launch, ray_await, syncer_manager
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.runtime.specs import syncer_spec
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
