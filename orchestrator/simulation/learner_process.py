@@ -256,12 +256,9 @@ class SimPace:
 
 
 class SimStep(NamedTuple):
-    """A step in flight, until this virtual second."""
+    """A step in flight, until this virtual second; SimPace waits for it."""
 
     ends_at: float
-
-    def result(self) -> tuple[float, dict[str, float]]:
-        raise NotImplementedError("SimPace waits for it")
 
 
 class SimDevice:
@@ -299,7 +296,7 @@ class SimTrainer:
     def ready(self, start: int, count: int, wait_s: float) -> bool:
         return True
 
-    def dispatch(self, start: int, count: int, progress: float) -> SimStep:
+    def dispatch(self, start: int, count: int, progress: float) -> Any:
         process = self._process
         context = process.context
         context.observer.steps(process)
