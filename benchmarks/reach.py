@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 REACH_MIN = {"machines": 95.0, "shells": 86.0}
-PROFILES = ("mixed", "lockstep", "ended", "joining", "confusion", "shards", "sessions", "storage")
+PROFILES = ("mixed", "lockstep", "ended", "joining", "confusion", "shards", "sessions", "storage", "rebuilding")
 PAGE = ROOT / "docs" / "simulation.md"
 BEGIN, END = "<!-- reach: written by python benchmarks/reach.py --write -->", "<!-- end of reach -->"
 MACHINES = {

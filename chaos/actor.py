@@ -17,9 +17,9 @@ from chaos.faults import KINDS, PlannedFault
 from chaos.plans import due, plan, random_faults
 from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
+from orchestrator.lifecycle.ports import CALL_S
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.runtime.placement import control, named, node_agent, rank_label, syncer_name
-from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
 from outer.background import Background, end_process, tell
@@ -68,7 +68,7 @@ class ChaosActor:
         while not self._stopped.is_set():
             try:
                 orchestrator = ray.get_actor("orchestrator", self._namespace)
-                clock = (await within(CALL_S, orchestrator.syncer.remote()))["clock"]
+                clock = (await asyncio.wait_for(orchestrator.syncer.remote(), CALL_S))["clock"]
                 heard_at = time.monotonic()
             except (ValueError, TimeoutError, ray.exceptions.RayError):
                 if time.monotonic() - heard_at > ALONE_S:
@@ -135,28 +135,28 @@ class ChaosActor:
         if fault.point:
             syncer = ray.get_actor(syncer_name(target["incarnation"]), self._namespace)
             try:
-                await within(CALL_S, syncer.die.remote(fault.point, 1))
+                await asyncio.wait_for(syncer.die.remote(fault.point, 1), CALL_S)
             except ray.exceptions.RayActorError:
                 # It passed the point before its answer left, or it cannot be reached.
-                await within(CALL_S, self._agent(target).kill.remote(pid))
+                await asyncio.wait_for(self._agent(target).kill.remote(pid), CALL_S)
             return True
         if kind.by == "agent":
             signalled = getattr(self._agent(target), fault.kind)
-            return bool(await within(CALL_S, signalled.remote(pid, *[fault.duration_s] * kind.lasts)))
+            return bool(await asyncio.wait_for(signalled.remote(pid, *[fault.duration_s] * kind.lasts), CALL_S))
         if kind.by == "orchestrator":
             return await self._misconfigure(target)
         learner = ray.get_actor(rank_label(name, target["incarnation"], rank), self._namespace)
         seed = f"{self._recipe.seed} fault {fault.identifier}"
         expires_at = time.time() + CALL_S
         disturbed = learner.disturb.remote(fault.kind, fault.duration_s, fault.delay_s, seed, expires_at)
-        return bool(await within(CALL_S, disturbed))
+        return bool(await asyncio.wait_for(disturbed, CALL_S))
 
     async def _misconfigure(self, target: dict[str, Any]) -> bool:
         """Give the next incarnation another recipe, and kill this one so that there is a next one."""
         orchestrator = ray.get_actor("orchestrator", self._namespace)
-        if not await within(CALL_S, orchestrator.misconfigure.remote(target["name"], target["incarnation"])):
+        if not await asyncio.wait_for(orchestrator.misconfigure.remote(target["name"], target["incarnation"]), CALL_S):
             return False
-        return bool(await within(CALL_S, self._agent(target).kill.remote(target["pid"])))
+        return bool(await asyncio.wait_for(self._agent(target).kill.remote(target["pid"]), CALL_S))
 
     def _agent(self, target: dict[str, Any]) -> Any:
         return node_agent(target["node"], self._namespace)
@@ -169,9 +169,9 @@ class ChaosActor:
         try:
             orchestrator = ray.get_actor("orchestrator", self._namespace)
             if learner == SYNCER:
-                syncer: dict[str, Any] = await within(CALL_S, orchestrator.syncer.remote())
+                syncer: dict[str, Any] = await asyncio.wait_for(orchestrator.syncer.remote(), CALL_S)
                 return syncer if syncer["pid"] is not None else None
-            living = await within(CALL_S, orchestrator.learners.remote())
+            living = await asyncio.wait_for(orchestrator.learners.remote(), CALL_S)
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             return None
         return next((each for each in living if (each["name"], each["rank"]) == (learner, rank)), None)

@@ -32,27 +32,19 @@ class LearnerActor(LearnerShell):
             signal.signal(signal.SIGTERM, lambda number, frame: made.leave())
         return made
 
-    def __init__(self, spec: LearnerSpec, syncer: Any) -> None:
-        """`syncer`, here and below: the handle of its actor."""
+    def __init__(self, spec: LearnerSpec, syncer: RayPeer | None) -> None:
         self._spec = spec  # first: Ray asks for its name when it tells of an error
         check_code(spec)
         os.environ.update(spec.environment)
         here = replace(ray_ports.here(), identity=identity())
         self._prepared = Preparation(spec, granted_gpus(spec.environment))
-        peer = None if syncer is None else RayPeer(syncer)
-        super().__init__(spec, here, peer, FaultEffects(time.monotonic), self._prepared, ThreadPace())
+        super().__init__(spec, here, syncer, FaultEffects(time.monotonic), self._prepared, ThreadPace())
 
-    async def lead(self, ranks: Sequence[Any]) -> str:
-        """Lead an island, as its rank 0, by the handles of the others. Returns where they meet, as host:port."""
+    async def lead(self, ranks: Sequence[RayPeer]) -> str:
+        """Lead an island, as its rank 0, with these others. Returns where they meet, as host:port."""
         address = free_address()
-        self._prepared.meet(address, RayOthers(ranks))
+        self._prepared.meet(address, RayOthers([rank.handle for rank in ranks]))
         return address
-
-    async def promote(self, number: int, name: str, incarnation: int, core: int | None, syncer: Any) -> dict[str, Any]:
-        return await super().promote(number, name, incarnation, core, RayPeer(syncer))
-
-    async def reattach(self, number: int, syncer: Any) -> str:
-        return await super().reattach(number, RayPeer(syncer))
 
     async def read(self, request: ReadRequest) -> Any:
         answer = await super().read(request)

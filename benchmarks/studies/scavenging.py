@@ -94,8 +94,8 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
         look_s=max(1.0, 0.1 * setting.step_s),
     )
     world = World(fleet)
-    _at_progress(world, comes, [partial(world.supervisor.want, name) for name in guests])
-    _at_progress(world, goes, [partial(world.supervisor.unwant, name) for name in guests])
+    _at_progress(world, comes, [partial(world.cluster.want, name) for name in guests])
+    _at_progress(world, goes, [partial(world.cluster.unwant, name) for name in guests])
     outcome = world.run(2.0 * total_s)
     assert outcome.finished_at is not None
     asked = {fact.learner: at for at, fact in world.context.said if isinstance(fact, LearnerRequested)}
@@ -104,14 +104,14 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
 
 
 def _at_progress(world: World, share: float, happen: Sequence[Callable[[], object]]) -> None:
-    """Call all of `happen` once this share of the budget is committed; looked at as often as the supervisor looks."""
+    """Call all of `happen` once this share of the budget is committed; looked at as often as the orchestrator looks."""
 
     def look() -> None:
-        syncer = world.supervisor.syncer
+        syncer = world.cluster.syncer
         if syncer is not None and not syncer.machine.finished and share <= syncer.machine.progress:
             for each in happen:
                 each()
-        elif not world.supervisor.over:
+        elif not world.cluster.over:
             world.time.after(world.fleet.look_s, look)
 
     world.time.after(world.fleet.look_s, look)

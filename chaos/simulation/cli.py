@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,11 +34,11 @@ def sim(
             raise InputError([Problem("--seeds", seeds, "--seed names one seed already", "leave out one of the two")])
         wanted = range(seed, seed + 1) if seed is not None else _range(seeds or "1..100")
         _check(profile, seed, trace, as_json)
-        if trace:
-            tally, seconds = _traced(wanted[0], profile)
-        else:
-            from chaos.simulation.runner import run
+        from chaos.simulation.runner import run
 
+        if trace:
+            tally, seconds = run(wanted, profile, trace=_line)
+        else:
             with Bars() as bars:
                 tally, seconds = run(wanted, profile, jobs, partial(_show, bars, len(wanted)))
         typer.echo(json.dumps(record(tally, seconds, profile, wanted)) if as_json else words(tally, seconds, profile))
@@ -69,15 +68,6 @@ def _check(profile: str, seed: int | None, trace: bool, as_json: bool) -> None:
         raise InputError([Problem("--trace", None, "a trace is of one seed", "add --seed N")])
     if trace and as_json:
         raise InputError([Problem("--trace", None, "a trace is no JSON", "leave out --trace or --json")])
-
-
-def _traced(seed: int, profile: str) -> tuple[Tally, float]:
-    from chaos.simulation.cluster import simulate
-    from chaos.simulation.runner import Tally
-
-    tally, began = Tally(), time.perf_counter()
-    tally.add(simulate(seed, profile, trace=_line))
-    return tally, time.perf_counter() - began
 
 
 def _line(now: float, who: str, what: object) -> None:

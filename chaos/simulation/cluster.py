@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from chaos.simulation.checks import history
 from chaos.simulation.checks.bounds import Bounds
 from chaos.simulation.checks.facts import kept
-from chaos.simulation.checks.history import Digest
 from chaos.simulation.checks.invariants import Invariants, waits
 from chaos.simulation.checks.oracle import Oracle, Violation
 from chaos.simulation.checks.values import LearnerValues, SyncerValues
@@ -29,13 +28,11 @@ from orchestrator.eventlog.compactor import Compactor
 from orchestrator.eventlog.events import Event
 from orchestrator.simulation import log as log_of
 from orchestrator.simulation.context import SimLearner, Trace
+from orchestrator.simulation.orchestrator_process import VirtualCluster
 from orchestrator.simulation.process import Host
-from orchestrator.simulation.supervisor import Supervisor
-from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer.config import OuterConfig
 from outer.journal.groups import OPENING
-from outer.journal.rebuild import RecoverySources
 from outer.protocol.facts import Committed, SetAside, SpanGranted, SpanReturned
 from outer.protocol.manifest import manifest
 from outer.spec import SyncerSpec
@@ -51,7 +48,7 @@ class Outcome:
     seed: int
     profile: str
     violations: tuple[Violation, ...]
-    digest: Digest
+    digest: str
     events: int  # handed to machines
     virtual_s: float
     commits: int
@@ -60,7 +57,7 @@ class Outcome:
 
 
 class Cluster:
-    """Hosts, network, store and supervisor of one run."""
+    """Hosts, network, store and cluster of one run."""
 
     def __init__(self, options: Options, trace: Trace | None = None) -> None:
         self.options = options
@@ -95,35 +92,11 @@ class Cluster:
             oracle=oracle,
             rng=hosts,
             in_flight_max=options.in_flight_max,
-            saving=options.every_s > 0.0,
+            saving=options.every_s > 0.0 or options.profile == "ended",
             shard_hosts=[self.hosts[name] for name in SHARDS],
         )
-        every_s = options.every_s
-        self.supervisor = Supervisor(self.context, options.learners, self._syncer, options.quorum, every_s)
-        # The stream's name is part of what a seed means.
-        rng = stream(options.seed, "weather")
-        self.schedule = FaultSchedule(self.context, rng, self.hosts, self.store, self.supervisor)
-        self.bounds = Bounds(options, oracle, self.context.observer, self.supervisor)
-        self.crash_after = math.inf  # effects of the first epoch
-
-    def run(self) -> None:
-        """Safety phase, healing, liveness phase, end."""
-        time, options = self.context.time, self.options
-        if self.context.trace is not None:
-            self.context.trace(0.0, "options", options)
-        self.supervisor.start()
-        self.bounds.start()
-        time.run(options.storm_s)
-        self.schedule.heal()
-        self.bounds.heal()
-        while not self.supervisor.over and not self.bounds.given_up:
-            time.run(time.now + 1.0)
-        self.bounds.end()
-
-    def _syncer(self, epoch: int, sources: RecoverySources | None) -> SyncerProcess:
-        options = self.options
         spec = SyncerSpec(
-            epoch=epoch,
+            epoch=0,
             sync=options.sync,
             outer=OuterConfig(),
             learners={name: options.batch[name] for name in options.learners},
@@ -140,10 +113,26 @@ class Cluster:
             shard_lease_s=SHARD_LEASE_S,
             aside_max=options.aside_max,
         )
-        syncer = SyncerProcess(self.context, self.hosts["syncer"], spec, sources, self.supervisor.on_syncer_death)
-        if epoch == 1:
-            syncer.crash_at = self.crash_after
-        return syncer
+        learners, host = options.learners, self.hosts["syncer"]
+        self.virtual = VirtualCluster(self.context, learners, spec, host, options.quorum, options.every_s, shows=True)
+        # The stream's name is part of what a seed means.
+        rng = stream(options.seed, "weather")
+        self.schedule = FaultSchedule(self.context, rng, self.hosts, self.store, self.virtual)
+        self.bounds = Bounds(options, oracle, self.context.observer, self.virtual)
+
+    def run(self) -> None:
+        """Safety phase, healing, liveness phase, end."""
+        time, options = self.context.time, self.options
+        if self.context.trace is not None:
+            self.context.trace(0.0, "options", options)
+        self.virtual.start()
+        self.bounds.start()
+        time.run(options.storm_s)
+        self.schedule.heal()
+        self.bounds.heal()
+        while not self.virtual.over and not self.bounds.given_up:
+            time.run(time.now + 1.0)
+        self.bounds.end()
 
     def _taken(self, header: Header) -> None:
         """The store has taken a group of the journal: its records are durable, unless a later epoch has opened, which
@@ -178,7 +167,7 @@ def play(options: Options, trace: Trace | None = None, crash_after: float = math
     `crash_after`: the first epoch dies after so many effects.
     """
     cluster = Cluster(options, trace)
-    cluster.crash_after = crash_after
+    cluster.virtual.crash_after = crash_after
     oracle = cluster.context.oracle
     try:
         cluster.run()
@@ -203,7 +192,7 @@ def _judged(cluster: Cluster) -> list[Event]:
     tail_lost = bool(counts[TAIL_LOST])
     context.oracle.violations += [Violation("log.damage", each) for each in damage]
     waits(cluster.options, context.oracle, log)
-    context.oracle.violations += kept(log, context.faults.acknowledged, tail_lost, cluster.supervisor)
+    context.oracle.violations += kept(log, context.faults.acknowledged, tail_lost, cluster.virtual)
     context.oracle.violations += history.judged(log, counts)
     return log
 

@@ -42,7 +42,8 @@ KINDS: dict[str, dict[str, float]] = {
     },
     "syncer": {"syncer_crash": 0.35, "zombie": 0.2},
     "shards": {"shard_crash": 0.4, "shard_freeze": 0.3, "shard_cut": 0.3},
-    "sessions": {"suspend": 0.4},
+    "sessions": {"suspend": 0.4, "checkpoint_damaged": 0.2},
+    "orchestrator": {"orchestrator_crash": 0.25, "orchestrator_freeze": 0.15},
     "membership": {
         "scale_out": 0.2, "drain": 0.2, "leave": 0.2, "flap": 0.15, "rejoin_storm": 0.15, "all_die": 0.12,
         "donor_dies": 0.25, "two_joiners": 0.15,
@@ -53,6 +54,7 @@ KINDS: dict[str, dict[str, float]] = {
     },
     "confusion": {"garbled": 0.15, "echo": 0.15, "linger": 0.2},
     "joining": {"donor_leaves": 0.3, "state_late": 0.25, "starved": 0.2},
+    "rebuilding": {"value_damaged": 0.15, "journal_damaged": 0.15},
     "ending": {"stop": 0.5, "stop_committing": 0.5, "crash_ending": 0.5},
 }  # fmt: skip
 PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
@@ -68,7 +70,8 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
     "joining": ("joining",),
     "lockstep": ("reordering", "slow_link", "slow"),  # in strict overlap nobody joins or leaves: there are only delays
     "shards": ("shards", "storage", "syncer"),
-    "sessions": ("sessions", "syncer"),
+    "sessions": ("sessions", "syncer", "orchestrator", "storage_failing", "storage_full"),
+    "rebuilding": ("rebuilding", "syncer", "cut_two_way", "loss", "crash"),  # so that versions are lost, too
     "ended": ("ending", "network", "syncer", "membership", "confusion"),
 }
 ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
@@ -203,14 +206,14 @@ def draw(
     late = stream(seed, "base window")
     drawn["base_window"] = pick(late, (1, 1, 2, 4)) if late.random() < 0.4 else 0
     drawn["adaptive"] = drawn["grace"] != "infinite" and stream(seed, "links").random() < 0.3
+    lossy = stream(seed, "codecs")  # of what a codec leaves out only the notices are simulated
+    if lossy.random() < 0.2:
+        drawn |= {"codec": pick(lossy, ("int8", "bf16")), "error_feedback": 0.9}
     weighing = stream(seed, "weights")
     drawn["weights"] = pick(weighing, ("tokens", "equal")) if weighing.random() < 0.3 else "paper"
     quorum = 1 + int(chance.random() * len(learners))
     if profile == "lockstep":
-        quorum, sync = (
-            len(learners),
-            STRICT | sync,
-        )
+        quorum, sync = len(learners), STRICT | sync
     stormy = 1.0 if profile == "ended" else 0.6  # of the run: that one may end in the storm
     storm_s = 8.0 + stormy * syncer_steps * common_s if PROFILES[profile] else 0.0
     batch = {name: 1 + int(chance.random() * 3) for name in step_s}
@@ -255,7 +258,7 @@ def _every_s(chance: Random, profile: str) -> float:
 
 def _shards(chance: Random, profile: str) -> int:
     """Of a fifth of the seeds several."""
-    share = 1.0 if profile == "shards" else 0.2
+    share = 1.0 if profile == "shards" else 0.5 if profile == "rebuilding" else 0.2
     return pick(chance, (2, 3)) if chance.random() < share else 1
 
 

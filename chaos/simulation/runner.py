@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from chaos.simulation.cluster import Outcome, simulate
+from orchestrator.simulation.context import Trace
 
 CHUNK = 20  # seeds that a process takes at a time
 COLLECT = 5  # seeds between two collections of garbage
@@ -49,23 +50,24 @@ class Tally:
 
 
 def run(
-    seeds: Sequence[int], profile: str, jobs: int = 1, progress: Callable[[Tally, float], None] = lambda tally, s: None
-) -> tuple[Tally, float]:
+    seeds: Sequence[int], profile: str, jobs: int = 1, progress: Callable[[Tally, float], None] = lambda tally, s: None,
+    trace: Trace | None = None,
+) -> tuple[Tally, float]:  # fmt: skip
     """All seeds; returns what they came to and the seconds it took. `progress` is called as it goes on."""
     tally, began = Tally(), time.perf_counter()
-    for outcome in _one_by_one(seeds, profile) if jobs == 1 else _side_by_side(seeds, profile, jobs):
+    for outcome in _one_by_one(seeds, profile, trace) if jobs == 1 else _side_by_side(seeds, profile, jobs):
         tally.add(outcome)
         progress(tally, time.perf_counter() - began)
     return tally, time.perf_counter() - began
 
 
-def _one_by_one(seeds: Sequence[int], profile: str) -> Iterator[Outcome]:
+def _one_by_one(seeds: Sequence[int], profile: str, trace: Trace | None = None) -> Iterator[Outcome]:
     """Garbage of a seed is in cycles; looking for it all the time costs more than the seed."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         for number, seed in enumerate(seeds):
-            yield simulate(seed, profile)
+            yield simulate(seed, profile, trace=trace)
             if number % COLLECT == COLLECT - 1:
                 gc.collect()
     finally:

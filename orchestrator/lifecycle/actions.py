@@ -1,4 +1,4 @@
-"""The actions that the controller asks of the shell that drives it: the Ray manager, or the simulator."""
+"""The actions that the controller asks of the learner manager that drives it."""
 
 from __future__ import annotations
 

@@ -10,10 +10,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.eventlog.facts import CheckpointFailed, CheckpointWritten
 from orchestrator.lifecycle.patience import Patience
+from orchestrator.lifecycle.ports import CALL_S, gist
+from orchestrator.lifecycle.syncer_manager import SyncerManager
 from orchestrator.recipe.config import DurabilityConfig
 from orchestrator.store import checkpoints
 from orchestrator.store.checkpoints import CheckpointManifest, CheckpointPart
@@ -25,20 +27,7 @@ SAVE_S = 120.0  # for a part to be written
 AGAIN_S = 1.0  # between two attempts to have a final part written
 SYNCER_S = 60.0  # for a syncer to take the cut
 REQUEST_FILE = checkpoints.REQUEST_FILE
-
-CALL_S = 10.0  # beyond the deadline of a part, for its description to come
 Savers = Callable[[], Sequence[tuple[str, int, Peer]]]  # (learner, incarnation, process) of those with a state
-
-
-class Caller(Protocol):
-    """How the syncer is called, whichever epoch serves: see SyncerManager."""
-
-    @property
-    def run(self) -> str:
-        """The journal's identity."""
-        ...
-
-    async def call(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any: ...
 
 
 class Checkpointer:
@@ -50,7 +39,7 @@ class Checkpointer:
         config_hash: str,
         grant: Callable[[], int],
         store: Objects,
-        syncer: Caller,
+        syncer: SyncerManager,
         savers: Savers,
         emit: Callable[[Any], None],
         patience: Patience,
@@ -101,7 +90,7 @@ class Checkpointer:
         try:
             taken = await self._syncer.call("snapshot_now", identifier, final, patience_s=SYNCER_S)
         except Exception as error:
-            self._emit(CheckpointFailed(identifier, words(error)))
+            self._emit(CheckpointFailed(identifier, gist(error)))
             return None
         return identifier if taken else None
 
@@ -129,7 +118,7 @@ class Checkpointer:
             write = partial(asyncio.to_thread, checkpoints.write, self._store, manifest)
             await (self._patience.until(write) if final else write())
         except Exception as error:
-            self._emit(CheckpointFailed(identifier, words(error)))
+            self._emit(CheckpointFailed(identifier, gist(error)))
             return False
         seconds = now() - began
         self._emit(
@@ -165,9 +154,3 @@ class Checkpointer:
             return described
         except (NoAnswer, TimeoutError):
             return None  # dead, frozen, or unable to write: it recovers from a peer instead
-
-
-def words(error: Exception) -> str:
-    """An error in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__

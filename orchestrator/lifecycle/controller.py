@@ -1,7 +1,7 @@
 """Keeps the wanted learners alive: what is true of every learner unit, as a pure machine that returns actions.
 
-A unit has a newest incarnation, which has ranks (its processes). The shells, the Ray manager and the simulators,
-report what happened and carry out the actions. Times are seconds of the shell's monotonic clock.
+A unit has a newest incarnation, which has ranks (its processes). The learner manager reports
+what happened and carries out the actions. Times are seconds of its monotonic clock.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ from learners.island import granted_gpus
 from learners.spec import LearnerSpec
 from learners.training.devices.device import fit, use_compile_cache
 from orchestrator.eventlog.facts import Evaluated, EvaluationFailed
+from orchestrator.lifecycle.ports import gist
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.runtime.placement import RunPlacement, control, named, using
-from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.specs import learner_spec
 from orchestrator.store.run_store import RunStore
 from outer.background import Background, tell
-from outer.ray_ports import gathered
+from outer.bulk import gathered
 
 
 class EvaluatorActor:
@@ -73,7 +73,7 @@ class EvaluatorActor:
         """Evaluate the syncer's parameters as they are now."""
         deadline_s = self._spec.sync.transfer_s
         syncer_step, current, _ = ray.get(self._syncer.snapshot.remote(), timeout=deadline_s)
-        return self._evaluate(syncer_step, gathered(current, deadline_s))
+        return self._evaluate(syncer_step, asyncio.run(asyncio.wait_for(gathered(current), deadline_s)))
 
     def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> Evaluated:
         from learners.training.task import loss_unit
@@ -110,7 +110,7 @@ class Evaluations:
     def reattach(self, syncer: Any) -> None:
         """A new epoch of the syncer serves."""
         if self._actor is not None:
-            self._actor.reattach.remote(syncer)
+            self._actor.reattach.remote(syncer.handle)
 
     def start_if_due(self, syncer: Any, syncer_step: int, fresh: bool) -> None:
         """Evaluate once learners step, since they need the cores for their own start, and then every `eval.every`.
@@ -135,7 +135,8 @@ class Evaluations:
     async def unsent(self) -> dict[str, Any]:
         """The initial values of leaves that are not sent, as EvaluatorActor.unsent; empty if it does not answer."""
         try:
-            found: dict[str, Any] = await within(self._timeout_s, self._actor.unsent.remote()) if self._actor else {}
+            asked = self._actor and self._actor.unsent.remote()
+            found: dict[str, Any] = await asyncio.wait_for(asked, self._timeout_s) if asked is not None else {}
         except (ray.exceptions.RayError, TimeoutError) as error:
             self.fault = gist(error)
             return {}
@@ -146,7 +147,7 @@ class Evaluations:
             if self._actor is None:
                 self._actor = self._create(syncer)
             method = self._actor.initial if initial else self._actor.current
-            evaluated: Evaluated = await within(self._timeout_s, method.remote())
+            evaluated: Evaluated = await asyncio.wait_for(method.remote(), self._timeout_s)
             self.loss = evaluated.loss
             self.counts["finite" if math.isfinite(evaluated.loss) else "non_finite"] += 1
             self._emit(evaluated)
@@ -178,4 +179,4 @@ class Evaluations:
         spec = learner_spec(recipe, self._code, "evaluator", 0, recipe.pools[0], core=None)
         spec = replace(spec, platform=kind.platform, devices=None if asked.accelerated else 1, data=recipe.data)
         actor = ray.remote(EvaluatorActor).options(**options)
-        return actor.remote(spec, syncer, asked.sequences, asked.batch_size, recipe.held_out_sets)
+        return actor.remote(spec, syncer.handle, asked.sequences, asked.batch_size, recipe.held_out_sets)

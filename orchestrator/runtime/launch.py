@@ -23,13 +23,13 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed"
 
 import ray
 
+from orchestrator.lifecycle.ports import gist
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_bytes, misses, most_resources
-from orchestrator.runtime import actor, job, metrics_actor, syncer_manager
+from orchestrator.runtime import actor, job, metrics_actor, ray_processes
 from orchestrator.runtime.ends import Terminated, terminate
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
-from orchestrator.runtime.ray_await import gist
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
 from orchestrator.store.run_lock import RunLock
@@ -393,7 +393,7 @@ def logical_cpus(recipe: Recipe) -> int:
     """The CPUs that the recipe's actors need, with those of chaos, the node agent and the metrics."""
     shards = recipe.run.shards * SHARD_CPUS if recipe.run.shards > 1 else 0.0
     asked = most_resources(recipe).get("CPU", 0.0) + shards
-    return math.ceil(asked + syncer_manager.SYNCER_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
+    return math.ceil(asked + ray_processes.SYNCER_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 
 def _other_resources(recipe: Recipe) -> dict[str, float]:

@@ -5,6 +5,7 @@ What a pool asks for is decided in orchestrator/recipe/resources.py; this module
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -25,14 +26,13 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from orchestrator.lifecycle.ports import CALL_S, NODE_ENDS, NoSlice
 from orchestrator.recipe.config import PoolConfig
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import POD_TYPE, LiveNode, memory_settings, misses, shape, unschedulable_reason
-from orchestrator.runtime.ray_await import CALL_S, within
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
 SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"  # labels that Ray gives the hosts of a slice
-NODE_ENDS = "its place is on a node that is about to end"
 AGENT_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
 
 
@@ -72,10 +72,6 @@ def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
         lifetime="detached",
         bundle_label_selector=[dict(claim.labels)] * claim.nodes if claim.labels else None,
     )
-
-
-class NoSlice(Exception):
-    """A TPU slice that was reserved is not there."""
 
 
 def reserve_head(learner: str, pool: PoolConfig) -> PlacementGroup:
@@ -259,7 +255,7 @@ async def unseen_reason(node: str, namespace: str) -> str:
     if not any(each["NodeID"] == node and each["Alive"] for each in ray.nodes()):
         return f"its node {node[:12]} is not alive"
     try:
-        await within(CALL_S, node_agent(node, namespace).answer.remote())
+        await asyncio.wait_for(node_agent(node, namespace).answer.remote(), CALL_S)
     except (ray.exceptions.RayError, TimeoutError) as error:
         return f"its node {node[:12]} does not answer: {type(error).__name__}"
     return ""

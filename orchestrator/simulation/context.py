@@ -29,7 +29,7 @@ Trace = Callable[[float, str, object], None]  # virtual seconds, who, and what h
 
 
 class SimLearner(NamedTuple):
-    """A learner as the supervisor knows it before the start."""
+    """A learner as it is known before the start."""
 
     host: Host
     batch_size: int  # samples of a step
@@ -45,16 +45,12 @@ class Durations(Protocol):
     hang_s: float
     unreachable_s: float
     start_s: float
-    look_s: float  # between two polls of the supervisor
-    exit_s: float  # from the end of a training loop to the end of its process
-    end_s: float  # from an orderly end of a process until the supervisor knows of it
+    look_s: float  # between two looks of the orchestrator
+    end_s: float  # until a process has ended that the orchestrator ends
     # Drawn anew each time:
     notice_s: Callable[[], float]  # from a learner's death to its detection
-    outage_s: Callable[[], float]  # from a syncer's death until its successor starts
-    retry_s: Callable[[], float]  # until a successor that could not open its epoch tries again
-    tell_s: Callable[[], float]  # for a message of the supervisor to reach the syncer
-    begin_s: Callable[[], float]  # for the supervisor to tell a learner to begin
-    reattach_s: Callable[[], float]  # for the supervisor to tell a learner of a new syncer
+    outage_s: Callable[[], float]  # from the death of a syncer, or of an orchestrator, to its detection
+    begin_s: Callable[[], float]  # until a process is up that was started
 
     def step_until(self, learner: Any, begins_at: float) -> float:
         """The virtual second at which a step that begins then is done."""
@@ -68,41 +64,8 @@ class Durations(Protocol):
         `kind`: the name of its threads; empty for the loop's own.
         """
 
-    def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
-        """Call back once there is hardware and a process for an incarnation."""
-
-
-class Values(Protocol):
-    """The contents of one learner's fragments."""
-
-    step: int  # the learner's newest step, which may be in flight
-
-    def copies(self, fragments: tuple[int, ...]) -> dict[int, Any]:
-        """Copies of these fragments."""
-
-    def read(self, contribution: Contribution) -> None:
-        """A fragment was handed out."""
-
-    def apply(self, effect: Any) -> None:
-        """Adopt a version."""
-
-    def base(self, fragment: int) -> Any:
-        """The array of the version that came last."""
-
-    def saved(self) -> NDArray[Any]:
-        """The whole state, for a checkpoint."""
-
-    def restore(self, saved: NDArray[Any]) -> None:
-        """Go on from a checkpoint."""
-
-    def packed(self, poisoned: bool) -> Any:
-        """The whole state, for a joiner. `poisoned`: its numbers are not finite."""
-
-    def gave(self, step: int, payload: Any) -> None:
-        """The state of a step is on its way to a joiner."""
-
-    def inherit(self, state: Any) -> None:
-        """Start from a donor's state."""
+    def place_s(self, again: bool) -> float:
+        """Seconds until there is hardware for a learner. `again`: there was some before."""
 
 
 class Model(Protocol):
@@ -207,7 +170,7 @@ class Observer:
         """The syncer has accepted a learner's attach."""
 
     def told(self, syncer: Any, event: Any, effects: list[Any]) -> None:
-        """The syncer has handled an event from the supervisor."""
+        """The syncer has handled an event from the orchestrator."""
 
     def reporting(self, syncer: Any, report: Report) -> Callable[[], None] | None:
         """The syncer is about to handle a report. What is returned is called afterwards."""
@@ -220,7 +183,7 @@ class Observer:
 
 @dataclass(kw_only=True)
 class SimContext:
-    """`make_values` takes a learner's key."""
+    """`make_values` takes a learner's key, and gives what SimFragments asks of its fragments' contents."""
 
     time: Timeline
     network: Network
@@ -239,5 +202,6 @@ class SimContext:
     in_flight_max: int = 1  # steps of one learner
     saving: bool = False  # learners save their state for checkpoints
     shard_hosts: Sequence[Host] = ()  # where shards are that are processes of their own
-    said: list[tuple[float, Any]] = field(default_factory=list)  # facts of the orchestrator, with virtual seconds
+    # Facts of the orchestrators: virtual seconds, whose by its number, and the fact.
+    said: list[tuple[float, int, Any]] = field(default_factory=list)
     said_at: dict[int, list[float]] = field(default_factory=dict)  # virtual seconds, of each epoch's own facts

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,19 +18,16 @@ from learners.config import InnerConfig
 from learners.fault_effects import FaultEffects
 from learners.protocol import events_effects
 from learners.protocol.facts import DeviceTaken
-from learners.protocol.learner import SUSPENDED
 from learners.shell import LearnerShell
 from learners.spec import LearnerSpec
 from learners.step_runner import PAUSE_MIN_S
 from orchestrator.simulation.context import SimContext
 from orchestrator.simulation.peers import SimPeer
 from orchestrator.simulation.process import Process
-from orchestrator.simulation.syncer_process import SyncerProcess
-from outer.ports import Here, NoAnswer
+from outer.ports import Here, NoAnswer, Peer
 from outer.protocol.fragments import Fragment
 from outer.protocol.messages import STARTING, Contribution, Report, State, StateRequest
 
-LINGER_S = 3.0  # until a process that is slow to end has ended
 LOSS = 2.0
 ONE_AT_A_TIME = math.nextafter(1.0, 2.0)  # of `slowdown`: with more than 1 there is one step in flight
 DEVICE = DeviceTaken("cpu", "virtual", 1, 1, "virtual", "", {}, {})
@@ -39,25 +36,14 @@ T = TypeVar("T")
 
 
 class LearnerProcess(Process):
-    """`ended` is called with the reason once its process has ended by itself, `died` when that ends in any other way.
-
-    `syncer`: the newest that it was told of.
-    """
-
     shell: ObservedLearner
 
-    def __init__(
-        self,
-        context: SimContext,
-        spec: LearnerSpec,
-        syncer: SyncerProcess | None,
-        ended: Callable[[LearnerProcess, str], None],
-        died: Callable[[LearnerProcess], None],
-    ) -> None:
+    def __init__(self, context: SimContext, spec: LearnerSpec, syncer: Peer | None) -> None:
         super().__init__(context.time, context.specs[spec.name].host, (spec.name, spec.incarnation))
         self.name, self.incarnation, self.context = spec.name, spec.incarnation, context
         self.training = False  # its loop runs
         self.exited = ""  # why its loop has ended
+        self.detected = False  # its death is noticed at once
         self.reported_at = context.time.now  # virtual seconds, like what follows
         self.stepped_at = 0.0  # when its newest step is, or was, done
         self.values = context.make_values(self.key)
@@ -65,10 +51,8 @@ class LearnerProcess(Process):
         self.device = SimDevice(self, spec)
         self.jobs.takes, self.jobs.outlives = context.durations.job, context.faults.outlives
         self.me, self.raised = SimPeer(context.network, self), context.observer.raised
-        here = Here(self.me, self.end, wall=self._date)
-        self.shell = ObservedLearner(self, spec, here, None if syncer is None else syncer.me)
-        self._ended, self._died = ended, died
-        self._telling = 0  # of a new epoch: so many calls are under way
+        here = Here(self.me, self.end, identity={"pid": spec.incarnation, "node": self.host.name}, wall=self._date)
+        self.shell = ObservedLearner(self, spec, here, syncer)
 
     @property
     def machine(self) -> Any:
@@ -89,11 +73,6 @@ class LearnerProcess(Process):
         return len(self.shell._waiting) + len(self.shell._background.running)
 
     @property
-    def steps(self) -> bool:
-        """True if the process answers the supervisor, and its training loop is alive."""
-        return self.running and not self.exited and self.machine is not None and self.machine.is_alive(self.clock())
-
-    @property
     def poisoned(self) -> bool:
         return self.device.trainer.poisoned
 
@@ -108,60 +87,30 @@ class LearnerProcess(Process):
             self.context.fault_counts["wall_jump"] += 1
         return self.wall()
 
-    def begin(self) -> None:
-        """Import, compile, attach, train. Call it in the process's loop, as what follows."""
-        self.spawn(self._live())
-
-    async def _live(self) -> None:
-        try:
-            reason = await self.shell.run()
-        except Exception as error:
-            reason = f"failed: {error}"
-        self.exited = reason
-        if reason == SUSPENDED:
-            return  # it is asked for its state until it is ended
-        linger_s = LINGER_S if self.context.faults.damages("linger") else 0.0
-        await asyncio.sleep(self.context.durations.exit_s + linger_s)
-        self.die()
-        self._ended(self, reason)
-
     def leave(self) -> None:
         """Its host tells it to end."""
         self.shell.leave()
-
-    def reattach(self, syncer: SyncerProcess, refused: Callable[[str], object]) -> None:
-        """A new epoch serves."""
-        self.spawn(self._reattach(syncer, refused))
-
-    async def _reattach(self, syncer: SyncerProcess, refused: Callable[[str], object]) -> None:
-        self._telling += 1
-        refusal = await self.shell.reattach(1, syncer.me)
-        self._telling -= 1
-        if refusal:
-            self.time.after(0.0, refused, refusal)
-
-    def remind(self, syncer: SyncerProcess, refused: Callable[[str], object]) -> None:
-        """Tell it again of an epoch that it is not attached to."""
-        if self.epoch != syncer.epoch and not self._telling:
-            self.reattach(syncer, refused)
 
     def die(self) -> None:
         if self.alive:
             super().die()
             self.context.durations.died(self)
 
-    def crash(self) -> None:
-        if self.alive:
-            self.die()
-            self._died(self)
-
 
 class ObservedLearner(LearnerShell):
     """The production shell, whose doings are told to the world."""
 
-    def __init__(self, process: LearnerProcess, spec: LearnerSpec, here: Here, syncer: SimPeer | None) -> None:
+    def __init__(self, process: LearnerProcess, spec: LearnerSpec, here: Here, syncer: Peer | None) -> None:
         self._process, self._context = process, process.context
         super().__init__(spec, here, syncer, process.faults, process.device, SimPace(process))
+
+    async def run(self) -> str:
+        reason = "failed"
+        try:
+            reason = await super().run()
+        finally:
+            self._process.exited = reason
+        return reason
 
     def _handled(self, event: events_effects.Event) -> list[events_effects.Effect]:
         process = self._process
@@ -375,7 +324,7 @@ class SimFragments:
 
     def _whole(self, state: State) -> State:
         """A state that comes from a checkpoint is an array of one number, too."""
-        return replace(state, payload=self._model.received(state.payload[0])) if type(state.payload) is list else state
+        return replace(state, payload=self._values.of_saved(state.payload[0])) if type(state.payload) is list else state
 
     def bytes_of(self, fragment: int) -> int:
         return 4 * self._model.fragments[fragment].size

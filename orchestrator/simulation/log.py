@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
+
 from orchestrator.eventlog.chain_reader import ChainReader, Findings
 from orchestrator.eventlog.events import Event
 from orchestrator.simulation.context import SimContext
@@ -14,8 +18,8 @@ def read(context: SimContext) -> tuple[list[Event], list[str]]:
     Facts of the orchestrator come by virtual time among the syncer's own: wall clocks may jump.
     """
     found = Findings()
-    others = [Event("orchestrator", 1, number, at, fact) for number, (at, fact) in enumerate(context.said)]
-    others = sorted(others, key=lambda event: event.at)[::-1]
+    counts = defaultdict[int, Iterator[int]](count)
+    others = [Event("orchestrator", number, next(counts[number]), at, fact) for at, number, fact in context.said][::-1]
     events: list[Event] = []
     for part in ChainReader(context.store, SYNCER, found).poll():
         for event in part.events():

@@ -70,8 +70,12 @@ class Call:
             answer.exception()  # nobody need hear of it
 
     def _gone(self) -> None:
-        """The process that was asked is dead, and the caller's own system says so."""
-        self._network.carry(self._target, self._caller, self._method, None, self._resolve, None, Gone("ActorDiedError"))
+        """The process that was asked is dead, and the caller's own system says so, sooner or later."""
+        dead = self._target, self._caller, self._method, None, self._resolve, None, Gone("ActorDiedError")
+        if seconds := self._caller.notice_s(self._target):
+            self._caller.time.reach(seconds, self._caller, self._network.carry, *dead)
+        else:
+            self._network.carry(*dead)
 
     def _arrive(self) -> None:
         try:

@@ -70,6 +70,10 @@ class Process:
         self._queued: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._mourners: list[Callable[[], None]] = []
 
+    def notice_s(self, target: Process) -> float:
+        """Seconds until it hears that a process is dead which it has asked."""
+        return 0.0
+
     def clock(self) -> float:
         """This host's monotonic clock, in seconds."""
         return self.host.offset_s + self.host.rate * self.time.now
@@ -171,12 +175,8 @@ class Process:
 
     def end(self) -> None:
         """The process ends in the midst of a callback. Never returns."""
-        self.crash()
-        raise Died
-
-    def crash(self) -> None:
-        """It dies, and the one that keeps it alive hears of it sooner or later."""
         self.die()
+        raise Died
 
 
 class ProcessLoop(LoopBase):  # type: ignore[misc]

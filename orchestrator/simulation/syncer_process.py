@@ -29,18 +29,9 @@ ORPHAN_S = 0.5  # until a shard has ended whose syncer is dead
 
 
 class SyncerProcess(Process):
-    """`died` is called when it ends without having been told to, or can do nothing any more."""
-
     shell: ObservedShell
 
-    def __init__(
-        self,
-        context: SimContext,
-        host: Host,
-        spec: SyncerSpec,
-        sources: RecoverySources | None,
-        died: Callable[[SyncerProcess], None],
-    ) -> None:
+    def __init__(self, context: SimContext, host: Host, spec: SyncerSpec, sources: RecoverySources | None) -> None:
         super().__init__(context.time, host, ("syncer", spec.epoch))
         self.epoch, self.context = spec.epoch, context
         self.performed = 0  # effects
@@ -51,7 +42,6 @@ class SyncerProcess(Process):
         self.shards: list[ShardProcess] = []
         here = Here(self.me, self.end, wall=self._date, shard=self._start_shard)
         self.shell = ObservedShell(self, spec, here, sources)
-        self._died = died
 
     @property
     def serves(self) -> bool:
@@ -98,19 +88,14 @@ class SyncerProcess(Process):
 
     def drive(self, event: Any) -> list[Any]:
         """Hand an event to the machine, and perform its effects."""
-        effects: list[Any] = []
-        self.run(lambda: effects.extend(self.shell._drive(event)))
-        return effects
+        self.shell.performed = []
+        self.run(self.shell._drive, event)
+        return self.shell.performed
 
     def _date(self) -> float:
         """The wall time of a fact of its own."""
         self._said_at.append(self.time.now)
         return self.wall()
-
-    def crash(self) -> None:
-        if self.alive:
-            self.die()
-            self._died(self)
 
 
 class ObservedShell(SyncerShell):
@@ -119,6 +104,7 @@ class ObservedShell(SyncerShell):
     def __init__(self, process: SyncerProcess, spec: SyncerSpec, here: Here, sources: RecoverySources | None) -> None:
         self._process, self._context = process, process.context
         self._undurable: deque[events_effects.Append] = deque()
+        self.performed: list[events_effects.Effect] = []  # of the newest event
         super().__init__(spec, self._first_values, here, sources)
 
     @property
@@ -150,14 +136,10 @@ class ObservedShell(SyncerShell):
             then()
         return durable
 
-    async def _carry_out(self, event: events_effects.Event) -> list[events_effects.Effect]:
-        effects = await super()._carry_out(event)
-        self._context.observer.told(self._process, event, effects)
-        return effects
-
-    def _drive(self, event: events_effects.Event) -> list[events_effects.Effect]:
+    def _drive(self, event: events_effects.Event) -> Any:
+        self.performed = []
         if not self.serves:
-            return []
+            return None
         process, observer = self._process, self._context.observer
         if self._context.trace is not None:
             self._context.trace(process.time.now, process.label, event)
@@ -166,13 +148,15 @@ class ObservedShell(SyncerShell):
         if isinstance(event, events_effects.Durable):
             while self._undurable and self._undurable[0].sequence <= event.sequence:
                 self._emitted(self._undurable.popleft().record)
-        effects = super()._drive(event)
+        reply = super()._drive(event)
         if answered is not None:
-            answered(effects)
-        return effects
+            answered(self.performed)
+        observer.told(process, event, self.performed)
+        return reply
 
-    def _perform(self, effects: list[events_effects.Effect]) -> None:
-        process = self._process
+    def _perform(self, effects: list[events_effects.Effect]) -> Any:
+        process, reply = self._process, None
+        self.performed = effects
         for effect in effects:
             if isinstance(effect, events_effects.Append):
                 self._undurable.append(effect)
@@ -180,13 +164,15 @@ class ObservedShell(SyncerShell):
                 self._context.faults.appended(process, effect)
             elif isinstance(effect, events_effects.Publish):
                 self._context.observer.published(process, effect)
-            super()._perform([effect])
+            replied = super()._perform([effect])
+            reply = reply if replied is None else replied
             if isinstance(effect, events_effects.Emit):
                 self._emitted(effect.fact)
             process.performed += 1
             if process.performed >= process.crash_at:
                 self._context.fault_counts["syncer_crash"] += 1
                 process.end()
+        return reply
 
     def _emitted(self, fact: Any) -> None:
         self._context.observer.emitted(self._process, fact)

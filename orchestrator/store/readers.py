@@ -95,10 +95,10 @@ def recipe_of(store: RunStore) -> Recipe:
     if not store.path(RECIPE_FILE).is_file():
         fix = "give the folder of a run; a run keeps its recipe there"
         raise InputError([Problem("run-dir", str(store.root), f"holds no {RECIPE_FILE}", fix)])
-    from orchestrator.recipe.toml_text import stored  # which takes its time to import
+    from orchestrator.recipe.toml_text import load  # which takes its time to import
 
     try:
-        return stored(store.path(RECIPE_FILE))
+        return load(store.path(RECIPE_FILE))
     except InputError as error:
         first = error.problems[0]
         raise InputError([_damaged(store, RECIPE_FILE, f"{first.field} {first.message}")]) from error

@@ -22,8 +22,8 @@ from chaos.simulation.checks.invariants import Invariants
 from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.profile import Options
 from learners.protocol import fact_buffer
+from orchestrator.simulation.orchestrator_process import VirtualCluster
 from orchestrator.simulation.process import Process
-from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.messages import STEPPING
 
 WATCH_S = 1.0
@@ -41,11 +41,11 @@ JOURNAL_MAX = 2048  # messages of facts and records that wait for the store
 class Bounds:
     """Reports every bound that is exceeded to the oracle. `given_up` is set once the run cannot end any more."""
 
-    def __init__(self, options: Options, oracle: Oracle, invariants: Invariants, supervisor: Supervisor) -> None:
+    def __init__(self, options: Options, oracle: Oracle, invariants: Invariants, virtual: VirtualCluster) -> None:
         self.given_up = False
         self.processes: list[Process] = []
-        self._options, self._oracle, self._invariants, self._supervisor = options, oracle, invariants, supervisor
-        self._time = supervisor.time
+        self._options, self._oracle, self._invariants, self._virtual = options, oracle, invariants, virtual
+        self._time = virtual.time
         self._handled: dict[int, int] = {}
         self._healed_at: float | None = None
         self._end_s = 0.0  # from then
@@ -71,7 +71,7 @@ class Bounds:
 
     def heal(self) -> None:
         self._oracle.spoilt.clear()
-        units = self._supervisor.controller.units.values()
+        units = self._virtual.controller.units.values()
         self._begin(max(self._time.now, *(unit.start_at for unit in units)))
 
     def _begin(self, healed_at: float) -> None:
@@ -87,43 +87,45 @@ class Bounds:
         left = [each for each in time.queue if getattr(each[2], "alive", False)]
         if left and not self.given_up:
             self._broken("bounds.quiet", f"{len(left)} events are still to come {QUIET_S:.0f} s after the end")
-        finished_at, healed_at = self._supervisor.finished_at, self._healed_at
+        if (alive := [process.label for process in time.processes if process.alive]) and not self.given_up:
+            self._broken("bounds.quiet", f"{', '.join(alive)} are alive {QUIET_S:.0f} s after the end")
+        finished_at, healed_at = self._virtual.finished_at, self._healed_at
         if healed_at is None or finished_at is None or finished_at < healed_at:
             return
-        for learner in self._supervisor.learners.values():
-            if learner.exited == self._supervisor.finished and learner.shell._facts.recorded is None:
+        for learner in self._virtual.learners.values():
+            if learner.exited == self._virtual.finished and learner.shell._facts.recorded is None:
                 self._broken("bounds.silent", f"{learner.label} ended with facts that are not durable")
 
     # -------------------------------------------------------------- once a second
 
     def _watch(self) -> None:
-        supervisor = self._supervisor
-        if supervisor.over:
+        virtual = self._virtual
+        if virtual.over:
             return
         self._look_at_sizes()
         if self._healed_at is not None:
-            if supervisor.suspending or supervisor.paused:
+            if virtual.suspending or virtual.paused or not virtual.process.running:
                 self._begin(self._time.now)
             for name, incarnation in self._oracle.spoilt[: 2 * self._options.aside_max]:
-                unit = supervisor.controller.units[name]
+                unit = virtual.controller.units[name]
                 if unit.incarnation.number <= incarnation + 1 and unit.start_at > self._healed_at:
                     self._begin(unit.start_at)
             self._look_at_progress(self._time.now - self._healed_at)
         self._time.after(WATCH_S, self._watch)
 
     def _look_at_sizes(self) -> None:
-        supervisor, options = self._supervisor, self._options
-        steps_s = sum(WATCH_S / options.step_s[name] for name in supervisor.learners)
+        virtual, options = self._virtual, self._options
+        steps_s = sum(WATCH_S / options.step_s[name] for name in virtual.learners)
         limit = EVENTS_PER_S_MAX + EVENTS_PER_STEP_MAX * steps_s
-        syncer = supervisor.syncer
-        for process in [*supervisor.learners.values(), *([syncer] if syncer else [])]:
+        syncer = virtual.syncer
+        for process in [*virtual.learners.values(), *([syncer] if syncer else [])]:
             handled = process.handled - self._handled.get(id(process), 0)
             if id(process) not in self._handled:
                 self.processes.append(process)
             self._handled[id(process)] = process.handled
             if handled > limit:
                 self._broken("bounds.spin", f"{process.label} handled {handled} events in a second, not {limit:.0f}")
-        for learner in supervisor.learners.values():
+        for learner in virtual.learners.values():
             self._invariants.reports(learner)
             if learner.alive and learner.waiting > WAITING_MAX:
                 self._broken("bounds.waiting", f"{learner.label} has {learner.waiting} questions open")
@@ -133,10 +135,9 @@ class Bounds:
             if not syncer.serves:
                 return
             self._invariants.leases(syncer)
-            if (here := syncer.shell._bulk._here) is not None:
-                opened_reads = syncer.machine.open_reads
-                if closed := [token for token in here._payloads if token.read not in opened_reads]:
-                    self._broken("bounds.waiting", f"{syncer.label} keeps payloads of closed reads: {closed}")
+            here, held = syncer.shell._bulk._here, {each.payload for each in syncer.machine.held}
+            if here is not None and (over := here._payloads.keys() - held):
+                self._broken("bounds.waiting", f"{syncer.label} keeps payloads that nothing merges: {over}")
             opened = syncer.machine.syncer_step - syncer.machine.committed_step
             if opened > max(1, options.sync.overlap_steps):
                 self._broken("bounds.open", f"{opened} syncer steps are open, tau is {options.sync.overlap_steps}")
@@ -144,26 +145,28 @@ class Bounds:
     # -------------------------------------------------------------- once all is healed
 
     def _look_at_progress(self, since_s: float) -> None:
-        supervisor, options = self._supervisor, self._options
+        virtual, options = self._virtual, self._options
         self._note_commits()
         if since_s > self._end_s:
             newest = max(tip.number for tip in self._oracle.tips)
             self._give_up(f"the run is at version {newest}, {since_s:.0f} s after all was healed")
             return
-        if supervisor.finished_at is not None:
-            if self._time.now > supervisor.finished_at + EXIT_S + options.sync.drain_s:
+        if virtual.finished_at is not None:
+            if self._time.now > virtual.finished_at + EXIT_S + options.sync.drain_s:
                 self._give_up("learners are there long after the end: " + self._phases())
             return
-        if since_s <= self.ready_s:
+        syncer = virtual.syncer
+        ends = syncer is not None and syncer.serves and syncer.machine.finished  # no orchestrator has seen it yet
+        if since_s <= self.ready_s or ends:
             return
         if not self._ready:
             self._ready = True
-            wanted = supervisor.controller.wanted
+            wanted = virtual.controller.wanted
             away = [name for name in wanted if not self._steps(name)]
             if away:
                 self._broken("bounds.ready", f"{', '.join(away)} of {len(wanted)} do not step: {self._phases()}")
-            for name, learner in supervisor.learners.items():
-                asked = supervisor.controller.units[name].incarnation
+            for name, learner in virtual.learners.items():
+                asked = virtual.controller.units[name].incarnation
                 if learner.alive and asked.leaving and asked.number == learner.incarnation:
                     self._broken("bounds.ready", f"{name} {asked.number} was asked to leave, and is there")
             self._shared_from = max(tip.number for tip in self._oracle.tips)
@@ -174,8 +177,8 @@ class Bounds:
     def _look_at_steps(self) -> None:
         """Every learner goes on stepping."""
         now = self._time.now
-        for name in self._supervisor.controller.wanted:
-            learner = self._supervisor.learners[name]
+        for name in self._virtual.controller.wanted:
+            learner = self._virtual.learners[name]
             if (done := (learner.incarnation, learner.values.step)) != self._stepped.get(name, (done, 0.0))[0]:
                 self._stepped[name] = (done, now)
             since_s = now - self._stepped.setdefault(name, (done, now))[1]
@@ -185,8 +188,8 @@ class Bounds:
     def _look_at_facts(self) -> None:
         """Nobody is silenced: every learner's facts go on becoming durable."""
         now = self._time.now
-        for name in self._supervisor.controller.wanted:
-            learner = self._supervisor.learners[name]
+        for name in self._virtual.controller.wanted:
+            learner = self._virtual.learners[name]
             facts = learner.shell._facts
             held = (learner.incarnation, facts.oldest)
             if held != self._held.get(name, (held, 0.0))[0] or facts.recorded is not None:
@@ -203,7 +206,7 @@ class Bounds:
         newest = max(tip.number for tip in oracle.tips)
         if sync.participants != "eligible" or sync.round_steps < ROUND_STEPS_MIN:
             return
-        for name in self._supervisor.controller.wanted:
+        for name in self._virtual.controller.wanted:
             since = newest - max(self._shared_from, oracle.shared.get(name, 0))
             if since > 2 * sync.round_steps + max(1, sync.overlap_steps):
                 self._broken("bounds.share", f"{name} has contributed to nothing for {since} syncer steps")
@@ -214,15 +217,15 @@ class Bounds:
             if tip.number != self._tips[fragment]:
                 self._tips[fragment], self._committed[fragment] = tip.number, now
             waited_s = now - max(self._committed[fragment], (self._healed_at or 0.0) + self.ready_s)
-            if waited_s > self.commit_s and self._supervisor.finished_at is None:
+            if waited_s > self.commit_s and self._virtual.finished_at is None:
                 self._give_up(f"fragment {fragment} has not committed for {waited_s:.0f} s: {self._phases()}")
 
     def _steps(self, name: str) -> bool:
-        learner = self._supervisor.learners.get(name)
+        learner = self._virtual.learners.get(name)
         return learner is not None and learner.running and learner.phase == STEPPING
 
     def _phases(self) -> str:
-        learners = self._supervisor.learners.values()
+        learners = self._virtual.learners.values()
         return ", ".join(f"{each.label} {each.phase if each.alive else 'dead'}" for each in learners)
 
     def _give_up(self, reason: str) -> None:

@@ -8,12 +8,12 @@ from chaos.simulation.checks.oracle import Violation
 from learners.protocol.facts import StateReceived, StepFinished
 from orchestrator.eventlog.events import Event
 from orchestrator.simulation.context import Key
-from orchestrator.simulation.supervisor import Supervisor
+from orchestrator.simulation.orchestrator_process import VirtualCluster
 from outer.protocol.facts import FactsLost
 
 
 def kept(
-    log: Iterable[Event], acknowledged: Mapping[Key, int], tail_lost: bool, supervisor: Supervisor
+    log: Iterable[Event], acknowledged: Mapping[Key, int], tail_lost: bool, virtual: VirtualCluster
 ) -> Iterator[Violation]:
     """Return the faults of the log at the end of a run. `tail_lost`: the store has lost what it had acknowledged."""
     covered: dict[Key, int] = {}
@@ -39,14 +39,14 @@ def kept(
                 due = f"{key} starts from {donor} at step {fact.donor_step}"
                 yield Violation("facts.donated", f"{due}; the log has step {stepped.get(donor, 0)} of it by then")
     for key, number in acknowledged.items():
-        if covered.get(key, 0) <= number and (not tail_lost or _stayed(supervisor, key)):
+        if covered.get(key, 0) <= number and (not tail_lost or _stayed(virtual, key)):
             last = covered.get(key, 0) - 1
             yield Violation(
                 "facts.acknowledged", f"{key} was told that fact {number} is durable; the log ends at {last}"
             )
 
 
-def _stayed(supervisor: Supervisor, key: Key) -> bool:
+def _stayed(virtual: VirtualCluster, key: Key) -> bool:
     """Whether this incarnation was there until the run ended; of another nobody may be left to name what is lost."""
-    learner = supervisor.learners.get(key[0])
-    return learner is not None and learner.key == key and learner.exited == supervisor.finished
+    learner = virtual.learners.get(key[0])
+    return learner is not None and learner.key == key and learner.exited == virtual.finished

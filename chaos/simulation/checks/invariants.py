@@ -28,7 +28,7 @@ from outer.config import SyncConfig
 from outer.journal.groups import SYNCER
 from outer.protocol.events_effects import Append, Effect, Emit, Fence, Publish
 from outer.protocol.events_effects import Event as Told
-from outer.protocol.facts import Committed, LearnerFenced, Refused, StepOpened, StepPassed, StepReopened
+from outer.protocol.facts import Committed, LearnerFenced, Refused, StateRebuilt, StepOpened, StepPassed, StepReopened
 from outer.protocol.links import EARLY
 from outer.protocol.messages import (
     COMPILING,
@@ -138,6 +138,8 @@ class Invariants(Observer):
         kind = type(fact)
         if kind is StepPassed:
             self._quorate(syncer, fact.syncer_step)
+        elif kind is StateRebuilt and syncer.epoch == self._oracle.epoch:
+            self._oracle.rebuilt(fact)
         elif kind is StepOpened or kind is StepReopened:
             seen = self._seen[syncer.epoch]
             seen.opened[fact.syncer_step] = {key: heard.step for key, heard in seen.heard.items()}
@@ -153,9 +155,8 @@ class Invariants(Observer):
         """At least K reported a further step after this one opened, or reopened; one that leaves has none to report."""
         seen, peers = self._seen[syncer.epoch], syncer.peers
         opened = seen.opened[syncer_step]
-        newest = dict(
-            sorted([*(learner.key for learner in peers.values()), *seen.heard])
-        )  # one that steps may attach yet
+        # One that steps may attach yet.
+        newest = dict(sorted([*(learner.key for learner in peers.values()), *seen.heard]))
         leaving = {name for name, learner in peers.items() if learner.phase in (DRAINING, STOPPED)}
         reported = sum(
             seen.heard.get(key, SILENT).step > opened.get(key, 0) or key[0] in leaving for key in newest.items()

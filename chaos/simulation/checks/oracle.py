@@ -15,7 +15,7 @@ from chaos.simulation.checks.provenance import Content, Key, ValueVersion, uneve
 from chaos.simulation.profile import Options
 from learners.protocol.events_effects import Apply
 from outer.protocol.events_effects import Append
-from outer.protocol.facts import Committed, SetAside, SpanGranted, SpanReturned
+from outer.protocol.facts import Committed, SetAside, SpanGranted, SpanReturned, StateRebuilt
 
 NONE = -1
 SHOWN_MAX = 8  # violations of one check that are kept
@@ -39,10 +39,14 @@ class ValueTable:
 
     def __init__(self) -> None:
         self._values: list[Any] = []
+        self._numbers: dict[int, int] = {}  # by identity
 
     def array(self, value: Any) -> NDArray[Any]:
-        self._values.append(value)
-        return np.array([len(self._values) - 1.0])
+        """The same for the same value."""
+        number = self._numbers.setdefault(id(value), len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+        return np.array([float(number)])
 
     def of(self, array: NDArray[Any]) -> Any:
         return self._values[int(array[0])]
@@ -59,6 +63,7 @@ class Oracle:
         self.values = ValueTable()
         self.appends: dict[tuple[int, int], Append] = {}  # records, by epoch and sequence
         self.proposed: dict[tuple[int, int, int], MergedProposal] = {}  # by epoch, fragment and version: the newest
+        self._again = set[ValueVersion]()  # lost ones, and those that were left: learners that hold one adopt again
         self._spans: set[int] = set()  # whose grant is durable
         self._lent: dict[Key, int] = {}  # samples, durably
         self._committed: dict[Key, int] = {}  # the last step of each that is in any durable version
@@ -129,6 +134,16 @@ class Oracle:
             name = f"version {version.number} of fragment {version.fragment}"
             self.broken("oracle.durable", f"epoch {epoch} announced {name}, which is not durable")
 
+    def rebuilt(self, fact: StateRebuilt) -> None:
+        """An epoch says which versions are lost, and which are left."""
+        for fragment, left in zip(fact.commits_lost, fact.versions_left, strict=True):
+            tip = self.tips[fragment]
+            while tip.number > left and tip.parent is not None:
+                self._again.add(tip)
+                tip = tip.parent
+            self._again.add(tip)
+            self.tips[fragment] = tip
+
     def recovered(self, epoch: int, versions: list[ValueVersion], told: list[int]) -> None:
         """An epoch begins with these, and its machine with these numbers."""
         if told != [tip.number for tip in self.tips]:
@@ -176,7 +191,7 @@ class Oracle:
         name = f"{unit[0]} {unit[1]} adopted version {version.number} of fragment {effect.fragment}"
         if version.number != effect.version:
             self.broken("oracle.adopted", f"{name} as version {effect.version}")
-        if before is not None and version.number <= before.number:
+        if before is not None and version.number <= before.number and before not in self._again:
             self.broken("oracle.adopted", f"{name} after version {before.number}")
         if not version.durable:
             self.broken("oracle.durable", f"{name}, which is not durable")

@@ -106,6 +106,10 @@ class LearnerValues:
     def restore(self, saved: NDArray[Any]) -> None:
         vars(self).update({name: copy(value) for name, value in self._oracle.values.of(saved).whole.items()})
 
+    def of_saved(self, saved: NDArray[Any]) -> Held:
+        held: Held = self._oracle.values.of(saved)
+        return held
+
     def packed(self, poisoned: bool) -> Held:
         return Held(tuple(map(self._content, range(len(self._roots)))), poisoned)
 

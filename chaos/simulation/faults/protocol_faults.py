@@ -14,7 +14,7 @@ from chaos.simulation.ports.context import HostileContext
 from chaos.simulation.profile import EVERYBODY, Fault, pick
 from learners.protocol.events_effects import Decline
 from orchestrator.simulation.learner_process import LearnerProcess
-from orchestrator.simulation.supervisor import Supervisor
+from orchestrator.simulation.orchestrator_process import VirtualCluster
 from outer.protocol.messages import DRAINING, JOINING, STEPPING
 
 ECHOES = 12
@@ -26,9 +26,9 @@ URGE_S = 1.0
 class ProtocolFaults:
     """Once `calm` is set, faults that have begun do nothing more."""
 
-    def __init__(self, context: HostileContext, rng: Random, supervisor: Supervisor) -> None:
+    def __init__(self, context: HostileContext, rng: Random, virtual: VirtualCluster) -> None:
         self.calm = False
-        self._context, self._rng, self._supervisor = context, rng, supervisor
+        self._context, self._rng, self._virtual = context, rng, virtual
 
     def _repeat(self, fault: Fault, times: int, happen: Callable[[Fault], None]) -> None:
         for number in range(times):
@@ -53,7 +53,7 @@ class ProtocolFaults:
 
     def _to_syncer(self, name: str) -> None:
         """A stale message from the incarnation that the syncer takes for the newest. It must refuse it."""
-        syncer = self._supervisor.syncer
+        syncer = self._virtual.syncer
         if syncer is None or not syncer.serves:
             return
         rows = syncer.machine.view(syncer.clock())
@@ -65,7 +65,7 @@ class ProtocolFaults:
 
     def _to_learner(self, name: str) -> None:
         """A stale message to a learner. Its machine must do nothing, or decline."""
-        learner = self._supervisor.learners.get(name)
+        learner = self._virtual.learners.get(name)
         if learner is None or not learner.running or learner.phase not in (JOINING, STEPPING, DRAINING):
             return
         if learner.epoch is not None:
@@ -83,10 +83,10 @@ class ProtocolFaults:
     def linger(self, fault: Fault) -> None:
         """Processes stay after their loop has ended, and handle messages. One is told to leave until it has."""
         self._context.faults.flips["linger"] = (self._context.time.now + LINGERING_S, 1.0)
-        learner = self._supervisor.learners.get(self._one_of(fault))
+        learner = self._virtual.learners.get(self._one_of(fault))
         if learner is not None and learner.phase == STEPPING:
             self._urge(learner)
-            self._context.time.after(URGE_S / 2.0, self._supervisor.preempt, learner.name)  # the supervisor asks it too
+            self._context.time.after(URGE_S / 2.0, self._virtual.preempt, learner.name)  # its node says so, too
 
     def _urge(self, learner: LearnerProcess) -> None:
         if learner.running and not self.calm:
@@ -97,9 +97,7 @@ class ProtocolFaults:
 
     def suspend(self, fault: Fault) -> None:
         """Stop the run as people do, and resume it."""
-        self._context.fault_counts[fault.kind] += self._supervisor.suspend(
-            f"suspended at {self._context.time.now:.3f} s"
-        )
+        self._context.fault_counts[fault.kind] += self._virtual.suspend(f"suspended at {self._context.time.now:.3f} s")
 
     def stop(self, fault: Fault) -> None:
         """Stop the run, several times, as people do."""
@@ -107,16 +105,16 @@ class ProtocolFaults:
 
     def _stop(self, fault: Fault) -> None:
         self._context.fault_counts[fault.kind] += 1
-        self._supervisor.stop(f"requested at {self._context.time.now:.3f} s")
+        self._virtual.stop(f"requested at {self._context.time.now:.3f} s")
 
     def stop_committing(self, fault: Fault) -> None:
         """Stop the run while the next commit is being written."""
-        syncer = self._supervisor.syncer
+        syncer = self._virtual.syncer
         if syncer is not None:
             self._context.faults.committing[syncer.epoch] = partial(self._once, self._stop, fault)
 
     def crash_ending(self, fault: Fault) -> None:
         """The syncer dies while it tells the learners that the run is over."""
-        syncer = self._supervisor.syncer
+        syncer = self._virtual.syncer
         if syncer is not None:
             self._context.faults.dies_ending[syncer.epoch] = 1 + int(6 * fault.strength)

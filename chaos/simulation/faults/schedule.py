@@ -6,7 +6,7 @@ A fault with a duration heals by itself; `heal` ends all of them at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,9 +18,13 @@ from chaos.simulation.ports.network import NetworkLink
 from chaos.simulation.ports.storage import Store
 from chaos.simulation.profile import EVERYBODY, SHARDS, Fault, between, pick
 from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.objects import MemoryObjects
+from orchestrator.simulation.orchestrator_process import VirtualCluster
 from orchestrator.simulation.process import Host, Process
-from orchestrator.simulation.supervisor import Supervisor
-from orchestrator.simulation.syncer_process import ShardProcess
+from orchestrator.simulation.syncer_process import ShardProcess, SyncerProcess
+from outer.journal import checkpoint_parts, values
+from outer.journal.chain import IDENTITY
+from outer.journal.journal_writer import FOLDER
 from outer.protocol.events_effects import Tick
 
 POLL_S = 0.05
@@ -29,7 +33,18 @@ FLAPS = 4
 
 
 TAIL_LOST = "tail_lost"  # the only fault that takes acknowledged facts away
+# What is worse, at least and at strength 1; for links the power of the strength, too.
+LINKS = {
+    "loss": ("lost", 0.05, 0.5, 1), "duplication": ("doubled", 0.1, 0.6, 1), "reordering": ("delay_s", 0.05, 1.5, 2),
+    "slow_link": ("slow_s", 0.05, 3.0, 2), "slow_download": ("slow_s", 0.05, 3.0, 2),
+}  # fmt: skip
+STORE = {
+    "storage_slow": ("slow_s", 0.05, 2.0),
+    "storage_failing": ("failing", 0.2, 0.7),
+    "storage_full": ("full", 1, 0),
+}
 DAMAGE = ("bit_flip", "fetch_damage", "overflow", "garbled")
+METHODS = dict.fromkeys(LINKS, "_worse_links") | dict.fromkeys(STORE, "_worse_store") | dict.fromkeys(DAMAGE, "_damage")
 PROTOCOL = ("echo", "linger", "suspend", "stop", "stop_committing", "crash_ending")
 
 
@@ -37,20 +52,20 @@ class FaultSchedule:
     """Strength is 0 to 1; durations are virtual seconds."""
 
     def __init__(
-        self, context: HostileContext, rng: Random, hosts: Mapping[str, Host], store: Store, supervisor: Supervisor
+        self, context: HostileContext, rng: Random, hosts: Mapping[str, Host], store: Store, virtual: VirtualCluster
     ) -> None:
         self.calm = False  # no more faults
         self._context, self._rng, self._hosts = context, rng, hosts
-        self._store, self._supervisor = store, supervisor
+        self._store, self._virtual = store, virtual
         self._learners = context.options.learners
         self._frozen: list[Process] = []
-        self.protocol = ProtocolFaults(context, rng, supervisor)
-        self.triggered = TriggeredFaults(context, rng, supervisor, self._cut)
+        self.protocol = ProtocolFaults(context, rng, virtual)
+        self.triggered = TriggeredFaults(context, rng, virtual, self._cut)
         for fault in context.options.faults:
             context.time.at(fault.at, self.strike, fault)
 
     def strike(self, fault: Fault) -> None:
-        if self.calm or self._supervisor.finished_at is not None:
+        if self.calm or self._virtual.finished_at is not None:
             return
         if self._context.trace is not None:
             self._context.trace(self._context.time.now, "fault", fault)
@@ -59,18 +74,18 @@ class FaultSchedule:
     def heal(self) -> None:
         """End all faults, and begin no more."""
         self.calm = self.protocol.calm = self.triggered.calm = True
-        self._context.faults.heal(self._supervisor.syncer)
+        self._context.faults.heal(self._virtual.syncer)
         self._context.network.heal()
         self._store.heal()
         for host in self._hosts.values():
             host.slowdown = 1.0
-        for learner in self._supervisor.learners.values():
+        for learner in self._virtual.learners.values():
             learner.faults.end()
         for process in self._frozen:
             self._thaw(process)
-        if self._supervisor.finished_at is None:
-            for pool in self._supervisor.controller.pools.sizes:
-                self._supervisor.restore(pool)
+        if self._virtual.finished_at is None:
+            for pool in self._virtual.controller.pools.sizes:
+                self._virtual.restore(pool)
 
     def _count(self, kind: str) -> None:
         self._context.fault_counts[kind] += 1
@@ -80,7 +95,7 @@ class FaultSchedule:
 
     def _targets(self, fault: Fault) -> list[LearnerProcess]:
         """The living learners that a fault targets."""
-        learners = self._supervisor.learners
+        learners = self._virtual.learners
         names = sorted(learners) if fault.target == EVERYBODY else [fault.target]
         return [learners[name] for name in names if name in learners and learners[name].alive]
 
@@ -96,37 +111,20 @@ class FaultSchedule:
             links += [network.link(*pair) for peer in peers for pair in ((names[0], peer), (peer, names[0]))]
         return links
 
-    def _share(self, fault: Fault, name: str, value: float) -> None:
-        for link in self._links(fault):
-            setattr(link, name, value)
+    def _worse_links(self, fault: Fault) -> None:
+        """For a while; downloads alone are messages to the learner."""
+        name, least, more, power = LINKS[fault.kind]
+        names = self._learners if fault.target == EVERYBODY else (fault.target,)
+        for link in (each for each in self._links(fault) if fault.kind != "slow_download" or each.target in names):
+            if name == "slow_s":
+                link.slow_kind = fault.kind
+            setattr(link, name, least + more * fault.strength**power)
             link.update()
-            self._later(fault.duration_s, self._unshare, link, name)
+            self._later(fault.duration_s, self._mend, link, name)
 
-    def _unshare(self, link: NetworkLink, name: str) -> None:
+    def _mend(self, link: NetworkLink, name: str) -> None:
         setattr(link, name, 0.0)
         self._context.network.mend(link)
-
-    def _loss(self, fault: Fault) -> None:
-        self._share(fault, "lost", 0.05 + 0.5 * fault.strength)
-
-    def _duplication(self, fault: Fault) -> None:
-        self._share(fault, "doubled", 0.1 + 0.6 * fault.strength)
-
-    def _reordering(self, fault: Fault) -> None:
-        self._share(fault, "delay_s", 0.05 + 1.5 * fault.strength * fault.strength)
-
-    def _slow_link(self, fault: Fault) -> None:
-        for link in self._links(fault):
-            link.slow_kind = "slow_link"
-        self._share(fault, "slow_s", 0.05 + 3.0 * fault.strength * fault.strength)
-
-    def _slow_download(self, fault: Fault) -> None:
-        """Messages to the learner are late, those that it sends are not."""
-        names = self._learners if fault.target == EVERYBODY else (fault.target,)
-        for link in (each for each in self._links(fault) if each.target in names):
-            link.slow_kind, link.slow_s = "slow_download", 0.05 + 3.0 * fault.strength * fault.strength
-            link.update()
-            self._later(fault.duration_s, self._unshare, link, "slow_s")
 
     def _cut(self, fault: Fault, links: list[NetworkLink]) -> None:
         holding = fault.strength < 0.5
@@ -165,7 +163,7 @@ class FaultSchedule:
             if fault.strength < 0.5:
                 learner.dies_at = learner.turns + 1 + int(200 * fault.strength)
                 self._count("crash")
-            elif self._supervisor.crash(learner.name):
+            elif self._virtual.crash(learner.name):
                 self._count("crash")
 
     def _freeze(self, fault: Fault) -> None:
@@ -187,7 +185,7 @@ class FaultSchedule:
     def _slow(self, fault: Fault) -> None:
         for learner in self._targets(fault):
             learner.host.slowdown = 1.5 + 5.0 * fault.strength
-            self._later(fault.duration_s, self._speed_up, learner.host)
+            self._later(fault.duration_s, setattr, learner.host, "slowdown", 1.0)
 
     def _straggle(self, fault: Fault) -> None:
         self._disturb(fault, "straggle", fault.strength)
@@ -201,9 +199,6 @@ class FaultSchedule:
             self._count(fault.kind)
             call = learner.shell.disturb, kind, fault.duration_s, delay_s, f"{fault.at}", math.inf
             learner.deliver(partial(_spawn, learner, *call))
-
-    def _speed_up(self, host: Host) -> None:
-        host.slowdown = 1.0
 
     def _wall_skew(self, fault: Fault) -> None:
         for host in self._hosts_of(fault):
@@ -224,7 +219,7 @@ class FaultSchedule:
         for host in self._hosts_of(fault):
             host.offset_s += 0.5 + 15.0 * fault.strength * fault.strength
             self._count(fault.kind)
-        syncer = self._supervisor.syncer
+        syncer = self._virtual.syncer
         if syncer is not None:  # by its clock its timers are due
             syncer.deliver(lambda: syncer.shell._drive(Tick()))
 
@@ -235,17 +230,10 @@ class FaultSchedule:
 
     # -------------------------------------------------------------- storage and syncer
 
-    def _storage_slow(self, fault: Fault) -> None:
-        self._store.slow_s = 0.05 + 2.0 * fault.strength
-        self._later(fault.duration_s, setattr, self._store, "slow_s", 0.0)
-
-    def _storage_failing(self, fault: Fault) -> None:
-        self._store.failing = 0.2 + 0.7 * fault.strength
-        self._later(fault.duration_s, setattr, self._store, "failing", 0.0)
-
-    def _storage_full(self, fault: Fault) -> None:
-        self._store.full = True
-        self._later(fault.duration_s, setattr, self._store, "full", False)
+    def _worse_store(self, fault: Fault) -> None:
+        name, least, more = STORE[fault.kind]
+        setattr(self._store, name, least + more * fault.strength)
+        self._later(fault.duration_s, setattr, self._store, name, 0.0)
 
     def _storage_torn(self, fault: Fault) -> None:
         self._store.tearing = True
@@ -261,24 +249,65 @@ class FaultSchedule:
 
     def _tail_lost(self, fault: Fault) -> None:
         """The syncer's node is lost with the newest groups of the log, once learners were told that one is durable."""
-        context, syncer = self._context, self._supervisor.syncer
+        context, syncer = self._context, self._virtual.syncer
         if context.time.now >= context.options.storm_s:
             return
         if syncer is None or not syncer.serves or not self._store.tail_known(context.faults.acknowledged):
             self._later(POLL_S, self._tail_lost, fault)
             return
-        syncer.jobs.outlives = lambda kind: False  # its node is lost, with what was on its way
-        syncer.crash()
+        self._lose_node(syncer)
         context.fault_counts[fault.kind] += bool(self._store.lose_tail(1 + int(3 * fault.strength)))
+
+    @staticmethod
+    def _lose_node(syncer: SyncerProcess) -> None:
+        syncer.jobs.outlives = lambda kind: False  # what was on its way is lost, too
+        syncer.die()
+
+    def _checkpoint_damaged(self, fault: Fault) -> None:
+        """Between two sessions something of the newest checkpoint is damaged, or the journal's identity."""
+        folders = self._store.folders(checkpoint_parts.FOLDER) if self._virtual.paused else []
+        if folders:
+            names = MemoryObjects.names(self._store, f"{checkpoint_parts.FOLDER}/{folders[-1]}")
+            self._store.damage(pick(self._rng, [*names, *names, f"{FOLDER}/{IDENTITY}"]))
+            self._count(fault.kind)
+        elif not self.calm:
+            self._later(POLL_S, self._checkpoint_damaged, fault)
+
+    def _value_damaged(self, fault: Fault) -> None:
+        """The syncer dies with the newest value of a fragment that a shard has written."""
+        tip = pick(self._rng, self._context.oracle.tips)
+        names = MemoryObjects.names(self._store, f"{values.FOLDER}/{tip.fragment:04d}")
+        if not self._lose(fault, [name for name in names if f"/{tip.number:012d}." in name]):
+            self._later(POLL_S, self._value_damaged, fault)
+
+    def _journal_damaged(self, fault: Fault) -> None:
+        """The syncer dies with a group of its journal, once segments of the log have every group's facts."""
+        self._store.segmented = lambda: self._later(0.0, self._group_damaged, fault)
+
+    def _group_damaged(self, fault: Fault) -> None:
+        names = self._store.compacted()
+        if names and self._lose(fault, [pick(self._rng, names)]):
+            self._store.segmented = lambda: None
+
+    def _lose(self, fault: Fault, names: Sequence[str]) -> bool:
+        """The syncer dies, and these objects are damaged; True once that is over."""
+        syncer = self._virtual.syncer
+        if self.calm or not (names and syncer is not None and syncer.serves):
+            return self.calm
+        self._lose_node(syncer)
+        for name in names:
+            self._store.damage(name)
+        self._count(fault.kind)
+        return True
 
     def _syncer_dies_writing(self) -> None:
         """The syncer dies as soon as a record is on its way to the store."""
-        syncer = self._supervisor.syncer
+        syncer = self._virtual.syncer
         if syncer is not None:
             self._context.faults.dies_writing.add(syncer.epoch)
 
     def _syncer_crash(self, fault: Fault) -> None:
-        syncer = self._supervisor.syncer
+        syncer = self._virtual.syncer
         if syncer is not None and syncer.alive:
             after = 1 + int(12 * fault.strength)
             if self._rng.random() < 0.5:
@@ -288,14 +317,14 @@ class FaultSchedule:
 
     def _zombie(self, fault: Fault) -> None:
         """Freeze the syncer until another takes its place, then thaw it."""
-        syncer = self._supervisor.syncer
+        syncer = self._virtual.syncer
         if syncer is not None and syncer.running:
             syncer.freeze()
             self._frozen.append(syncer)
             self._later(7.0 + fault.duration_s, self._thaw, syncer, fault.kind)
 
     def _one_shard(self, fault: Fault) -> ShardProcess | None:
-        shards = [] if self._supervisor.syncer is None else self._supervisor.syncer.shards
+        shards = [] if self._virtual.syncer is None else self._virtual.syncer.shards
         return pick(self._rng, shards) if shards else None
 
     def _shard_crash(self, fault: Fault) -> None:
@@ -316,22 +345,38 @@ class FaultSchedule:
             ends = ("syncer", *self._learners)
             self._cut(fault, [self._context.network.link(*pair) for end in ends for pair in ((end, name), (name, end))])
 
+    # -------------------------------------------------------------- the orchestrator
+
+    def _orchestrator_crash(self, fault: Fault) -> None:
+        """After so many callbacks: between any two awaits."""
+        process = self._virtual.process
+        if process.running:
+            process.dies_at = process.turns + 1 + int(100 * fault.strength)
+            self._count(fault.kind)
+
+    def _orchestrator_freeze(self, fault: Fault) -> None:
+        """Until another has taken its place, or not so long."""
+        if (process := self._virtual.freeze()) is not None:
+            self._count(fault.kind)
+            self._frozen.append(process)
+            self._later(2.0 * fault.duration_s, self._thaw, process, fault.kind)
+
     # -------------------------------------------------------------- membership
 
     def _scale_out(self, fault: Fault) -> None:
         for name in self._context.options.newcomers[: 1 + int(2 * fault.strength)]:
-            if name not in self._supervisor.controller.wanted:
-                self._supervisor.resize(self._context.options.place(name).pool, 1)
+            if name not in self._virtual.controller.wanted:
+                self._virtual.resize(self._context.options.place(name).pool, 1)
                 self._count(fault.kind)
 
     def _drain(self, fault: Fault) -> None:
         name = pick(self._rng, self._learners) if fault.target == EVERYBODY else fault.target
         if fault.strength < 0.5:
-            if self._supervisor.preempt(name):
+            if self._virtual.preempt(name):
                 self._count(fault.kind)
-        elif self._supervisor.resize(pool := self._context.options.place(name).pool, -1):
+        elif self._virtual.resize(pool := self._context.options.place(name).pool, -1):
             self._count(fault.kind)
-            self._later(fault.duration_s, self._supervisor.restore, pool)
+            self._later(fault.duration_s, self._virtual.restore, pool)
 
     def _leave(self, fault: Fault) -> None:
         for learner in self._targets(fault)[:1]:
@@ -346,18 +391,19 @@ class FaultSchedule:
 
     def _strike_one(self, fault: Fault) -> None:
         for learner in self._targets(fault)[:1]:
-            if not self.calm and self._supervisor.crash(learner.name):
+            if not self.calm and self._virtual.crash(learner.name):
                 self._count(fault.kind)
 
     def _rejoin_storm(self, fault: Fault) -> None:
         """All but one die at once, and come back at once."""
-        for name in self._learners[1:]:
-            if self._supervisor.crash(name):
-                self._count(fault.kind)
+        self._kill(fault, self._learners[1:])
 
     def _all_die(self, fault: Fault) -> None:
-        for name in sorted(self._supervisor.learners):
-            if self._supervisor.crash(name):
+        self._kill(fault, sorted(self._virtual.learners))
+
+    def _kill(self, fault: Fault, names: Iterable[str]) -> None:
+        for name in names:
+            if self._virtual.crash(name):
                 self._count(fault.kind)
 
     def _two_joiners(self, fault: Fault) -> None:
@@ -388,7 +434,7 @@ class FaultSchedule:
         """Kill a learner, so that its next incarnation comes with another recipe."""
         for learner in self._targets(fault)[:1]:
             self._context.faults.misled.add(learner.name)
-            self._supervisor.crash(learner.name)
+            self._virtual.crash(learner.name)
 
 
 def _spawn(process: Process, method: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
@@ -401,5 +447,5 @@ def striking(kind: str) -> Callable[[FaultSchedule, Fault], None]:
         return lambda schedule, fault: schedule.triggered.lay(fault)
     if kind in PROTOCOL:
         return lambda schedule, fault: getattr(schedule.protocol, kind)(fault)
-    method: Callable[[FaultSchedule, Fault], None] = getattr(FaultSchedule, "_damage" if kind in DAMAGE else f"_{kind}")
+    method: Callable[[FaultSchedule, Fault], None] = getattr(FaultSchedule, METHODS.get(kind, f"_{kind}"))
     return method

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from chaos.simulation.ports.context import HostileContext
 from chaos.simulation.ports.network import NetworkLink
 from chaos.simulation.profile import EVERYBODY, Fault, pick
-from orchestrator.simulation.supervisor import Supervisor
+from orchestrator.simulation.orchestrator_process import VirtualCluster
 from outer.protocol.messages import JOINING, STEPPING
 
 LATE_S = 9.5  # a message to the syncer that takes so long is still handled
@@ -44,11 +44,11 @@ class TriggeredFaults:
         self,
         context: HostileContext,
         rng: Random,
-        supervisor: Supervisor,
+        virtual: VirtualCluster,
         cut: Callable[[Fault, list[NetworkLink]], None],
     ) -> None:
         self.calm = False
-        self._context, self._rng, self._supervisor, self._cut = context, rng, supervisor, cut
+        self._context, self._rng, self._virtual, self._cut = context, rng, virtual, cut
         self._kinds: dict[tuple[str, str], str] = {}  # (learner, moment) -> the kind that waits for it
         context.faults.trapped = self._trapped
 
@@ -69,17 +69,17 @@ class TriggeredFaults:
 
     def _rejoins(self, fault: Fault) -> None:
         """Kill the first target, if the trap is for that one."""
-        learners = self._supervisor.learners
+        learners = self._virtual.learners
         names = sorted(learners) if fault.target == EVERYBODY else [fault.target]
         for name in [name for name in names if name in learners and learners[name].alive][:1]:
             if (name, "joining") in self._context.faults.traps:
-                self._supervisor.crash(name)
+                self._virtual.crash(name)
 
     def someone_rejoins(self, count: int) -> list[str]:
         """Kill so many learners; returns those that have to join again."""
-        learners = [self._supervisor.learners[name] for name in sorted(self._supervisor.learners)]
+        learners = [self._virtual.learners[name] for name in sorted(self._virtual.learners)]
         stepping = [learner for learner in learners if learner.running and learner.phase in (STEPPING, JOINING)]
-        return [learner.name for learner in stepping[-count:] if self._supervisor.crash(learner.name)]
+        return [learner.name for learner in stepping[-count:] if self._virtual.crash(learner.name)]
 
     def _trapped(self, name: str, moment: str) -> None:
         after_s = self._context.faults.traps.pop((name, moment), None)
@@ -98,8 +98,8 @@ class TriggeredFaults:
         elif kind == "starved":  # nothing comes for longer than it waits for a state
             self._cut(Fault(0.0, kind, name, options.start_s + 2.0, 1.0), [link("syncer", name)])
         elif kind == "donor_leaves":
-            learner = self._supervisor.learners[name]
+            learner = self._virtual.learners[name]
             learner.deliver(learner.leave)
             self._context.fault_counts[kind] += learner.running
-        elif self._supervisor.crash(name, detected=kind == "crash_answering"):
+        elif self._virtual.crash(name, detected=kind == "crash_answering"):
             self._context.fault_counts[kind] += 1

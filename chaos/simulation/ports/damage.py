@@ -24,8 +24,8 @@ from orchestrator.simulation.process import Process
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer.protocol.events_effects import Append
-from outer.protocol.facts import Finished
-from outer.protocol.messages import DRAINING, STEPPING, Contribution
+from outer.protocol.facts import Finished, SnapshotTaken
+from outer.protocol.messages import DRAINING, STEPPING, Contribution, State
 
 
 class Damage(Faults):
@@ -77,6 +77,9 @@ class Damage(Faults):
         self._counts["bad_sample"] += 1
         self._oracle.spoilt.append(learner.key)
         return True
+
+    def finite(self, state: State) -> bool:
+        return not state.payload.poisoned
 
     # -------------------------------------------------------------- calls
 
@@ -134,6 +137,7 @@ class Damage(Faults):
         self._time.after(0.0, self.trapped, process.key[0], moment)
 
     def outlives(self, kind: str) -> bool:
+        self._time.after(0.0, self._store.whole)
         return kind in ("journal", "") and self._store.outlives()
 
     def started(self, learner: LearnerProcess) -> None:
@@ -145,13 +149,14 @@ class Damage(Faults):
     # -------------------------------------------------------------- the syncer
 
     def emitted(self, syncer: SyncerProcess, fact: Any) -> None:
-        if self.dies_ending and isinstance(fact, Finished) and syncer.epoch in self.dies_ending:
+        ends = isinstance(fact, Finished) or (isinstance(fact, SnapshotTaken) and fact.final)
+        if ends and syncer.epoch in self.dies_ending:
             syncer.crash_at = syncer.performed + self.dies_ending[syncer.epoch]
             self._counts["crash_ending"] += 1
 
     def _die_writing(self, syncer: SyncerProcess) -> None:
         self._counts["syncer_crash"] += syncer.alive
-        syncer.crash()
+        syncer.die()
 
     def appended(self, syncer: SyncerProcess, effect: Append) -> None:
         if syncer.epoch in self.dies_writing:

@@ -13,29 +13,26 @@ from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.timeline import Timeline
 
 POLL_S = 1.0
-EXIT_S = 0.05
-TELL_S = 0.02  # a message of the supervisor
+END_S = 0.05
+UP_S = 0.02  # for a process to be up
 PACK_S = 0.02
 
 
 class DrawnDurations:
-    """`hosts` is drawn from for steps, `rng` for what the supervisor waits for. `fault_counts` counts slowed steps."""
+    """`hosts` is drawn from for steps, `rng` for what the cluster takes. `fault_counts` counts slowed steps."""
 
     def __init__(
         self, options: Options, time: Timeline, hosts: Random, rng: Random, fault_counts: Counter[str], store: Store
     ) -> None:
         self.backoff_s, self.hang_s, self.start_s = options.backoff_s, options.hang_s, options.start_s
         self.unreachable_s = options.unreachable_s
-        self.look_s, self.exit_s, self.end_s = POLL_S, EXIT_S, TELL_S
-        self._options, self._time, self._fault_counts = options, time, fault_counts
+        self.look_s, self.end_s = POLL_S, END_S
+        self._options, self._fault_counts = options, fault_counts
         self._hosts, self._draw, self._store = hosts.random, rng.random, store
         draw, notice_s = rng.random, options.notice_s
         self.notice_s = lambda: notice_s * draw()
         self.outage_s: Callable[[], float] = lambda: 0.1 + notice_s * draw()
-        self.retry_s = lambda: 0.1 + 0.2 * draw()
-        self.tell_s = lambda: TELL_S * (0.5 + draw())
-        self.begin_s = lambda: TELL_S
-        self.reattach_s = lambda: 0.1 + draw()
+        self.begin_s = lambda: UP_S * (0.5 + draw())
 
     def step_until(self, learner: LearnerProcess, begins_at: float) -> float:
         slowdown = learner.host.slowdown
@@ -61,5 +58,5 @@ class DrawnDurations:
             "pack": (PACK_S, 0.0),
         }.get(name, (0.0, 0.0))
 
-    def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
-        self._time.after(self.outage_s(), happen, *args)
+    def place_s(self, again: bool) -> float:
+        return self.outage_s()

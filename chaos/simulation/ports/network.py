@@ -25,20 +25,8 @@ class NetworkLink:
     """One direction between two hosts, and its present faults."""
 
     __slots__ = (
-        "cuts",
-        "delay_s",
-        "doubled",
-        "faulty",
-        "held",
-        "holding",
-        "jitter_s",
-        "latency_s",
-        "latest",
-        "lost",
-        "name",
-        "slow_kind",
-        "slow_s",
-        "target",
+        "cuts", "delay_s", "doubled", "faulty", "held", "holding", "jitter_s", "latency_s", "latest", "lost", "name",
+        "slow_kind", "slow_s", "target",
     )  # fmt: skip
 
     def __init__(self, source: str, target: str, latency_s: float, jitter_s: float) -> None:

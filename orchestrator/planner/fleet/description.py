@@ -116,7 +116,7 @@ class Fleet:
     span_steps: int = 16
     ahead_s: float = 3600.0
     death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
-    look_s: float = 1.0  # between two looks of the supervisor
+    look_s: float = 1.0  # between two looks of the orchestrator
 
     def warm(self, name: str, incarnation: int) -> bool:
         """True if an incarnation is compiled and holds the first versions when it is asked for."""

@@ -23,13 +23,12 @@ from orchestrator.planner.sizing.traffic import DOWN_BYTES, down_bytes
 from orchestrator.simulation.context import Faults, Observer, SimContext, SimLearner, SimProposal
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.objects import MemoryObjects
+from orchestrator.simulation.orchestrator_process import VirtualCluster
 from orchestrator.simulation.process import Host, Process
-from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer.config import OuterConfig
 from outer.journal.groups import Logged
-from outer.journal.rebuild import RecoverySources
 from outer.numeric.formats import uplinks
 from outer.protocol.facts import Committed
 from outer.protocol.fragments import Fragment
@@ -62,11 +61,10 @@ class FleetDurations:
         timing = fleet.timing
         self.backoff_s, self.hang_s, self.start_s = timing.backoff_s, timing.hang_s, timing.start_s
         self.unreachable_s = timing.unreachable_s
-        self.look_s, self.exit_s, self.end_s = fleet.look_s, 0.0, EXIT_S
+        self.look_s, self.end_s = fleet.look_s, EXIT_S
         self.steps: dict[str, list[Stepped]] = {}
         self.notice_s = timing.detect_s
-        # The supervisor's messages take no time, and the syncer never dies.
-        self.outage_s = self.retry_s = self.tell_s = self.begin_s = self.reattach_s = NOTHING
+        self.outage_s = self.begin_s = NOTHING  # the syncer never dies
         self._fleet, self._time, self._timing = fleet, time, timing
         self._members, self._warm = {member.name: member for member in fleet.members}, fleet.warm
         self._ready_at: dict[str, float] = {}  # by learner: its hardware stands still until then
@@ -99,9 +97,8 @@ class FleetDurations:
         if steps and steps[-1].ended > self._time.now:
             steps.pop()
 
-    def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
-        replace_s = self._timing.replace_s() if incarnation > 1 else 0.0
-        self._time.after(replace_s, happen, *args)
+    def place_s(self, again: bool) -> float:
+        return self._timing.replace_s() if again else 0.0
 
 
 # ------------------------------------------------------------------ network
@@ -219,25 +216,25 @@ class PlannedFaults(Faults):
         self._fleet, self._time = fleet, time
         self._mtbf_s = {member.name: member.mtbf_s for member in fleet.members}
 
-    def arm(self, supervisor: Supervisor) -> None:
+    def arm(self, cluster: VirtualCluster) -> None:
         """Schedule what is planned."""
-        self._supervisor = supervisor
+        self._cluster = cluster
         for fault in self._fleet.faults:
             self._time.after(fault.at_s, self._inject, fault)
 
     def started(self, learner: LearnerProcess) -> None:
         death_s = self._fleet.death(self._mtbf_s[learner.name])
         if not math.isinf(death_s):
-            self._time.reach(death_s, learner, self._supervisor.crash, learner.name)
+            self._time.reach(death_s, learner, self._cluster.crash, learner.name)
 
     def _inject(self, fault: FleetFault) -> None:
-        learner = self._supervisor.learners.get(fault.learner)
+        learner = self._cluster.learners.get(fault.learner)
         if fault.kind == "join":
-            self._supervisor.want(fault.learner)
+            self._cluster.want(fault.learner)
         elif fault.kind == "leave":
-            self._supervisor.unwant(fault.learner)
+            self._cluster.unwant(fault.learner)
         elif learner is not None and learner.alive:
-            self._supervisor.crash(fault.learner)
+            self._cluster.crash(fault.learner)
 
 
 # ------------------------------------------------------------------ the world
@@ -297,18 +294,9 @@ class World:
             observer=commits,
         )
         present = [member.name for member in fleet.members if member.present]
-        self.supervisor = Supervisor(self.context, present, self._syncer)
-        faults.arm(self.supervisor)
-
-    @property
-    def learners(self) -> dict[str, LearnerProcess]:
-        """The newest incarnation of each."""
-        return self.supervisor.learners
-
-    def _syncer(self, epoch: int, sources: RecoverySources | None) -> SyncerProcess:
-        fleet, context = self.fleet, self.context
+        context = self.context
         spec = SyncerSpec(
-            epoch=epoch,
+            epoch=0,
             sync=context.sync,
             outer=OuterConfig(),
             learners={member.name: member.batch_size for member in fleet.members if member.present},
@@ -321,18 +309,25 @@ class World:
             store=context.store,
             region=fleet.syncer_region,
         )
-        return SyncerProcess(context, Host("syncer"), spec, sources, self.supervisor.on_syncer_death)
+        self.cluster = VirtualCluster(context, present, spec, Host("syncer"))
+        faults.arm(self.cluster)
+
+    @property
+    def learners(self) -> dict[str, LearnerProcess]:
+        """The newest incarnation of each."""
+        return self.cluster.learners
 
     def run(self, until_s: float, warm_up_s: float = 0.0) -> ForecastOutcome:
         """Run for so long, or until the budget is reached. Figures leave out the warm-up. Called once."""
-        time, supervisor = self.time, self.supervisor
-        supervisor.start()
+        time, cluster = self.time, self.cluster
+        cluster.start()
         finished_at = None
-        while time.now < until_s and not supervisor.over:
+        while time.now < until_s and not cluster.over:
             time.run(min(until_s, time.now + self.fleet.look_s))
-            syncer = supervisor.syncer
+            syncer = cluster.syncer
             if finished_at is None and syncer is not None and syncer.serves and syncer.machine.finished:
                 finished_at = syncer.machine.moved_at
+        time.close()
         stop = time.now if finished_at is None else finished_at
         return _outcome(self, warm_up_s, stop, finished_at)
 

@@ -1,4 +1,4 @@
-"""The learners' shell with places and processes that are only names.
+"""The learners' manager with places and processes that are only names.
 
 The syncer is the real machine behind its real shell's calls; Ray is not started.
 """
@@ -15,14 +15,17 @@ from typing import Any, TypeVar
 import pytest
 import ray
 
+from orchestrator.lifecycle import learner_manager
 from orchestrator.lifecycle.patience import Patience
+from orchestrator.lifecycle.ports import Ports
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import learner_actors, learner_manager
+from orchestrator.runtime import ray_processes
 from orchestrator.runtime.placement import RunPlacement
+from orchestrator.runtime.ray_processes import RayPlaces
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
-from outer.protocol.events_effects import Effect, Event
+from outer.protocol.events_effects import Event
 from outer.protocol.facts import LearnerFenced
 from outer.relays import Relays
 from outer.shell import SyncerShell
@@ -42,29 +45,58 @@ class Outer(SyncerShell):
         self._serving = asyncio.Event()
         self._serving.set()
 
-    def _drive(self, event: Event) -> list[Effect]:
-        return self._bench.do(event)
+    def _drive(self, event: Event) -> Any:
+        return self._bench.call(event)
 
 
-class Handle:
-    """Called like an actor's."""
+@dataclass(frozen=True, eq=False)
+class Asks:
+    """The port Peer, of an object whose methods are called."""
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    process: Any
 
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *values: asyncio.ensure_future(getattr(self._actor, name)(*values)))
+    async def ask(self, method: str, *values: Any) -> Any:
+        return await getattr(self.process, method)(*values)
 
 
 @dataclass
 class Serving:
     """The one epoch of the syncer that there is."""
 
-    handle: Any
+    peer: Any
     epoch: int = 1
 
     async def call(self, method: str, *values: Any, patience_s: float) -> Any:
-        return await getattr(self.handle, method).remote(*values)
+        return await self.peer.ask(method, *values)
+
+
+class Processes:
+    """The port of orchestrator/lifecycle/ports.py; `left`: the first ranks of learners that are there."""
+
+    def __init__(self) -> None:
+        self.killed: list[Any] = []
+        self.left: dict[str, Any] = {}
+        self.looked: list[str] = []
+        self.why: Callable[[str], str] = lambda node: ""
+
+    def left_rank(self, name: str, incarnation: int, rank: int) -> Any:
+        self.looked.append(name)
+        return self.left.get(name)
+
+    async def left_standbys(self) -> list[Any]:
+        return []
+
+    def end(self, process: Any) -> None:
+        self.killed.append(process)
+
+    async def kill(self, ranks: Any) -> str:
+        return ""
+
+    async def unseen(self, node: str) -> str:
+        return self.why(node)
+
+    def notices(self) -> dict[str, float | None]:
+        return {}
 
 
 @dataclass
@@ -90,28 +122,28 @@ class Scene:
     """Two learners. One stays and waits for its place; `come` is what becomes of the other's."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, cores: int = 0) -> None:
-        self.come, self.given_up, self.killed, self.said = pending, [], [], []
+        self.come, self.given_up, self.said, self.processes = pending, [], [], Processes()
+        self.killed = self.processes.killed
         tables = {"name": "demo", "pools": [{"name": "p", "learners": 2}], "budget": {"syncer_steps": 10}}
         self.store = RunStore(folder)
         self.bench = Bench(learners={STAYS: 8, GOES: 8}, quorum=1)
-        self.outer = Handle(Outer(self.bench))
-        self.learners = learner_manager.LearnerManager(
-            Recipe.model_validate(tables),
-            RunPlacement("", cores),
+        self.outer = Asks(Outer(self.bench))
+        recipe, placement = Recipe.model_validate(tables), RunPlacement("", cores)
+        ports = Ports(
             self.store,
-            "code",
-            self.said.append,
-            lambda: False,
+            self.processes,  # type: ignore[arg-type]
+            RayPlaces(recipe, placement),
             Folder(folder),
-            Patience(),
-            1,
+            tuple,
+            self.said.append,
+            lambda why: None,
+            placement.local,
         )
-        patch.setattr(learner_actors, "reserve", self.reserve)
-        patch.setattr(learner_actors, "remove_placement_group", lambda group: self.given_up.append(group.learner))
-        patch.setattr(learner_actors, "pending_reasons", self.pending_reasons)
-        patch.setattr(learner_manager, "draining_nodes", dict)
+        self.learners = learner_manager.LearnerManager(recipe, ports, lambda: False, Patience(), 1)
+        patch.setattr(ray_processes, "reserve", self.reserve)
+        patch.setattr(ray_processes, "remove_placement_group", lambda group: self.given_up.append(group.learner))
+        patch.setattr(ray_processes, "pending_reasons", self.pending_reasons)
         patch.setattr(learner_manager, "PLACES_S", 0.0)
-        patch.setattr(ray, "kill", self.killed.append)
 
     def reserve(self, learner: str, pool: Any, anywhere: bool) -> Group:
         return Group(learner, pending if learner == STAYS else self.come)

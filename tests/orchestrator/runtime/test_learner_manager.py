@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
+from orchestrator.lifecycle import ports
 from orchestrator.lifecycle.actions import AskToLeave
-from orchestrator.lifecycle.controller import RankState, State
+from orchestrator.lifecycle.controller import State
+from orchestrator.lifecycle.learner_units import LearnerHandle
 from orchestrator.lifecycle.scaling import request_file
-from orchestrator.runtime import ray_await
-from orchestrator.runtime.learner_actors import LearnerHandle
+from outer.ports import Gone, Unreachable
 from outer.protocol.events_effects import Expect
 from outer.protocol.facts import Refused
 from outer.protocol.messages import DRAINING, JOINING, STEPPING, Attach, Drain
-from tests.orchestrator.runtime.scene import GOES, STAYS, Group, Handle, Outer, Scene, Serving, broken, pending, until
+from tests.orchestrator.runtime.scene import GOES, STAYS, Asks, Group, Outer, Scene, Serving, broken, pending, until
 from tests.transcripts.syncer_world import MANIFEST, Bench
 
 
@@ -35,31 +36,21 @@ def test_an_orchestrator_that_follows_finds_those_that_no_status_showed_yet_and_
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool was scaled up to three, and down to one, just before the earlier one died; STAYS is as it was."""
-    added, looked = "learner-p-2", list[str]()
-
-    async def find(name: str, incarnation: int, status: Any) -> Any:
-        looked.append(name)
-        handle = LearnerHandle(name, incarnation, actor=Process())
-        return None if name == GOES else (handle, (RankState(True, 7, "n"),))
+    added = "learner-p-2"
 
     class Process:
-        async def _run(self) -> str:
+        async def identify(self) -> dict[str, Any]:
+            return {"pid": 7, "node": "n"}
+
+        async def run(self) -> str:
             await pending()
             return ""
-
-        def __init__(self) -> None:
-            self.run = SimpleNamespace(remote=self._run)
 
     for name in (STAYS, GOES, added, "evaluator", "orchestrator"):
         scene.store.grant("incarnation", name)
     scene.store.write_json(request_file("p"), {"learners": 1})
-
-    async def no_standbys() -> None:
-        """Of an earlier orchestrator's."""
-
-    monkeypatch.setattr(scene.learners.actors, "find", find)
-    monkeypatch.setattr(scene.learners.actors, "find_standbys", no_standbys)
-    monkeypatch.setattr(scene.learners.actors.places, "adopt", lambda name: None)
+    scene.processes.left = {name: Asks(Process()) for name in (STAYS, added)}
+    monkeypatch.setattr(scene.learners.processes.places, "adopt", lambda name: None)
 
     async def story() -> None:
         assert await scene.learners.find({}) == [STAYS, added]
@@ -67,7 +58,8 @@ def test_an_orchestrator_that_follows_finds_those_that_no_status_showed_yet_and_
         await until(lambda: bool(scene.killed))
 
     asyncio.run(story())
-    assert looked == [STAYS, GOES, added] and scene.learners.controller.wanted == [STAYS]
+    assert scene.processes.looked == [STAYS, GOES, added] and scene.learners.controller.wanted == [STAYS]
+    assert scene.killed == [scene.processes.left[added]]
     assert scene.learners.controller.units[STAYS].incarnation.ranks[0].pid == 7
     assert scene.bench.facts(Refused) == []
 
@@ -116,7 +108,7 @@ def test_its_successor_starts_once_the_syncer_knows_of_its_end_and_a_place_given
         await pending()
 
     async def story() -> None:
-        scene.learners.start(Serving(Handle(Slow(scene.bench))), {})
+        scene.learners.start(Serving(Asks(Slow(scene.bench))), {})
         await until(lambda: reserved == [0])
         if leaves:
             scene.learners._act(scene.learners.controller.drain(GOES, "its node is about to end"))
@@ -135,13 +127,13 @@ def test_its_successor_starts_once_the_syncer_knows_of_its_end_and_a_place_given
 
 @pytest.mark.parametrize(
     ("error", "lost"),
-    [(ray.exceptions.ActorUnavailableError("timed out", None), []), (ray.exceptions.RayActorError(), ["died"])],
+    [(Unreachable("timed out"), []), (Gone("it died"), ["died"])],
 )
 def test_a_process_that_cannot_be_reached_is_not_dead(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception, lost: list[str]
 ) -> None:
     """Its connection broke, and its loop steps on: the call that waits for its end is made again."""
-    monkeypatch.setattr(ray_await, "AGAIN_S", 0.001)
+    monkeypatch.setattr(ports, "AGAIN_S", 0.001)
     said: list[Exception] = [error, error]
 
     class Unit:
@@ -155,7 +147,7 @@ def test_a_process_that_cannot_be_reached_is_not_dead(
         made = scene.learners.controller
         made.units[GOES].move(State.STARTING)
         made.started(GOES, 1)
-        process = LearnerHandle(GOES, 1, actor=Handle(Unit()))
+        process = LearnerHandle(GOES, 1, ranks=(Asks(Unit()),))
         await scene.learners._attend(process, process.run())
         scene.learners.cancel()
 
@@ -166,15 +158,13 @@ def test_a_process_that_cannot_be_reached_is_not_dead(
 def test_what_is_left_of_a_gang_without_rank_0_is_ended(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier orchestrator started it, and died before the gang met."""
 
-    def get_actor(name: str, namespace: str) -> str:
-        if "/" not in name:
-            raise ValueError("no such actor")
-        return name
+    def left_rank(name: str, incarnation: int, rank: int) -> str | None:
+        return f"{name}.{incarnation}/{rank}" if rank else None
 
-    monkeypatch.setattr(ray, "get_actor", get_actor)
+    monkeypatch.setattr(scene.processes, "left_rank", left_rank)
     pool = SimpleNamespace(processes=3, standby=0)
-    monkeypatch.setattr(scene.learners.actors, "_recipe", SimpleNamespace(pool_of=lambda name: pool))
-    assert asyncio.run(scene.learners.actors.find(GOES, 2, {})) is None
+    monkeypatch.setattr(scene.learners.processes, "_recipe", SimpleNamespace(pool_of=lambda name: pool))
+    assert asyncio.run(scene.learners.processes.find(GOES, 2, {})) is None
     assert scene.killed == [f"{GOES}.2/1", f"{GOES}.2/2"]
 
 
@@ -193,7 +183,7 @@ def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
 
     scene.bench.join(GOES)
     scene.bench.step(GOES, phase=phase)
-    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, actor="its process")
+    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, ranks=("its process",))
     asyncio.run(story())
     assert scene.killed == (["its process"] if ended else [])
     assert [message.deadline_s for message in scene.bench.sent(Drain, GOES)] == ([] if ended else [5.0])
@@ -212,9 +202,33 @@ def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is
             GOES: "no node is alive",
         }
         assert not scene.learners.controller.quorum_possible
-        scene.learners.actors.release(GOES)
-        scene.learners.actors.places._groups[GOES] = Group(GOES, broken)
+        scene.learners.processes.release(GOES)
+        scene.learners.processes.places._groups[GOES] = Group(GOES, broken)
         await scene.look()
         assert scene.learners.placed[GOES].no_place == "" and scene.learners.controller.quorum_possible
 
     asyncio.run(story())
+
+
+def test_an_orchestrator_that_was_succeeded_while_it_waited_for_a_place_starts_no_process_there(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was frozen. Its successor has not found what was not there yet, and would never end it."""
+    come, replaced = asyncio.Event(), list[str]()
+
+    def end(why: str) -> None:
+        replaced.append(why)
+        raise asyncio.CancelledError  # as where the process ends
+
+    async def story() -> None:
+        scene.store.grant("incarnation", "orchestrator")
+        scene.learners.start(Serving(scene.outer), {})
+        await until(lambda: bool(scene.facts(LearnerRequested)))
+        scene.store.grant("incarnation", "orchestrator")
+        come.set()
+        await until(lambda: bool(replaced))
+
+    scene.come = come.wait
+    monkeypatch.setattr(scene.learners, "_ports", replace(scene.learners._ports, replaced=end))
+    asyncio.run(story())  # Processes has no `start_learner`
+    assert replaced == ["orchestrator 1 was followed by orchestrator 2"]

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from orchestrator.eventlog.facts import LearnerRequested
+from orchestrator.lifecycle import learner_manager
 from orchestrator.lifecycle.controller import State
-from orchestrator.runtime import learner_actors, learner_manager
-from orchestrator.runtime.learner_actors import LearnerHandle
-from tests.orchestrator.runtime.scene import GOES, Handle, Scene, Serving, until
+from orchestrator.lifecycle.learner_units import LearnerHandle
+from orchestrator.runtime import ray_processes
+from outer.ports import NoAnswer, Unreachable
+from tests.orchestrator.runtime.scene import GOES, Asks, Scene, Serving, until
 from tests.waiting import DEADLINE_S
 
 
@@ -38,18 +39,18 @@ async def hangs() -> tuple[bool, int | None]:
 
 
 async def is_away() -> tuple[bool, int | None]:
-    raise ray.exceptions.GetTimeoutError("no answer")
+    raise NoAnswer("no answer")
 
 
 async def is_unavailable() -> tuple[bool, int | None]:
-    raise ray.exceptions.ActorUnavailableError("connection timed out", None)
+    raise Unreachable("connection timed out")
 
 
 def run_one(scene: Scene, answer: Callable[[], Coroutine[Any, Any, tuple[bool, int | None]]]) -> None:
     """One learner runs, on the node n; `answer`: what it says when it is asked."""
     made = scene.learners.controller
     scene.learners._syncer = Serving(scene.outer)  # type: ignore[assignment]
-    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, actor=Handle(Asked(answer)))
+    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, ranks=(Asks(Asked(answer)),))
     made.units[GOES].move(State.STARTING)
     made.started(GOES, 1)
     made.answered(GOES, 1, 7, "n")
@@ -70,21 +71,12 @@ async def look(scene: Scene, silent_s: float) -> State:
     return scene.learners.controller.units[GOES].state
 
 
-def ask_nodes(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], str]) -> None:
-    """`answer`: why a node cannot be seen, "" if it can."""
-
-    async def unseen_reason(node: str, namespace: str) -> str:
-        return answer(node)
-
-    monkeypatch.setattr(learner_actors, "unseen_reason", unseen_reason)
-
-
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_silent_learner_whose_node_cannot_be_seen_is_unreachable_until_it_is_seen_or_silent_for_too_long(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, seen: bool
+    scene: Scene, seen: bool
 ) -> None:
     looks: list[str] = []
-    ask_nodes(monkeypatch, lambda node: "" if looks and seen else f"its node {node} does not answer")
+    scene.processes.why = lambda node: "" if looks and seen else f"its node {node} does not answer"
 
     async def story() -> None:
         run_one(scene, is_away)
@@ -115,16 +107,19 @@ def test_a_learner_that_says_itself_that_it_steps_is_not_killed_for_reports_that
         scene.learners.cancel()
         return scene.learners.controller.units[GOES].fault
 
-    ask_nodes(monkeypatch, lambda node: "")
-    told = asyncio.run(story(Scene(tmp_path, monkeypatch, cores), steps, State.UNREACHABLE, State.UNREACHABLE))
+    def scene(why: str = "") -> Scene:
+        made = Scene(tmp_path, monkeypatch, cores)
+        made.processes.why = lambda node: why
+        return made
+
+    told = asyncio.run(story(scene(), steps, State.UNREACHABLE, State.UNREACHABLE))
     assert told == f"silent for 600.0 s; {learner_manager.UNHEARD}"
-    away = story(Scene(tmp_path, monkeypatch, cores), is_unavailable, State.UNREACHABLE, State.UNREACHABLE)
+    away = story(scene(), is_unavailable, State.UNREACHABLE, State.UNREACHABLE)
     assert asyncio.run(away) == "silent for 600.0 s; its process cannot be reached"
-    ask_nodes(monkeypatch, lambda node: f"its node {node} does not answer")
-    told = asyncio.run(story(Scene(tmp_path, monkeypatch, cores), hangs, State.RUNNING, State.ENDING))
+    told = asyncio.run(story(scene("its node n does not answer"), hangs, State.RUNNING, State.ENDING))
     assert told == "silent for 600.0 s"
     if cores:
-        asyncio.run(story(Scene(tmp_path, monkeypatch, cores), is_away, State.RUNNING, State.ENDING))
+        asyncio.run(story(scene("its node n does not answer"), is_away, State.RUNNING, State.ENDING))
 
 
 def test_a_learner_that_steps_and_is_not_attached_to_the_epoch_that_serves_is_told_of_it_again(scene: Scene) -> None:
@@ -138,7 +133,7 @@ def test_a_learner_that_steps_and_is_not_attached_to_the_epoch_that_serves_is_to
     async def story() -> None:
         run_one(scene, steps)
         process = scene.learners._processes[GOES]
-        process.actor, process.syncer = Handle(Deaf(steps)), scene.outer
+        process.ranks, process.syncer = (Asks(Deaf(steps)),), scene.outer
         await look(scene, 6.0)
         assert told == []
         scene.learners._syncer.epoch = 2  # type: ignore[union-attr, misc]
@@ -148,13 +143,11 @@ def test_a_learner_that_steps_and_is_not_attached_to_the_epoch_that_serves_is_to
     asyncio.run(story())
 
 
-def test_a_probe_that_fails_does_not_end_the_run_and_the_hang_deadline_holds(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_that_fails_does_not_end_the_run_and_the_hang_deadline_holds(scene: Scene) -> None:
     def fails(node: str) -> str:
         raise RuntimeError("the state of the cluster cannot be read")
 
-    ask_nodes(monkeypatch, fails)
+    scene.processes.why = fails
 
     async def story() -> None:
         run_one(scene, is_away)
@@ -179,7 +172,7 @@ def test_places_are_looked_for_beside_the_event_loop_one_look_at_a_time_and_no_a
 
     looks: list[threading.Thread] = []
     release = threading.Event()
-    monkeypatch.setattr(learner_actors, "pending_reasons", pending_reasons)
+    monkeypatch.setattr(ray_processes, "pending_reasons", pending_reasons)
 
     async def story() -> None:
         scene.learners.start(Serving(scene.outer), {})

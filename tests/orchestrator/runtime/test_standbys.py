@@ -6,6 +6,7 @@ Ray is not started: actors are objects that answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,17 @@ import pytest
 import ray
 
 from learners.spec import LearnerSpec
+from orchestrator.lifecycle import standbys
 from orchestrator.lifecycle.controller import Controller
+from orchestrator.lifecycle.learner_units import LearnerHandle, LearnerUnits
+from orchestrator.lifecycle.standbys import RETRY_S, Standby, Standbys
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.learner_actors import RETRY_S, LearnerActors, LearnerHandle, Standby, Standbys
 from orchestrator.runtime.placement import RunPlacement
+from orchestrator.runtime.ray_processes import RayPlaces, RayProcesses
 from outer.journal.object_store import Folder
+from outer.ports import Gone
 from outer.protocol.messages import COMPILING, STEPPING
+from outer.ray_ports import RayPeer
 
 A, B, C = "learner-p-0", "learner-p-1", "learner-p-2"
 
@@ -29,24 +35,26 @@ class Fake:
 
     def __init__(self) -> None:
         self.prepared, self.dies = asyncio.Event(), asyncio.Event()
-        self.prepare = SimpleNamespace(remote=lambda: asyncio.ensure_future(self._until(self.prepared)))
-        self.stand_by = SimpleNamespace(remote=lambda seconds: asyncio.ensure_future(self._until(asyncio.Event())))
+
+    async def ask(self, method: str, *values: Any) -> bool:
+        return await self._until(self.prepared if method == "prepare" else asyncio.Event())
 
     async def _until(self, event: asyncio.Event) -> bool:
         waits = [asyncio.ensure_future(each.wait()) for each in (event, self.dies)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if self.dies.is_set():
-            raise ray.exceptions.RayActorError()
+            raise Gone("it died")
         return False
 
 
 class Made(Standbys):
-    def __init__(self, wanted: int = 1) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, wanted: int = 1) -> None:
         self.now, self.actors, self.killed = 0.0, [], []
         super().__init__(
-            self.create, lambda name: wanted, lambda one, other: C not in (one, other), 60.0, lambda: self.now
+            self.create, self.killed.append, lambda name: wanted, lambda one, other: C not in (one, other), 60.0
         )
         self.controller = Controller([A, B, C], backoff_s=1.0, hang_s=60.0)
+        patch.setattr(standbys, "now", lambda: self.now)
 
     def create(self, standby: Standby) -> Any:
         self.actors.append(Fake())
@@ -64,9 +72,7 @@ class Made(Standbys):
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    made = Made()
-    monkeypatch.setattr(ray, "kill", made.killed.append)
-    return made
+    return Made(monkeypatch)
 
 
 async def settle() -> None:
@@ -89,8 +95,8 @@ def test_learners_that_step_get_standbys_one_at_a_time_on_a_node(made: Made) -> 
     assert named(made.wanted((A, 1), (B, 1), (C, 1))) == [B]
 
 
-def test_a_learner_may_have_several_and_none_before_it_runs() -> None:
-    made = Made(2)
+def test_a_learner_may_have_several_and_none_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, 2)
     assert made.wanted((A, 1)) == []
     made.started(A, 1, "n")
     for _ in range(2):
@@ -111,7 +117,7 @@ def test_one_that_is_ready_is_taken_and_the_next_is_made(made: Made) -> None:
         await settle()
         assert made.ready(A) == 1
         assert made.take(A) is made.actors[0]
-        assert made.handles == [] and named(made.wanted((A, 2))) == [A]
+        assert made.processes == [] and named(made.wanted((A, 2))) == [A]
         made.actors[0].dies.set()
         await watching
 
@@ -124,10 +130,10 @@ def test_a_learner_takes_its_own_or_one_of_another_that_is_alike_on_its_node(mad
         made.started(learner, 1, node)
     for _ in range(3):
         (one,) = made.wanted((A, 1), (B, 1), (C, 1))
-        one.ready, one.actor = True, f"in the place of {one.learner}"
+        one.ready, one.process = True, f"in the place of {one.learner}"
     assert [made.take(name) for name in (B, B, B)] == [f"in the place of {B}", f"in the place of {A}", None]
     (again,) = made.wanted((A, 1), (B, 1), (C, 1))
-    again.ready, again.actor, again.node = True, "elsewhere", "m"
+    again.ready, again.process, again.node = True, "elsewhere", "m"
     assert made.take(B) is None and made.take(A) == "elsewhere"
 
 
@@ -160,102 +166,111 @@ def test_one_that_dies_is_followed_by_another_after_a_wait_that_doubles(made: Ma
 
 
 class Answers:
-    """An actor: `promote` fails with `error`, if that is given."""
+    """A process: `promote` fails with `error`, if that is given."""
 
-    def __init__(self, pid: int, error: Exception | None = None) -> None:
-        self.pid, self._error = pid, error
-        self.promote = SimpleNamespace(remote=self._promote)
-        self.identify = SimpleNamespace(remote=lambda: self._identify())
+    def __init__(self, pid: int, error: Exception | None = None, key: tuple[str, int] = (A, 1)) -> None:
+        self.pid, self.error, self.key = pid, error, key
 
-    async def _promote(self, *promoted: Any) -> dict[str, Any]:
-        if self._error is not None:
-            raise self._error
-        return await self._identify()
-
-    async def _identify(self) -> dict[str, Any]:
-        return {"pid": self.pid, "node": "n", "shown": {"CUDA_VISIBLE_DEVICES": "3"}}
+    async def ask(self, method: str, *values: Any) -> dict[str, Any]:
+        if method == "promote" and self.error is not None:
+            raise self.error
+        return {"pid": self.pid, "node": "n", "shown": {"CUDA_VISIBLE_DEVICES": "3"}, "key": self.key}
 
 
-class Actors(LearnerActors):
-    """Of a pool whose learners have one GPU and a standby each; `made` are the specs and options of new actors."""
+POOL = {"name": "p", "learners": 1, "resources": {"GPU": 1}, "standby": 1}
+RECIPE = Recipe.model_validate({"name": "demo", "pools": [POOL], "budget": {"syncer_steps": 10}})
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        pool = {"name": "p", "learners": 1, "resources": {"GPU": 1}, "standby": 1}
-        recipe = Recipe.model_validate({"name": "demo", "pools": [pool], "budget": {"syncer_steps": 10}})
-        super().__init__(recipe, RunPlacement("", 0), "code", Folder(folder), lambda name: 0)
-        self.places._groups[A] = "its place"
-        self.made: list[tuple[LearnerSpec, dict[str, Any]]] = []
+
+class Units(LearnerUnits):
+    """Of a pool whose learners have one GPU and a standby each."""
+
+    def __init__(self, left: Sequence[Answers] = ()) -> None:
+        self.made: list[tuple[int, bool]] = []  # incarnation, and whether it has another recipe
+        self.stood: list[tuple[Any, ...]] = []
         self.killed: list[Any] = []
-        made = SimpleNamespace(options=self._options)
-        patch.setattr(ray, "remote", lambda *actor, **groups: made if actor else lambda actor: made)
-        patch.setattr(ray, "kill", self.killed.append)
 
-    def _options(self, **options: Any) -> Any:
-        return SimpleNamespace(remote=lambda spec, syncer: (self.made.append((spec, options)), Answers(99))[1])
+        async def left_standbys() -> Sequence[Answers]:
+            return left
 
-    def ready(self, actor: Answers) -> None:
-        self.standbys._made.append(Standby(A, "n", actor, ready=True))
+        def learner(name: str, incarnation: int, saved: Any, syncer: Any, strange: bool) -> list[Answers]:
+            self.made.append((incarnation, strange))
+            return [Answers(99)]
+
+        processes = SimpleNamespace(
+            end=self.killed.append,
+            core=lambda name: 0,
+            start_learner=learner,
+            start_standby=lambda *asked: self.stood.append(asked),
+            left_standbys=left_standbys,
+            left_rank=lambda name, incarnation, rank: None,
+        )
+        super().__init__(RECIPE, SimpleNamespace(processes=processes, places=None))
 
 
-def test_a_standby_that_is_ready_becomes_the_next_incarnation_and_one_that_cannot_is_ended_and_a_process_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for error, misconfigured in (
-        (None, False),
-        (ray.exceptions.RayActorError(), False),
-        (TimeoutError(), False),
-        (None, True),
-    ):
-        actors, standby, process = Actors(tmp_path, monkeypatch), Answers(7, error), LearnerHandle(A, 2)
-        actors.ready(standby)
+def test_a_standby_that_is_ready_becomes_the_next_incarnation_and_one_that_cannot_is_ended() -> None:
+    async def story(error: Exception | None, misconfigured: bool) -> None:
+        units, standby, process = Units(), Answers(7, error), LearnerHandle(A, 2)
+        units.standbys._made.append(Standby(A, "n", standby, ready=True))
         if misconfigured:
-            actors.misconfigure(A)  # as chaos does: it needs another recipe
-        found = asyncio.run(actors.create(process, "syncer", 1))
+            units.misconfigure(A)  # as chaos does: it needs another recipe
+        found = await units.create(process, "syncer", 1)
         if error is None and not misconfigured:
-            assert (found, process.actor, process.syncer) == ([(7, "n")], standby, "syncer")
-            assert actors.made == actors.killed == []
+            assert (found, process.ranks, process.syncer) == ([(7, "n")], (standby,), "syncer")
+            assert units.made == units.killed == []
         else:
-            assert (found, actors.killed) == ([(99, "n")], [standby])
-            assert [spec.incarnation for spec, _ in actors.made] == [2]
+            assert (found, units.killed) == ([(99, "n")], [standby])
+            assert units.made == [(2, misconfigured)]
+
+    for error, misconfigured in ((None, False), (Gone("it died"), False), (TimeoutError(), False), (None, True)):
+        asyncio.run(story(error, misconfigured))
 
 
-def test_of_the_standbys_that_an_earlier_orchestrator_left_those_it_promoted_are_learners_and_the_others_are_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_the_standbys_that_are_left_those_that_were_promoted_are_learners_and_others_are_ended() -> None:
     """One that it did not live to promote would train as incarnation 0."""
-
-    def left(incarnation: int) -> Any:
-        async def identify() -> dict[str, Any]:
-            return {"pid": 7, "node": "n", "key": (A, incarnation)}
-
-        return SimpleNamespace(identify=SimpleNamespace(remote=identify))
-
-    there = {f"{A}.standby.1": left(0), f"{B}.standby.2": left(2)}
-
-    def get_actor(name: str, namespace: str) -> Any:
-        if name not in there:
-            raise ValueError(name)
-        return there[name]
-
-    actors = Actors(tmp_path, monkeypatch)
-    monkeypatch.setattr(ray, "get_actor", get_actor)
-    listed = [{"name": name, "namespace": space} for name in (*there, A) for space in ("", "another run's")]
-    monkeypatch.setattr(ray.util, "list_named_actors", lambda everywhere: listed)
-    asyncio.run(actors.find_standbys())
-    assert actors.killed == [there[f"{A}.standby.1"]]
-    found = asyncio.run(actors.find(A, 2, {}))
-    assert found is not None and found[0].actor is there[f"{B}.standby.2"]
-    assert asyncio.run(actors.find(A, 1, {})) is None
+    idle, promoted = Answers(7, key=(A, 0)), Answers(7, key=(B, 2))
+    units = Units([idle, promoted])
+    asyncio.run(units.find_standbys())
+    assert units.killed == [idle]
+    found = asyncio.run(units.find(B, 2, {}))
+    assert found is not None and found[0].ranks == (promoted,)
+    assert asyncio.run(units.find(A, 1, {})) is None
 
 
 def test_a_standby_takes_none_of_its_place_and_sees_the_devices_of_its_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    actors = Actors(tmp_path, monkeypatch)
-    asyncio.run(actors.create(LearnerHandle(A, 1), "syncer", 1))
-    actors._stand_by(Standby(A, "n"))
-    (_, first), (spec, options) = actors.made
+    units = Units()
+    asyncio.run(units.create(LearnerHandle(A, 1), "syncer", 1))
+    units._stand_by(Standby(A, "n"))
+    [asked] = units.stood
+    assert asked == (A, "n", {"CUDA_VISIBLE_DEVICES": "3"})
+
+    made: list[tuple[LearnerSpec, dict[str, Any]]] = []
+
+    def options(**options: Any) -> Any:
+        return SimpleNamespace(remote=lambda spec, syncer: made.append((spec, options)))
+
+    places = RayPlaces(RECIPE, RunPlacement("", 0))
+    places._groups[A] = "its place"
+    processes = RayProcesses(RECIPE, RunPlacement("", 0), "code", Folder(tmp_path), places)
+    actor = SimpleNamespace(options=options)
+    monkeypatch.setattr(ray, "remote", lambda *actors, **groups: actor if actors else lambda _: actor)
+    processes.start_learner(A, 1, None, RayPeer("syncer"), False)
+    processes.start_standby(*asked)
+    (_, first), (spec, options_of) = made
     assert (spec.incarnation, spec.environment) == (0, {"CUDA_VISIBLE_DEVICES": "3"})
-    assert (first["num_gpus"], options["num_gpus"], options["num_cpus"]) == (1, 0, 0)
-    assert first["name"] == A and options["name"].startswith(f"{A}.standby.")
-    assert options["scheduling_strategy"].placement_group == "its place"
+    assert (first["num_gpus"], options_of["num_gpus"], options_of["num_cpus"]) == (1, 0, 0)
+    assert first["name"] == A and options_of["name"].startswith(f"{A}.standby.")
+    assert options_of["scheduling_strategy"].placement_group == "its place"
+
+
+def test_standbys_that_are_left_are_found_by_their_names_in_the_runs_own_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {f"{A}.standby.1": "one", f"{B}.standby.2": "two"}
+    listed = [{"name": name, "namespace": space} for name in (*there, A) for space in ("", "another run's")]
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: there[name])
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda everywhere: listed)
+    placement = RunPlacement("", 0)
+    processes = RayProcesses(RECIPE, placement, "code", Folder(tmp_path), RayPlaces(RECIPE, placement))
+    assert [peer.handle for peer in asyncio.run(processes.left_standbys())] == ["one", "two"]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +14,22 @@ import pytest
 import ray
 
 from orchestrator.eventlog.facts import SyncerLost
-from orchestrator.lifecycle import patience
+from orchestrator.lifecycle import patience, ports, syncer_manager
 from orchestrator.lifecycle.patience import Patience
+from orchestrator.lifecycle.ports import Ports
+from orchestrator.lifecycle.syncer_manager import RunFailed, SyncerManager
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import launch, ray_await, syncer_manager
+from orchestrator.runtime import launch
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.runtime.specs import syncer_spec
-from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import RunLost
 from outer.journal.journal import StaleEpoch
-from outer.journal.object_store import Folder
+from outer.journal.object_store import Folder, StoreAway
 from outer.owner import Owner, Superseded
+from outer.ports import Gone, Raised, Unreachable
+from outer.spec import SyncerSpec
 
 RECIPE = Recipe.model_validate(
     {"name": "demo", "pools": [{"name": "p"}], "budget": {"syncer_steps": 10}, "run": {"syncer_lease_s": 1.0}}
@@ -35,27 +37,28 @@ RECIPE = Recipe.model_validate(
 
 
 class Epoch:
-    """`alive`: answers; else its process is dead. `mute`: it does not answer at all, nor a start without a `why`."""
+    """`alive`: answers; else its process is dead. `mute`: it does not answer at all. `why`: what a start raises."""
 
-    def __init__(self, comes_up: bool = True, why: str = "its process ended") -> None:
-        self.alive, self.mute, self.told, self._comes_up, self._why = True, False, list[str](), comes_up, why
+    def __init__(self, comes_up: bool = True, why: Exception | None = None) -> None:
+        self.alive, self.mute, self.told, self._comes_up = True, False, list[str](), comes_up
+        self._why = why or Gone("its process ended")
         self.ended = ""  # why it is over, by its own word
         self.serves, self.owner = True, Owner()
         self.cut_off = 0  # calls that do not reach it
 
-    def __getattr__(self, name: str) -> Any:
-        assert name == "command", "every call says which orchestrator it is of"
-        return SimpleNamespace(remote=lambda number, method, *_: asyncio.ensure_future(self._answer(method, number)))
-
-    async def _answer(self, name: str, number: int) -> Any:
-        self.owner.require(number)
+    async def ask(self, command: str, number: int, name: str, *_: Any) -> Any:
+        assert command == "command", "every call says which orchestrator it is of"
+        try:
+            self.owner.require(number)
+        except Superseded as error:
+            raise Raised("Superseded") from error
         if self.mute:
             await asyncio.Event().wait()
         if self.cut_off:
             self.cut_off -= 1
-            raise ray.exceptions.ActorUnavailableError("connection timed out", None)
+            raise Unreachable("connection timed out")
         if not self.alive or (name == "start" and not self._comes_up):
-            raise ray.exceptions.RayActorError(error_msg=self._why) if self._why else TimeoutError
+            raise self._why
         self.told.append(name)
         if name == "view":
             return {"said": "view answered", "ended": self.ended}
@@ -68,22 +71,22 @@ class Scene:
         self.said: list[Any] = []
         self.reached: list[Epoch] = []
         self.killed: list[Epoch] = []
-        left = list(epochs)
-        told = self.said.append, tuple, self.reached.append, tuple
+        self.epochs = list(epochs)
         self.store = RunStore(folder)
         self.replaced: list[str] = []
-        told = (*told, Patience(), 1, self.replaced.append)
-        self.syncer = SyncerManager(RECIPE, RunPlacement("", 1), self.store, Any, *told)
-        self.syncer._spec = syncer_spec(RECIPE, "code", Folder(folder))
-
-        def create(epoch: int, sources: Any = None) -> Epoch:
-            self.syncer._spec = replace(self.syncer._spec, epoch=epoch)
-            return left.pop(0)
-
-        patch.setattr(self.syncer, "_create", create)
+        self.left: Epoch | None = None  # by an earlier orchestrator
+        store, spec = Folder(folder), syncer_spec(RECIPE, "code", Folder(folder))
+        anything: Any = SimpleNamespace(
+            start_syncer=self.create, left_syncer=lambda epoch: self.left, end=self.killed.append
+        )
+        ports = Ports(self.store, anything, anything, store, tuple, self.said.append, self.replaced.append, True)
+        told: Any = tuple, self.reached.append, tuple
+        self.syncer = SyncerManager(RECIPE.run, ports, spec, *told, Patience(), 1)
         patch.setattr(syncer_manager, "BACKOFF_S", 0.001)
         patch.setattr(patience, "BACKOFF_S", 0.001)
-        patch.setattr(ray, "kill", self.killed.append)
+
+    def create(self, spec: SyncerSpec, sources: Any) -> Epoch:
+        return self.epochs.pop(0)
 
     @property
     def lost(self) -> list[tuple[int, str]]:
@@ -114,9 +117,9 @@ def test_an_epoch_that_an_earlier_orchestrator_left_is_taken_over_only_if_it_has
 
     async def story() -> None:
         scene = Scene(tmp_path, monkeypatch)
-        monkeypatch.setattr(ray, "get_actor", lambda name, namespace: left)
+        scene.left = left
         assert await scene.syncer.adopt(7) is serves
-        assert scene.killed == ([] if serves else [left]) and (scene.syncer.handle is left) is serves
+        assert scene.killed == ([] if serves else [left]) and (scene.syncer.peer is left) is serves
 
     asyncio.run(story())
 
@@ -129,11 +132,27 @@ def test_an_orchestrator_that_thaws_is_refused_once_a_later_one_has_called_and_h
     async def story(scene: Scene) -> None:
         await scene.syncer.call("expect", patience_s=30.0)
         first.owner.require(2)
-        with pytest.raises(Superseded, match="orchestrator 1 was followed by orchestrator 2"):
+        with pytest.raises(Raised):
             await scene.syncer.call("fence", patience_s=30.0)
 
     scene = play(story, first)
     assert first.told == ["start", "expect"] and scene.replaced == ["orchestrator 1 was followed by orchestrator 2"]
+
+
+def test_an_orchestrator_that_was_succeeded_starts_no_epoch(play: Callable[..., Any]) -> None:
+    """It thaws, and takes its epoch, which was silent for so long, for dead: a new one would fence its successor's."""
+    first, second = Epoch(), Epoch()
+
+    async def story(scene: Scene) -> None:
+        await scene.syncer.call("expect", patience_s=30.0)
+        for _ in range(2):
+            scene.store.grant("incarnation", "orchestrator")
+        first.alive = False
+        assert await scene.syncer.view() is None
+        while not scene.replaced:
+            await asyncio.sleep(0.001)
+
+    assert play(story, first, second).replaced == ["orchestrator 1 was followed by orchestrator 2"]
 
 
 @pytest.mark.parametrize("ended", ["", "shard 1: ActorDiedError"])
@@ -181,7 +200,7 @@ def test_one_that_does_not_answer_is_followed_after_its_lease(play: Callable[...
 def test_one_that_cannot_be_reached_is_asked_again_until_its_lease_is_over(
     play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, calls: int, lost: list[tuple[int, str]]
 ) -> None:
-    monkeypatch.setattr(ray_await, "AGAIN_S", 0.01)
+    monkeypatch.setattr(ports, "AGAIN_S", 0.01)
     first, second = Epoch(), Epoch()
 
     async def story(scene: Scene) -> None:
@@ -202,19 +221,19 @@ def test_epochs_that_do_not_come_up_are_tried_again_and_in_the_end_given_up(play
     assert scene.lost == [(1, "failed"), (2, "failed")] and len(scene.killed) == 2
 
     async def never(scene: Scene) -> None:
-        with pytest.raises(NoSyncer, match="the syncer does not start: its process ended"):
+        with pytest.raises(RunFailed, match="the syncer does not start: its process ended"):
             await scene.syncer.call("expect", patience_s=4.0)
-        with pytest.raises(NoSyncer):
+        with pytest.raises(RunFailed):
             await scene.syncer.view()
 
     play(never, *(Epoch(comes_up=False) for _ in range(syncer_manager.START_ATTEMPTS_MAX)))
 
     async def silent(scene: Scene) -> None:
-        with pytest.raises(NoSyncer, match="the syncer does not start: not up within 120 s"):
+        with pytest.raises(RunFailed, match="the syncer does not start: not up within 120 s"):
             await scene.syncer.call("expect", patience_s=60.0)
         assert scene.syncer.away == "", "its store answers"
 
-    play(silent, *(Epoch(False, "") for _ in range(syncer_manager.START_ATTEMPTS_MAX)))
+    play(silent, *(Epoch(False, TimeoutError()) for _ in range(syncer_manager.START_ATTEMPTS_MAX)))
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -223,7 +242,10 @@ def test_while_the_store_is_away_no_epoch_counts_as_failed_and_no_deadline_passe
 ) -> None:
     """The store is away when the syncer dies, and stays so for more starts than may fail and longer than is waited."""
     told, proved, now = list[str](), list[int](), [0.0]
-    why = "" if hangs else "outer.epoch.StoreAway: OSError: [Errno 28] No space left on device"
+    why: Exception = TimeoutError()
+    if not hangs:
+        why = Raised("StoreAway")
+        why.__cause__ = StoreAway("OSError: [Errno 28] No space left on device")
     epochs = [Epoch(), *(Epoch(False, why) for _ in range(2 * syncer_manager.START_ATTEMPTS_MAX)), Epoch()]
 
     def prove(store: Any) -> None:
@@ -234,14 +256,14 @@ def test_while_the_store_is_away_no_epoch_counts_as_failed_and_no_deadline_passe
         if now[0] < 60.0 and not hangs:
             raise OSError("503 Slow Down")
 
-    monkeypatch.setattr(syncer_manager, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(syncer_manager, "now", lambda: now[0])
 
     async def story(scene: Scene) -> None:
         await scene.syncer.call("expect", patience_s=30.0)
         monkeypatch.setattr(syncer_manager, "prove", prove)
         epochs[0].alive = False
         waiting = asyncio.ensure_future(scene.syncer.call("fence", patience_s=30.0))
-        while scene.syncer.handle is not epochs[-1]:
+        while scene.syncer.peer is not epochs[-1]:
             told.append(scene.syncer.away)
             now[0] += 0.2 if told[-1] else 0.0
             await asyncio.sleep(0.001)
@@ -251,6 +273,23 @@ def test_while_the_store_is_away_no_epoch_counts_as_failed_and_no_deadline_passe
     assert len(scene.lost) == len(epochs) - 1 and scene.reached == [epochs[0], epochs[-1]]
     says = "does not answer" if hangs else "No space left"
     assert any(says in each for each in told) and len(proved) >= len(epochs) - 2 and now[0] >= 60.0
+
+
+def test_an_error_of_a_store_that_nobody_foresees_does_not_end_the_run(
+    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client raises it while the orchestrator looks whether the store is back."""
+    away = Raised("StoreAway")
+    away.__cause__ = StoreAway("503")
+
+    def prove(store: Any) -> None:
+        raise RuntimeError("a client's own")
+
+    async def story(scene: Scene) -> None:
+        monkeypatch.setattr(syncer_manager, "prove", prove)
+        assert await scene.syncer.call("expect", patience_s=30.0) == "expect answered"
+
+    assert play(story, Epoch(comes_up=False, why=away), Epoch()).lost == [(1, "failed")]
 
 
 def test_what_needs_a_store_that_is_away_waits_for_it_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +332,7 @@ def test_once_the_run_is_over_none_follows_even_if_somebody_still_calls(play: Ca
         if when == "starting":
             first.alive, second.mute = False, True
             saving = asyncio.ensure_future(scene.syncer.call("kept", patience_s=100.0))
-            while scene.syncer.handle is first:
+            while scene.syncer.peer is first:
                 await asyncio.sleep(0.001)
         with contextlib.suppress(TimeoutError):
             await scene.syncer.close(0.01)

@@ -1,37 +1,29 @@
 """Keeps the wanted learners running: reports to the controller what happens, and carries out its actions.
 
-Owned by the orchestrator actor. What is true of a learner unit is in the controller; the calls to Ray are in
-learner_actors.py.
+Owned by the orchestrator. What is true of a learner unit is in the controller; its processes are in learner_units.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
-
-import ray
 
 from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
 from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, RankState
+from orchestrator.lifecycle.learner_units import DRAINED, FINISHED, LearnerHandle, LearnerUnits
 from orchestrator.lifecycle.patience import Patience
+from orchestrator.lifecycle.ports import NoSlice, Ports, gist
 from orchestrator.lifecycle.scaling import request_file
+from orchestrator.lifecycle.syncer_manager import SyncerManager
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.learner_actors import DRAINED, FINISHED, LearnerActors, LearnerHandle
-from orchestrator.runtime.placement import NoSlice, RunPlacement, draining_nodes
-from orchestrator.runtime.ray_await import gist, within
-from orchestrator.runtime.syncer_manager import SyncerManager
 from orchestrator.store.readers import object_of
-from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import LearnerPlace
 from outer.background import Background
-from outer.journal.object_store import Objects
-from outer.ports import Peer
+from outer.ports import NoAnswer, Peer, Raised, now
 from outer.protocol.events_effects import DrainRequested, Expect
-from outer.ray_ports import RayPeer
 
 SYNCER_S = 240.0  # for a syncer to come up and hear of a learner
 REATTACH_S = 60.0
@@ -42,22 +34,9 @@ UNHEARD = "it steps, but its reports do not arrive"
 
 
 class LearnerManager:
-    """`emit` writes a fact to the log; `over` tells whether the run has ended, and no learner is replaced any more;
-    `objects` is where learners save their state.
-    """
+    """`over` tells whether the run has ended, and no learner is replaced any more. `number`: the orchestrator's."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        placement: RunPlacement,
-        store: RunStore,
-        code: str,
-        emit: Callable[[Any], None],
-        over: Callable[[], bool],
-        objects: Objects,
-        patience: Patience,
-        number: int,
-    ) -> None:
+    def __init__(self, recipe: Recipe, ports: Ports, over: Callable[[], bool], patience: Patience, number: int) -> None:
         self.failure: BaseException | None = None  # of this manager itself
         self.controller = Controller(
             recipe.learners,
@@ -67,13 +46,11 @@ class LearnerManager:
             drain_s=recipe.sync.drain_s,
             pools=recipe.pools,
             quorum=recipe.quorum,
-            local=placement.local,
+            local=ports.local,
         )
-        self.actors = LearnerActors(
-            recipe, placement, code, objects, lambda name: list(self.controller.units).index(name)
-        )
-        self._recipe, self._store, self._emit, self._over, self._patience = recipe, store, emit, over, patience
-        self._number = number  # the orchestrator's
+        self.processes = LearnerUnits(recipe, ports)
+        self._recipe, self._ports, self._emit, self._over = recipe, ports, ports.emit, over
+        self._patience, self._number = patience, number
         self._syncer: SyncerManager | None = None
         self._processes: dict[str, LearnerHandle] = {}
         self._granting: set[str] = set()  # learners whose next incarnation waits for its number
@@ -97,7 +74,7 @@ class LearnerManager:
             self.controller.want(name)
         self._advance()
         for name in strays:
-            self._act(self.controller.unwant(name, "its pool was scaled down", time.monotonic()))
+            self._act(self.controller.unwant(name, "its pool was scaled down", now()))
 
     async def find(self, statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Look for learners that an earlier orchestrator has left; `statuses`: the last status of each, by name.
@@ -105,33 +82,33 @@ class LearnerManager:
         It may have died before any status showed those that it had added last.
         """
         self._scale()
-        await self.actors.find_standbys()
+        await self.processes.find_standbys()
 
         async def find(name: str) -> tuple[LearnerHandle, tuple[RankState, ...]] | None:
-            incarnation = self._store.granted("incarnation", name)
-            return await self.actors.find(name, incarnation, statuses.get(name, {}))
+            incarnation = self._ports.records.granted("incarnation", name)
+            return await self.processes.find(name, incarnation, statuses.get(name, {}))
 
-        names = [name for name in self._store.holders("incarnation") if self._recipe.is_learner(name)]
+        names = [name for name in self._ports.records.holders("incarnation") if self._recipe.is_learner(name)]
         found = await asyncio.gather(*map(find, names))
         self._found = {name: each for name, each in zip(names, found, strict=True) if each is not None}
         return list(self._found)
 
-    def reattach(self, syncer: Any) -> None:
+    def reattach(self, syncer: Peer) -> None:
         """A new epoch of the syncer serves: every learner attaches to it, and it hears of the drains under way."""
         for process in self._living():
-            if process.actor is not None and process.syncer is not syncer:
+            if process.ranks and process.syncer is not syncer:
                 self._start_reattach(process, syncer)
-        for drain in self.controller.leaving(time.monotonic()):
+        for drain in self.controller.leaving(now()):
             self._tasks.spawn(self._drain(drain))
 
-    def _start_reattach(self, process: LearnerHandle, syncer: Any) -> None:
+    def _start_reattach(self, process: LearnerHandle, syncer: Peer) -> None:
         process.syncer = syncer
         process.reattaching = self._tasks.spawn(self._reattach(process, syncer))
 
-    async def _reattach(self, process: LearnerHandle, syncer: Any) -> None:
+    async def _reattach(self, process: LearnerHandle, syncer: Peer) -> None:
         try:
-            refusal = await within(REATTACH_S, process.actor.reattach.remote(self._number, syncer))
-        except (ray.exceptions.RayError, TimeoutError):
+            refusal = await asyncio.wait_for(process.ranks[0].ask("reattach", self._number, syncer), REATTACH_S)
+        except (NoAnswer, TimeoutError):
             return  # dead or frozen: the end of its call tells, or its lease
         if refusal:
             reason = f"refused by the syncer: {refusal}"
@@ -166,7 +143,7 @@ class LearnerManager:
         process = self._processes.get(learner)
         if process is None or process.incarnation != incarnation:
             return False
-        self.actors.misconfigure(learner)
+        self.processes.misconfigure(learner)
         return True
 
     @property
@@ -178,7 +155,7 @@ class LearnerManager:
                 first.node,
                 unit.fault or None,
                 unit.no_place,
-                self.actors.standbys.ready(name),
+                self.processes.standbys.ready(name),
                 tuple((each.pid, each.node) for each in others),
                 dict(unit.restarts),
                 unit.recoveries,
@@ -196,7 +173,7 @@ class LearnerManager:
         Learners that wait for a place wait no more.
         """
         for name, task in self._starts.items():
-            if (process := self._processes.get(name)) is None or process.actor is None:
+            if (process := self._processes.get(name)) is None or not process.ranks:
                 task.cancel()
         if self._tasks.running:
             await asyncio.wait(self._tasks.running, timeout=seconds)
@@ -210,39 +187,41 @@ class LearnerManager:
         """(learner, incarnation, process) of those that may have a state to save; `gone`: whose loops have returned."""
         alive = self.controller.alive
         return [
-            (name, each.incarnation, RayPeer(each.actor))
+            (name, each.incarnation, each.ranks[0])
             for name, each in self._processes.items()
-            if each.actor is not None and alive(name, each.incarnation) is not gone
+            if each.ranks and alive(name, each.incarnation) is not gone
         ]
 
     def living_peers(self) -> tuple[Peer, ...]:
         return tuple(peer for _, _, peer in self.savers())
 
     @property
-    def handles(self) -> list[Any]:
-        return [actor for each in self._processes.values() for actor in each.actors] + self.actors.standbys.handles
+    def peers(self) -> list[Peer]:
+        """Every process that it knows of, standbys included."""
+        ranks = [rank for each in self._processes.values() for rank in each.ranks]
+        return ranks + self.processes.standbys.processes
 
     # -------------------------------------------------------------- looking
 
     def watch(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Report what can be seen now; `rows`: what the syncer knows of the learners. Called several times a second."""
-        now = time.monotonic()
+        at = now()
         self._watch_leases(rows)
         self._scale()
-        if now - self._places_at >= PLACES_S and (self._looking is None or self._looking.done()):
-            self._places_at = now
+        if at - self._places_at >= PLACES_S and (self._looking is None or self._looking.done()):
+            self._places_at = at
             self._looking = self._probes.spawn(self._watch_places())
-        if now - self._notices_at >= NOTICES_S:
-            self._notices_at = now
-            for node, remaining_s in draining_nodes().items():
-                self._act(self.controller.node_notice(now, node, remaining_s))
+        if at - self._notices_at >= NOTICES_S:
+            self._notices_at = at
+            for node, remaining_s in self._ports.processes.notices().items():
+                self._act(self.controller.node_notice(at, node, remaining_s))
         self._advance()
-        for standby in self.actors.standbys.due(rows, self.controller.units):
-            self._probes.spawn(self.actors.standbys.make(standby))
+        for standby in self.processes.standbys.due(rows, self.controller.units):
+            self._probes.spawn(self.processes.standbys.make(standby))
 
     def _scale(self) -> None:
         for pool in self.controller.pools.sizes:
-            self._act(self.controller.scale(time.monotonic(), pool, object_of(self._store, request_file(pool))))
+            self._act(self.controller.scale(now(), pool, object_of(self._ports.records, request_file(pool))))
 
     def _watch_leases(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
@@ -250,7 +229,7 @@ class LearnerManager:
             if name not in self.controller.units:
                 continue  # added by scaling under an earlier orchestrator; this one has yet to read the request
             if row["merged"]:
-                self.controller.contributed(time.monotonic(), name, incarnation)
+                self.controller.contributed(now(), name, incarnation)
             if row["alive"]:
                 self.controller.reachable(name, incarnation)
             elif silent_s is not None:
@@ -261,7 +240,7 @@ class LearnerManager:
         process, why = self._processes.get(probe.learner), ""
         if process is not None and process.incarnation == probe.incarnation:
             ranks = self.controller.units[probe.learner].incarnation.ranks
-            progress, unseen = await asyncio.gather(self.actors.progress(process), self.actors.unseen(ranks))
+            progress, unseen = await asyncio.gather(self.processes.progress(process), self.processes.unseen(ranks))
             why = unseen
             if isinstance(progress, str):
                 why = unseen or progress
@@ -274,11 +253,13 @@ class LearnerManager:
     def _remind(self, process: LearnerHandle, epoch: int | None) -> None:
         """Tell a learner that missed the newest epoch of it again."""
         syncer, telling = self._syncer, process.reattaching is not None and not process.reattaching.done()
-        if syncer is not None and epoch != syncer.epoch and process.syncer is syncer.handle and not telling:
-            self._start_reattach(process, syncer.handle)
+        if syncer is None or syncer.peer is None or telling:
+            return
+        if epoch != syncer.epoch and process.syncer is syncer.peer:
+            self._start_reattach(process, syncer.peer)
 
     async def _watch_places(self) -> None:
-        actions = await self.actors.places.look(self.controller)
+        actions = await self.processes.look(self.controller)
         if not self._over():
             self._act(actions)
             self._advance()
@@ -286,7 +267,7 @@ class LearnerManager:
     # -------------------------------------------------------------- the controller's actions
 
     def _advance(self) -> None:
-        self._act(self.controller.advance(time.monotonic()))
+        self._act(self.controller.advance(now()))
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
@@ -300,7 +281,7 @@ class LearnerManager:
                 case End():
                     self._tasks.spawn(self._kill(action))
                 case Release(name):
-                    self.actors.release(name)
+                    self.processes.release(name)
                 case RecordScaling():
                     self._emit(PoolScaled(action.pool, action.learners, action.added, action.removed, action.reason))
                 case RecordNotice(node, names, remaining_s):
@@ -314,12 +295,12 @@ class LearnerManager:
         request = DrainRequested(action.learner, process.incarnation, action.reason, action.deadline_s)
         if not await self._call("drain", request):
             process.dismissed.set()
-            process.kill()
+            self.processes.end(process)
 
     async def _kill(self, action: End) -> None:
         """The call of the training loop then fails, and `_attend` goes on from there."""
         process = self._processes[action.learner]
-        if error := await self.actors.kill(process, self.controller.units[action.learner].incarnation.ranks):
+        if error := await self.processes.kill(process, self.controller.units[action.learner].incarnation.ranks):
             await self._lost(process, "lease_expired", f"{action.reason}; {error}")
 
     # -------------------------------------------------------------- one incarnation, from its grant to its end
@@ -337,7 +318,7 @@ class LearnerManager:
             incarnation = saved.incarnation
         else:
             self._granting.add(name)
-            incarnation = await self._patience.granted(self._store.grant, "incarnation", name)
+            incarnation = await self._patience.granted(self._ports.records.grant, "incarnation", name)
             self._granting.discard(name)
         process = self._processes[name] = LearnerHandle(name, incarnation, saved)
         self.controller.started(name, incarnation, self._recipe.pool_of(name).processes, resumed=exact)
@@ -348,15 +329,15 @@ class LearnerManager:
         name, start_s = process.learner, self._recipe.run.start_s
         try:
             cause, detail = await run, ""
-        except ray.exceptions.RayTaskError as error:
+        except Raised as error:
             cause, detail = "failed", gist(error)
-        except ray.exceptions.RayError as error:
+        except NoAnswer as error:
             ending = self.controller.units[name].incarnation.ending
             cause, detail = "lease_expired" if ending else "died", ending or gist(error)
         except NoSlice as error:
             cause, detail = "failed", str(error)
         except TimeoutError:
-            why = "".join(f": {reason}" for reason in (await self.actors.places.pending([name]) or {}).values())
+            why = "".join(f": {reason}" for reason in (await self.processes.places.pending([name]) or {}).values())
             cause, detail = "failed", f"not placed and started within {start_s:g} s{why}"
         if cause == DRAINED or process.dismissed.is_set():
             await self._left(process)
@@ -367,7 +348,7 @@ class LearnerManager:
 
     async def _adopt(self, process: LearnerHandle, ranks: Sequence[RankState]) -> str:
         """The rest of an incarnation that an earlier orchestrator started."""
-        self.actors.places.adopt(process.learner)
+        self.processes.places.adopt(process.learner)
         self._answered(process, [(rank.pid, rank.node) for rank in ranks])
         await self._call("expect", self._expect(process))  # that orchestrator may have died before it said so
         return await process.run()
@@ -378,10 +359,11 @@ class LearnerManager:
         if process.saved is None or not process.saved.exact:
             self._emit(LearnerRequested(name, incarnation, pool.name, pool.region))
         expected = asyncio.ensure_future(self._call("expect", self._expect(process)))
-        if not await self.actors.place(process):
+        if not await self.processes.place(process):
             return DRAINED
-        assert self._syncer is not None
-        ranks = await self.actors.create(process, self._syncer.handle, self._number)
+        await self._patience.granted(self._ports.require, self._number)  # the place may have come after a freeze
+        assert self._syncer is not None and self._syncer.peer is not None
+        ranks = await self.processes.create(process, self._syncer.peer, self._number)
         pids, nodes = zip(*ranks, strict=True)
         self._emit(LearnerStarted(name, incarnation, pids[0], nodes[0], pids[1:], nodes[1:]))
         self._answered(process, ranks)
@@ -402,13 +384,13 @@ class LearnerManager:
         if not self.controller.ended(name, incarnation, f"{cause}: {detail}"):
             return
         self._emit(LearnerLost(name, incarnation, cause, detail))
-        process.kill()  # a living actor whose loop failed
-        if process.others:  # and ranks that are frozen
-            self._probes.spawn(self.actors.kill(process, self.controller.units[name].incarnation.ranks))
+        self.processes.end(process)  # a living process whose loop failed
+        if process.ranks[1:]:  # and ranks that are frozen
+            self._probes.spawn(self.processes.kill(process, self.controller.units[name].incarnation.ranks))
         await self._call("fence", name, incarnation, {"died": "killed"}.get(cause, cause))
-        self.controller.lost(time.monotonic(), name, incarnation, cause)
+        self.controller.lost(now(), name, incarnation, cause)
         if not self.controller.units[name].wanted:
-            self.actors.release(name)
+            self.processes.release(name)
         if not self._over():
             self._advance()
 
@@ -419,8 +401,8 @@ class LearnerManager:
         self.controller.ended(name, incarnation, f"drained: {why}")
         # Its own last report has done this, unless that was lost on the way.
         await self._call("fence", name, incarnation, "drained")
-        process.kill()
-        self.actors.release(name)
+        self.processes.end(process)
+        self.processes.release(name)
         self.controller.left(name, incarnation)
         if not self._over():
             self._advance()

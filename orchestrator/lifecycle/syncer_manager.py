@@ -1,4 +1,4 @@
-"""The syncer's epochs as Ray actors: started, watched, and replaced when one dies or goes silent.
+"""The epochs of the syncer: started, watched, and replaced when one dies or goes silent.
 
 A new epoch opens the journal, which fences the epoch before, whether that one is dead, frozen or cut off.
 """
@@ -7,78 +7,64 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import ray
-
-from learners.training.initial_state import InitialState
 from orchestrator.eventlog.facts import SyncerLost
-from orchestrator.eventlog.reader import LogReader, records
 from orchestrator.lifecycle.patience import Patience
-from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.placement import RunPlacement, control, named, syncer_name
-from orchestrator.runtime.ray_await import CALL_S, answered, gist, within
+from orchestrator.lifecycle.ports import CALL_S, Ports, gist, insist
+from orchestrator.recipe.config import RunConfig
 from orchestrator.store import checkpoints
-from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import stalled
-from outer.actor import SyncerActor
 from outer.background import Background, tell
+from outer.bulk import gathered
 from outer.journal.chain import Segmented
 from outer.journal.groups import encode_replay
 from outer.journal.object_store import StoreAway, prove
 from outer.journal.rebuild import Incomplete, RecoverySources, replay_log
 from outer.owner import Superseded
-from outer.ports import Peer
+from outer.ports import Gone, NoAnswer, Peer, Raised, now
 from outer.protocol.events_effects import Expect
 from outer.protocol.facts import StoreWaited
 from outer.protocol.fragments import Fragment
-from outer.ray_ports import gathered
 from outer.spec import SyncerSpec
 
-SYNCER_CPUS = 0.5
 SYNCER_START_S = 120.0
 START_ATTEMPTS_MAX = 5  # epochs in a row that fail to start before the run fails
 BACKOFF_S, PAUSE_S = 0.5, 0.05
-UNAVAILABLE = ray.exceptions.ActorUnavailableError  # it may live: `view` says when its lease is over
 
 
-class NoSyncer(Exception):
-    """START_ATTEMPTS_MAX epochs have failed to start; the message says why."""
+class RunFailed(Exception):
+    """The run cannot go on, as where START_ATTEMPTS_MAX epochs have failed to start; the message says why."""
 
 
 class SyncerManager:
     """Owned by the orchestrator.
 
-    `spec` holds for every epoch, except for its number; `reached` is called with the handle of each epoch that serves.
-    `living` gives the learners to expect, `learners` those to recover lost fragments from. `number`: the
-    orchestrator's; `replaced` is told when a later one has taken the run over.
+    `spec` holds for every epoch, except for its number; `reached` is called with each epoch that serves. `living`
+    gives the learners to expect, `learners` those to recover lost fragments from. `number`: the orchestrator's.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
-        placement: RunPlacement,
-        store: RunStore,
+        config: RunConfig,
+        ports: Ports,
         spec: SyncerSpec,
-        emit: Callable[[Any], None],
         living: Callable[[], tuple[Expect, ...]],
-        reached: Callable[[Any], None],
+        reached: Callable[[Peer], None],
         learners: Callable[[], tuple[Peer, ...]],
         patience: Patience,
         number: int,
-        replaced: Callable[[str], None],
     ) -> None:
         self._refused = ""  # what the store said to the newest epoch, if that could not begin for it
         self.fault = ""  # why the newest epoch that is over ended
         self.info: Mapping[str, Any] = {}  # pid and node of the epoch that serves
-        self._recipe, self._placement, self._store, self._spec = recipe, placement, store, spec
-        self._emit, self._living, self._reached = emit, living, reached
-        self._learners, self._patience, self._number, self._replaced = learners, patience, number, replaced
-        self._handle: Any = None
+        self.peer: Peer | None = None  # the newest epoch, which may be starting or dead; None before the first
+        self._config, self._ports, self._spec = config, ports, spec
+        self._living, self._reached = living, reached
+        self._learners, self._patience, self._number = learners, patience, number
         self._serving = asyncio.Event()
         self._down_since: float | None = None
         self._background = Background(tell)
@@ -95,77 +81,82 @@ class SyncerManager:
     @property
     def down_s(self) -> float:
         """Seconds for which no epoch has served; 0 while one does."""
-        return 0.0 if self._down_since is None else time.monotonic() - self._down_since
+        return 0.0 if self._down_since is None else now() - self._down_since
 
     async def call(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
         """The answer of this epoch or a later one. A call may arrive twice, so it must be idempotent.
 
-        Raises TimeoutError, also once it is closed, NoSyncer, or RayTaskError for what the syncer itself raised.
+        Raises TimeoutError, also once it is closed, RunFailed, or Raised for what the syncer itself raised.
         """
-        deadline = time.monotonic() + patience_s
+        deadline = now() + patience_s
         while True:
             deadline = await self._served(deadline)
-            handle = self._handle
+            peer = self._newest
             try:
-                left_s = max(0.0, deadline - time.monotonic())
-                return await self._ask(min(call_s, left_s), handle, method, *arguments)
-            except ray.exceptions.RayTaskError:
+                return await self._ask(min(call_s, max(0.0, deadline - now())), peer, method, *arguments)
+            except Raised:
                 raise
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                if self._closed or time.monotonic() >= deadline:
+            except (NoAnswer, TimeoutError) as error:
+                if self._closed or now() >= deadline:
                     raise
-                if isinstance(error, ray.exceptions.RayActorError) and not isinstance(error, UNAVAILABLE):
-                    self._on_death(handle, "died", gist(error))  # else it might not be noticed
+                if isinstance(error, Gone):  # any other may live: `view` says when its lease is over
+                    self._on_death(peer, "died", gist(error))  # else it might not be noticed
                 await asyncio.sleep(PAUSE_S)
 
-    async def _ask(self, seconds: float, handle: Any, method: str, *arguments: Any) -> Any:
-        """An epoch's answer, or TimeoutError."""
-        return await within(seconds, self._command(handle, method, *arguments))
+    async def _ask(self, seconds: float, peer: Peer, method: str, *arguments: Any) -> Any:
+        """An epoch's answer. Raises NoAnswer, TimeoutError."""
+        return await asyncio.wait_for(self._command(peer, method, *arguments), seconds)
 
-    async def _command(self, handle: Any, method: str, *arguments: Any) -> Any:
+    async def _command(self, peer: Peer, method: str, *arguments: Any) -> Any:
         """An epoch's answer to this orchestrator, whose process ends if a later one has taken the run over."""
         try:
-            return await handle.command.remote(self._number, method, *arguments)
-        except Superseded as error:
-            self._replaced(str(error))
+            return await peer.ask("command", self._number, method, *arguments)
+        except Raised as error:
+            if isinstance(error.__cause__, Superseded):
+                self._ports.replaced(str(error.__cause__))
             raise
+
+    @property
+    def _newest(self) -> Peer:
+        assert self.peer is not None
+        return self.peer
 
     async def _served(self, deadline: float) -> float:
         """Wait for an epoch that serves; returns the deadline, later by the time for which its store was away.
 
-        Raises TimeoutError, NoSyncer.
+        Raises TimeoutError, RunFailed.
         """
-        began = since = time.monotonic()
+        began = since = now()
         away = ""
         while not self._serving.is_set() or self._closed:
             if self._closed:
                 raise TimeoutError("the run is over")
-            coming, now = self._starting, time.monotonic()
+            coming, at = self._starting, now()
             if coming is not None and coming.done():
                 coming.result()  # it failed, or it would serve
-            deadline += now - since if away else 0.0
-            since, away = now, self.away
-            if now >= deadline and not away:
-                raise TimeoutError(f"no syncer served within {now - began:.0f} s")
+            deadline += at - since if away else 0.0
+            since, away = at, self.away
+            if at >= deadline and not away:
+                raise TimeoutError(f"no syncer served within {at - began:.0f} s")
             serving = asyncio.ensure_future(self._serving.wait())
             waits = [serving] if coming is None or coming.done() else [serving, coming]
             await asyncio.wait(waits, timeout=PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
             serving.cancel()
-        return deadline + (time.monotonic() - since if away else 0.0)
+        return deadline + (now() - since if away else 0.0)
 
     async def newest(self, patience_s: float) -> tuple[int, list[Any], tuple[Fragment, ...]]:
         """(syncer step, float32[n] per fragment, fragments), of this epoch or, if a shard dies, of the next one.
 
         Raises as `call`.
         """
-        give_up_at = time.monotonic() + patience_s
+        give_up_at = now() + patience_s
         while True:
-            left_s = max(0.0, give_up_at - time.monotonic())
+            left_s = max(0.0, give_up_at - now())
             syncer_step, current, fragments = await self.call("snapshot", patience_s=left_s, call_s=left_s)
             try:
-                return syncer_step, await asyncio.to_thread(gathered, current, left_s), fragments
-            except ray.exceptions.RayError:
-                if time.monotonic() >= give_up_at:
+                return syncer_step, await asyncio.wait_for(gathered(current), left_s), fragments
+            except (NoAnswer, TimeoutError):
+                if now() >= give_up_at:
                     raise
                 await self.view()  # finds that its epoch is over
                 await asyncio.sleep(PAUSE_S)
@@ -178,20 +169,15 @@ class SyncerManager:
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
-        if self._handle is None:
+        if self.peer is None:
             return None
         while True:
             try:
-                end: Segmented = await self._ask(deadline_s, self._handle, "close")
+                end: Segmented = await self._ask(deadline_s, self.peer, "close")
                 return end
             except TimeoutError:
-                if not stalled((await self._ask(deadline_s, self._handle, "view"))["journal"]):
+                if not stalled((await self._ask(deadline_s, self.peer, "view"))["journal"]):
                     raise
-
-    @property
-    def handle(self) -> Any:
-        """The handle of the newest epoch, which may be starting or dead; None before the first."""
-        return self._handle
 
     @property
     def epoch(self) -> int:
@@ -206,62 +192,58 @@ class SyncerManager:
 
     async def adopt(self, epoch: int) -> bool:
         """Take over the epoch that an earlier orchestrator has left. False: it is dead or does not answer."""
-        try:
-            handle, info = ray.get_actor(syncer_name(epoch), self._placement.namespace), {}
-        except ValueError:
+        if (peer := self._ports.processes.left_syncer(epoch)) is None:
             return False
-        with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
-            info = await self._ask(self._recipe.run.syncer_lease_s, handle, "identify")
+        info: dict[str, Any] = {}
+        with contextlib.suppress(TimeoutError, NoAnswer):
+            info = await self._ask(self._config.syncer_lease_s, peer, "identify")
         if not info.get("serves"):
-            ray.kill(handle)  # it is frozen or over, or its orchestrator died before it had it begin
+            self._ports.processes.end(peer)  # it is frozen or over, or its orchestrator died before it had it begin
             return False
-        self.info = info
-        self._handle, self._spec = handle, replace(self._spec, epoch=epoch, begun=self.info["begun"])
+        self.info, self.peer = info, peer
+        self._spec = replace(self._spec, epoch=epoch, begun=info["begun"])
         self._serving.set()
         return True
 
     async def grant(self) -> int:
         """The number of the next epoch."""
+        await self._patience.granted(self._ports.require, self._number)
         try:
-            return self._store.grant("epoch", "syncer")
+            return self._ports.records.grant("epoch", "syncer")
         except OSError as error:
             self._refused = f"{type(error).__name__}: {error}"
-            return await self._patience.stored(self._store.grant, "epoch", "syncer")
+            return await self._patience.stored(self._ports.records.grant, "epoch", "syncer")
 
     def begin(self, epoch: int) -> None:
         """Start the first epoch since the run was started or resumed."""
-        self._handle = self._create(epoch)
+        self._create(epoch)
         self._starting = self._background.spawn(self._start())
 
-    def _create(self, epoch: int, sources: RecoverySources | None = None) -> Any:
-        """The actor of this epoch. `start` opens the journal."""
-        recipe = self._recipe
-        initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
-        placed = control(recipe.run.control, anywhere=self._placement.local)
-        options = named(syncer_name(epoch), self._placement.namespace, SYNCER_CPUS) | placed
-        self._spec = replace(self._spec, epoch=epoch, shard_options=placed or {"scheduling_strategy": "SPREAD"})
-        return ray.remote(SyncerActor).options(**options).remote(self._spec, initial, sources)
+    def _create(self, epoch: int, sources: RecoverySources | None = None) -> None:
+        """The process of this epoch. `start` opens the journal."""
+        self._spec = replace(self._spec, epoch=epoch)
+        self.peer = self._ports.processes.start_syncer(self._spec, sources)
 
     async def view(self) -> dict[str, Any] | None:
         """The syncer's status; None while none serves. Starts the next epoch if this one has died or is silent.
 
-        Raises NoSyncer.
+        Raises RunFailed.
         """
         if self._starting is not None:
             if not self._starting.done():
                 return None
             started, self._starting = self._starting, None
             started.result()
-        lease_s, handle = self._recipe.run.syncer_lease_s, self._handle
+        lease_s, peer = self._config.syncer_lease_s, self._newest
         try:
-            view: dict[str, Any] = await within(lease_s, answered(partial(self._command, handle, "view")))
+            view: dict[str, Any] = await asyncio.wait_for(insist(partial(self._command, peer, "view")), lease_s)
             if not view["ended"]:
                 return view
-            self._on_death(handle, "died", view["ended"])
+            self._on_death(peer, "died", view["ended"])
         except TimeoutError:
-            self._on_death(handle, "lease_expired", f"silent for {lease_s:g} s")
-        except ray.exceptions.RayError as error:
-            self._on_death(handle, "died", gist(error))
+            self._on_death(peer, "lease_expired", f"silent for {lease_s:g} s")
+        except NoAnswer as error:
+            self._on_death(peer, "died", gist(error))
         return None
 
     def _recovery_sources(self) -> RecoverySources:
@@ -270,60 +252,61 @@ class SyncerManager:
         Reads the whole log, in bounded memory.
         """
         assert self._spec.sync.fragments is not None
-        log = replay_log(records(LogReader(self._store.root, self._spec.store).rest()), self._spec.sync.fragments)
+        log = replay_log(self._ports.recorded(), self._spec.sync.fragments)
         newest = checkpoints.resumption(self._spec.store, None).manifest
         snapshot = 0 if newest is None else newest.snapshot
         return RecoverySources(encode_replay(log), snapshot, self._learners())
 
-    def _on_death(self, handle: Any, cause: str, detail: str) -> None:
+    def _on_death(self, peer: Peer, cause: str, detail: str) -> None:
         """Start the next epoch, unless this death was noticed before, or the run is over."""
-        if self._closed or handle is not self._handle or not self._serving.is_set():
+        if self._closed or peer is not self.peer or not self._serving.is_set():
             return
         self._serving.clear()
-        self._down_since = time.monotonic()
+        self._down_since = now()
         self._lose(cause, detail)
         if self._spec.shards > 1:
-            ray.kill(handle)  # the next ones need the room of its shards
-        self._starting = self._background.spawn(self._start(handle))
+            self._ports.processes.end(peer)  # the next ones need the room of its shards
+        self._starting = self._background.spawn(self._start(peer))
 
     def _lose(self, cause: str, detail: str) -> None:
         self.fault = f"epoch {self.epoch}: {detail}"
-        self._emit(SyncerLost(self.epoch, cause, detail))
+        self._ports.emit(SyncerLost(self.epoch, cause, detail))
 
-    async def _start(self, dead: Any = None) -> None:
+    async def _start(self, dead: Peer | None = None) -> None:
         """Wait for the newest epoch to serve; start another one while it fails to, or where this one is `dead`."""
         attempt = 1
         if dead is not None:
-            self._handle = self._create(await self.grant())
+            self._create(await self.grant())
         while True:
             try:
-                self.info = await self._ask(SYNCER_START_S, self._handle, "start", self._living())
+                self.info = await self._ask(SYNCER_START_S, self._newest, "start", self._living())
                 break
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                silent = not str(error)
+            except (NoAnswer, TimeoutError) as error:
+                silent, cause = not str(error), error.__cause__
                 last = f"not up within {SYNCER_START_S:g} s" if silent else gist(error)
-            ray.kill(self._handle)
+            self._ports.processes.end(self._newest)
             self._lose("failed", last)
-            sources, before, asked_at = None, self._refused, time.monotonic()
-            if (away := StoreAway.__name__ in last) or silent:
-                self._refused = last.partition(": ")[2] if away else "it does not answer"
+            sources, before, asked_at = None, self._refused, now()
+            if (away := isinstance(cause, StoreAway)) or silent:
+                self._refused = last.rpartition(f"{StoreAway.__name__}: ")[2] if away else "it does not answer"
                 await asyncio.sleep(BACKOFF_S)
-                await self._patience.stored(prove, self._spec.store)
-            if not away and time.monotonic() - asked_at < CALL_S:  # the attempt was ours: no store is away, or hangs
+                with contextlib.suppress(Exception):  # what else a store says, the next epoch's start tells
+                    await self._patience.stored(prove, self._spec.store)
+            if not away and now() - asked_at < CALL_S:  # the attempt was ours: no store is away, or hangs
                 self._refused, attempt = before, attempt + 1
                 if attempt > START_ATTEMPTS_MAX:
-                    raise NoSyncer(f"the syncer does not start: {last}")
-                if Incomplete.__name__ in last:
+                    raise RunFailed(f"the syncer does not start: {last}")
+                if isinstance(cause, Incomplete):
                     sources = await self._patience.stored(self._recovery_sources)
                 else:
                     await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
-            self._handle = self._create(await self.grant(), sources)
+            self._create(await self.grant(), sources)
         if self._refused and self.down_s:
-            self._emit(StoreWaited(round(self.down_s, 3), self._refused))
+            self._ports.emit(StoreWaited(round(self.down_s, 3), self._refused))
         self._refused = ""
         self._spec = replace(self._spec, begun=self.info["begun"])
         self._down_since = None
         self._serving.set()
-        self._reached(self._handle)
+        self._reached(self._newest)
         if dead is not None:
-            ray.kill(dead)  # it may be frozen: it is fenced, and its resources are wanted back
+            self._ports.processes.end(dead)  # it may be frozen: it is fenced, and its resources are wanted back
