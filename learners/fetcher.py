@@ -25,7 +25,9 @@ from outer.protocol.messages import StateRequest
 
 NOTHING = -1
 LATE_S = 2.0  # beyond what its link takes for a download, from when the learners of its region do not wait for it
-AT_ONCE = 2  # downloads; the others wait
+HOLDS_S = 1.0  # for a version to come before another learner hears that it is not here yet
+AT_ONCE = 2  # large downloads; the others wait
+LARGE = 2**23  # bytes: a smaller download waits for the link's latency more than for its rate, so it has no turn
 
 
 class Fetcher:
@@ -53,6 +55,7 @@ class Fetcher:
         self._rate = LinkRate()  # from the syncer
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
         self._busy: dict[int, float] = {}  # fragments under way: when they should be here, in the loop's seconds
+        self._came = asyncio.Event()  # set, and replaced, when a version is here
 
     # -------------------------------------------------------------- a donor's state
 
@@ -116,7 +119,7 @@ class Fetcher:
         """Download what is wanted of a fragment, until that is nothing newer than what came."""
         newest = -1
         try:
-            async with self._turns:
+            async with self._turns if self._bytes(fragment) > LARGE else contextlib.nullcontext():
                 while (wanted := self._wanted.pop(fragment, None)) is not None and wanted.version > newest:
                     self._busy[fragment] = self._due(fragment)
                     result = await self._download(wanted)
@@ -129,12 +132,16 @@ class Fetcher:
     def _due(self, fragment: int) -> float:
         return now() + self._rate.deadline_s(LATE_S, self._bytes(fragment))
 
-    def holds(self, fragment: int, version: int) -> bool | None:
-        """Whether this version or a newer one is here. None: it is not, and nothing of the fragment comes in time."""
-        newest = self.received.get(fragment)
-        if newest is not None and newest.version >= version:
-            return True
-        return False if now() < self._busy.get(fragment, 0.0) else None
+    async def holds(self, fragment: int, version: int) -> bool | None:
+        """Whether this version or a newer one is here, or comes in a while. None: nothing of the fragment does."""
+        until = now() + HOLDS_S  # its notice may come, too
+        while (newest := self.received.get(fragment)) is None or newest.version < version:
+            left_s = min(until, self._busy.get(fragment, until)) - now()
+            if left_s <= 0.0:
+                return False if now() < self._busy.get(fragment, 0.0) else None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._came.wait(), left_s)
+        return True
 
     def _bytes(self, fragment: int) -> int:
         return 0 if self.fragment_io is None else self.fragment_io.bytes_of(fragment)
@@ -150,7 +157,7 @@ class Fetcher:
                 before, began = self.received.get(fragment), now()
                 held = NOTHING if damaged or before is None else before.version
                 deadline_s = self._rate.deadline_s(self._transfer_s, self._bytes(fragment))
-                answer = await self._link.fetch(fragment, version, held, deadline_s)
+                answer = await self._link.fetch(fragment, version, held, deadline_s, wanted.source)
                 if answer is None:
                     break
                 newest, digest, payload, snapshot = answer
@@ -163,6 +170,8 @@ class Fetcher:
                 if digest == found and (newest != version or wanted.digest in ("", digest)):
                     if fragment not in self.received or self.received[fragment].version < newest:
                         self.received[fragment] = Version(newest, digest, payload, snapshot)
+                        self._came.set()
+                        self._came = asyncio.Event()
                     if self.fragment_io is not None:
                         payload = await in_thread(self._threads, self.fragment_io.receive, fragment, payload)
                     return events_effects.Fetched(fragment, newest, payload, snapshot, moved)

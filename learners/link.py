@@ -34,6 +34,7 @@ RELAYS_MAX = 3  # learners that are asked for one version, before the syncer is 
 
 T = TypeVar("T")
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+Found = tuple[int, str, Any, int] | None
 
 
 class Version(NamedTuple):
@@ -222,35 +223,31 @@ class Link:
         given: tuple[State, list[Any], int] | str = await self._get(donor, request.deadline_s, "donate", request)
         return given
 
-    async def fetch(
-        self, fragment: int, version: int, held: int, deadline_s: float
-    ) -> tuple[int, str, Any, int] | None:
+    async def fetch(self, fragment: int, version: int, held: int, deadline_s: float, source: Any = None) -> Found:
         """(version, digest, value, snapshot) of a fragment, if the syncer has that version.
 
         The value is float32[n], or the successive deltas that lead to it from the version `held`. It comes from the
-        syncer, from one of its shards, or as a Version from a learner of the same region that the syncer names.
+        syncer, from one of its shards, or as a Version from a learner of the same region. `source`: which of the latter
+        a notice named; None: whom the syncer names.
         """
         failed = ""
         for _ in range(RELAYS_MAX):
             asked = fragment, version, held, self.name, failed
-            answer = await self._get(None, deadline_s, "fetch", *asked)
+            answer, source = source or await self._get(None, deadline_s, "fetch", *asked), None
             if isinstance(answer, AtShard):
                 return await self._from_shard(answer, fragment, version, held, deadline_s)
             if not isinstance(answer, Elsewhere):
-                found: tuple[int, str, Any, int] | None = answer
+                found: Found = answer
                 return found
             if (given := await self._from_relay(answer, fragment, version, deadline_s)) is not None:
                 return given
             failed = answer.learner
         return None
 
-    async def _from_shard(
-        self, named: AtShard, fragment: int, version: int, held: int, deadline_s: float
-    ) -> tuple[int, str, Any, int] | None:
+    async def _from_shard(self, named: AtShard, fragment: int, version: int, held: int, deadline_s: float) -> Found:
         """A version from the shard that has it; None if that dies: then the syncer does, and another follows."""
-        asked = fragment, version, held, self.name
         try:
-            *found, snapshot = await self._get(named.peer, deadline_s, "fetch", *asked)
+            *found, snapshot = await self._get(named.peer, deadline_s, "fetch", fragment, version, held, self.name)
         except (NoAnswer, TimeoutError):
             return None
         return (*found, max(snapshot, named.snapshot))
@@ -262,7 +259,6 @@ class Link:
             while not (there := await self._ask(named.peer, RELAY_S, "holds", fragment, version)):
                 if there is None or now() >= deadline:
                     return None
-                await asyncio.sleep(PAUSE_S)
             left_s = max(RELAY_S, deadline - now())
             given: Version | None = await self._get(named.peer, left_s, "received", fragment)
         except (NoAnswer, TimeoutError):

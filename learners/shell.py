@@ -260,7 +260,7 @@ class LearnerShell:
     async def holds(self, fragment: int, version: int) -> bool | None:
         """See Fetcher.holds."""
         async with self._link.up(LATE_S):
-            return self._fetcher.holds(fragment, version)
+            return await self._fetcher.holds(fragment, version)
 
     async def received(self, fragment: int) -> Version | None:
         """The newest version that is here."""

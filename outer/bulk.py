@@ -22,7 +22,7 @@ from outer.journal.groups import Value
 from outer.ports import NoAnswer, Peer, Raised, Unreachable, now
 from outer.protocol.events_effects import Merge
 from outer.protocol.messages import ReadRequest
-from outer.shard import Answer, Fetched, FragmentShard, Proposed, ReadId, Token
+from outer.shard import Answer, Fetched, FragmentShard, Proposed
 from outer.spec import SyncerSpec
 
 SHARD_CPUS = 0.5
@@ -54,8 +54,7 @@ class Bulk:
         self._spec, self._make, self._start, self._received = spec, make, start, received
         self._here = self._shard(make) if spec.shards == 1 else None
         self._others: list[Peer] = []  # shards that are processes of their own, from `load` on
-        self._versions: dict[int, int] = {}  # in force, by fragment
-        self._unmerged: set[Token] = set()  # tokens whose payloads the shards keep
+        self.versions: dict[int, int] = {}  # in force, by fragment
         self._pulses: list[dict[str, Any]] = []
         self._installing: set[asyncio.Future[Any]] = set()
         self._failed: asyncio.Future[str] | None = None  # why, if a value was not put in force
@@ -101,7 +100,7 @@ class Bulk:
     async def begin(self, versions: Sequence[int], lacking: bool) -> ModelLayout:
         """Begin in every shard, as FragmentShard.begin."""
         layouts: list[ModelLayout] = await self._each("begin", lambda _: [list(versions), lacking])
-        self._versions = dict.fromkeys(range(len(layouts[0].fragments)), 0)
+        self.versions = dict.fromkeys(range(len(layouts[0].fragments)), 0)
         return layouts[0]
 
     async def ready(self, tell: Callable[[str], None]) -> None:
@@ -114,7 +113,7 @@ class Bulk:
     async def restore(self, values: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
         """Restore each value in its shard, as FragmentShard.restore."""
         await self._each("restore", lambda shard: [self._share(values, shard), list(momentum_lost)])
-        self._versions |= {fragment: value.version for fragment, value in values.items()}
+        self.versions |= {fragment: value.version for fragment, value in values.items()}
 
     async def kept(self, fragments: Collection[int]) -> dict[int, Value]:
         """Return the newest values of all shards, as FragmentShard.kept."""
@@ -181,26 +180,18 @@ class Bulk:
                 return "shard"
         if not isinstance(answer, str):
             self._received()
-            if isinstance(answer.contribution.payload, Token):
-                self._unmerged.add(answer.contribution.payload)
         return answer
 
-    def keep(self, reads: Collection[ReadId]) -> None:
-        """Forget the payloads of all other reads: they are closed, so nothing can merge them.
-
-        Called after every event, so shards hear of it only where they keep such a payload.
-        """
-        if closed := [token for token in self._unmerged if token.read not in reads]:
-            self._unmerged.difference_update(closed)
-            if self._here is not None:
-                self._here.forget(closed)
-            for shard in self._others:
-                shard.tell("forget", closed)
+    def forget(self, payloads: Sequence[Any]) -> None:
+        """Nothing merges the payloads of these tokens any more."""
+        if self._here is not None:
+            self._here.forget(payloads)
+        for shard in self._others:
+            shard.tell("forget", payloads)
 
     def merge(self, merge: Merge) -> Awaitable[Proposed]:
         """Merge in the fragment's shard, as FragmentShard.merge. The payloads are the merge's from now on."""
-        self._unmerged.difference_update(merge.payloads)
-        base = self._versions[merge.fragment]
+        base = self.versions[merge.fragment]
         if self._here is not None:
             return self._here.merge(merge, base)
         asked = self._of(merge.fragment).ask("merge", merge, base)
@@ -208,7 +199,7 @@ class Bulk:
 
     def install(self, fragment: int, version: int) -> None:
         """Put a merged value in force. A process that is asked for the version before it has heard of it waits."""
-        self._versions[fragment] = version
+        self.versions[fragment] = version
         if self._here is not None:
             self._here.install(fragment, version)
             return
@@ -232,21 +223,20 @@ class Bulk:
                 self._failed.set_result(f"{place}: {otherwise}: {error}")
             return await asyncio.get_running_loop().create_future()
 
-    def fetch(self, fragment: int, version: int, held: int) -> Fetched | tuple[int, Peer] | None:
-        """The newest version, if it is at least the one asked for; of another process's: (its number, who has it).
+    def shard(self, fragment: int) -> Peer | None:
+        """The other process that has a fragment; None: it is here."""
+        return None if self._here is not None else self._of(fragment)
 
-        `held`: which one is at the learner that asks.
-        """
-        newest = self._versions[fragment]
-        if newest < version:
-            return None
-        return (newest, self._of(fragment)) if self._here is None else self._here.newest(fragment, held)
+    def fetch(self, fragment: int, held: int) -> Fetched:
+        """The newest version of a fragment that is here. `held`: which one is at the learner that asks."""
+        assert self._here is not None
+        return self._here.newest(fragment, held)
 
     def current(self) -> list[Any]:
-        """float32[n] per fragment, or shards with the versions that they have at least, for ray_ports.gathered."""
+        """float32[n] per fragment, or shards with the versions that they have at least, for `gathered`."""
         if self._here is not None:
             return list(self._here.parameters.thetas)
-        return [(shard, dict(self._versions)) for shard in self._others]
+        return [(shard, dict(self.versions)) for shard in self._others]
 
     def arm(self, point: str, times: int) -> None:
         """For chaos: the process of the first shard dies at this point of its nth merge from now."""
@@ -284,3 +274,11 @@ def _answering(method: str) -> Iterator[None]:
         raise error.__cause__ or error from None
     except NoAnswer as error:
         raise RuntimeError(f"a shard ended in {method}: {error}") from error
+
+
+async def gathered(current: Sequence[Any]) -> list[NDArray[Any]]:
+    """float32[n] per fragment, from what Bulk.current gives. Raises NoAnswer."""
+    if not current or not isinstance(current[0], tuple):
+        return list(current)
+    found = await asyncio.gather(*(shard.ask("current", versions) for shard, versions in current))
+    return [theta for _, theta in sorted((item for each in found for item in each), key=lambda item: item[0])]

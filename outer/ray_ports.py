@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
 
 from outer.ports import Gone, Here, NoAnswer, Peer, Raised, Unreachable
 
@@ -67,12 +65,3 @@ def here(shard: Callable[..., Peer] | None = None) -> Here:
     region = context.get_node_labels().get("region", "")
     me = RayPeer(context.current_actor)
     return Here(me, lambda: os._exit(0), region, {"pid": os.getpid(), "node": node}, shard=shard)
-
-
-def gathered(current: Sequence[Any], deadline_s: float) -> list[NDArray[np.float32]]:
-    """float32[n] per fragment, from what Bulk.current gives. Blocks. Raises RayError."""
-    if not current or isinstance(current[0], np.ndarray):
-        return list(current)
-    asked = [shard.handle.current.remote(versions) for shard, versions in current]
-    found = [item for each in ray.get(asked, timeout=deadline_s) for item in each]
-    return [theta for _, theta in sorted(found, key=lambda item: item[0])]

@@ -1,6 +1,6 @@
 """Which learner of a region gets a version from the syncer; the region's others get it from that learner.
 
-So a version crosses each link between regions once. The syncer actor asks at every fetch.
+So a version crosses each link between regions once. The syncer actor asks at every notice, and at every fetch.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Relays:
         self._regions: dict[str, str] = {}
         self._sent: Counter[str] = Counter()
         self._newest: dict[tuple[str, int], tuple[int, str]] = {}  # by region and fragment: version, learner
+        self._failed: set[str] = set()  # who gave another nothing, and has not asked since
 
     def count(self, learner: str, size: int) -> None:
         """The syncer has sent a learner this many bytes of versions."""
@@ -48,16 +49,22 @@ class Relays:
         """A learner's region; empty for none."""
         return self._regions.get(learner, "")
 
-    def source(self, learner: str, fragment: int, wanted: int, newest: int, failed: str) -> str:
+    def source(self, learner: str, fragment: int, wanted: int, newest: int, failed: str, asks: bool = True) -> str:
         """The learner from which `learner` gets the version `wanted` or a newer one; empty for the syncer.
 
-        `newest`: what the syncer sends. `failed`: the relay that was named before and did not give it.
+        `newest`: what the syncer sends. `failed`: the relay that was named before and did not give it. `asks`: else it
+        is told, and may be frozen.
         """
+        if failed in self._regions:
+            self._failed.add(failed)
+        if asks:
+            self._failed.discard(learner)
         region = self.region(learner)
         if region in ("", self._home):
             return ""
         version, relay = self._newest.get((region, fragment), (-1, ""))
         if version >= wanted and relay not in (learner, failed):
             return relay
-        self._newest[region, fragment] = newest, learner
+        if learner not in self._failed:
+            self._newest[region, fragment] = newest, learner
         return ""

@@ -48,7 +48,7 @@ INSTALLED_S = 10.0  # for control to say that a version is in force
 MARKS_MAX = 2  # cuts that wait to be written
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
 
-ReadId = tuple[int, int]  # syncer step and attempt
+ReadId = tuple[int, int, int]  # syncer step, attempt, the learner's incarnation
 Marked = dict[tuple[int, int], list[NDArray[Any]]]  # by fragment and version
 
 
@@ -268,7 +268,7 @@ class FragmentShard:
         contribution = replace(contribution, took_s=max(SHORTEST_S, took_s - contribution.held_s))
         contribution = await self._examine(learner, contribution, request)
         if not contribution.defect:
-            token = Token((request.syncer_step, request.attempt), learner)
+            token = Token((request.syncer_step, request.attempt, request.incarnation), learner)
             self._payloads[token] = contribution.payload
             contribution = replace(contribution, payload=token)
         return Answer(contribution, facts, oldest)
@@ -290,7 +290,7 @@ class FragmentShard:
         return codecs.examine(contribution, codec, size)
 
     def forget(self, tokens: Collection[Token]) -> None:
-        """These reads are closed, so nothing can merge their payloads."""
+        """Nothing merges these payloads any more."""
         for token in tokens:
             self._payloads.pop(token, None)
 
@@ -338,8 +338,7 @@ class FragmentShard:
         assert pending.version == version, f"fragment {fragment}: {pending.version} is merged, not {version}"
         self.parameters.install(pending.proposal, version)
         self._digests[fragment] = pending.proposal.digest
-        oldest = version - self._spec.sync.overlap_steps  # of what control has not heard of in time
-        self.forget([token for token in self._payloads if token.read[0] < oldest])
+        self.forget([token for token in self._payloads if token.read[0] <= version])  # control did not hear of them
         if pending.stored is not None:
             held = [*self._stored.get(fragment, ()), pending.stored]
             self._stored[fragment] = held[-2:]

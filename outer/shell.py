@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outer import epoch
@@ -30,7 +31,7 @@ from outer.protocol.facts import StoreWaited
 from outer.protocol.fragments import Fragment
 from outer.protocol.syncer import Syncer
 from outer.relays import Elsewhere, Relays
-from outer.shard import LATE_S, Fetched
+from outer.shard import LATE_S
 from outer.snapshots import Snapshots
 from outer.spec import SyncerSpec
 
@@ -38,6 +39,7 @@ ANNOUNCED_S = 0.02  # for notices to be on their way
 BEHIND = "behind"  # why an answer does not count: the log cannot take its facts now
 RECORD_S = 5.0  # for facts to become durable before `record` answers
 UNDELIVERED_MAX = 64  # messages that wait for one incarnation; more are dropped, the machine sends again
+DELIVERIES_MAX = 8  # calls with messages on their way to one incarnation: a message waits for none before it
 SOON_S = 0.001  # the shortest time that a timer is set for
 ENDED_S = 10.0  # for the orchestrator to hear why this epoch is over
 
@@ -141,10 +143,8 @@ class SyncerShell:
         await self._carry_out(expected)
 
     async def drain(self, request: events_effects.DrainRequested) -> bool:
-        """Whether the learner was asked to leave; False: it has nothing to lose and is fenced, or was gone before."""
-        effects = await self._carry_out(request)
-        sent = [effect.message for effect in effects if isinstance(effect, events_effects.Send)]
-        return any(isinstance(message, messages.Drain) for message in sent)
+        """Whether the learner was asked to leave."""
+        return bool(await self._carry_out(request))
 
     async def fence(self, learner: str, incarnation: int, reason: str) -> None:
         await self._carry_out(events_effects.Fence(learner, incarnation, reason))
@@ -216,25 +216,19 @@ class SyncerShell:
         self._heard(message, messages.Attach, facts, oldest)
         before = self._peers.get(message.learner)
         self._peers[message.learner] = _Attached(message.incarnation, peer)
-        effects = await self._carry_out(message)
-        for effect in effects:
-            if isinstance(effect, events_effects.Send) and isinstance(effect.message, messages.Welcome):
-                return effect.message
-        del self._peers[message.learner]
-        if before is not None:
-            self._peers[message.learner] = before  # a refused incarnation must not stand in the way of the living one
-        refusals = [effect.fact for effect in effects if isinstance(effect, events_effects.Emit)]
-        return "; ".join(str(fact) for fact in refusals)
+        answer: messages.Welcome | str = await self._carry_out(message) or ""
+        if isinstance(answer, str):
+            del self._peers[message.learner]
+            if before is not None:
+                self._peers[message.learner] = before  # a refused incarnation must not stand in the living one's way
+        return answer
 
     async def seek(self, message: messages.SeekDonor) -> tuple[messages.Donor, Peer] | None:
         """The learner whose state to copy; None when nobody can give one."""
         self._heard(message, messages.SeekDonor)
-        for effect in self._drive(message):
-            if isinstance(effect, events_effects.Send) and isinstance(effect.message, messages.Donor):
-                named, donor = effect.message, self._peers.get(effect.message.donor)
-                if donor is not None and donor.incarnation == named.donor_incarnation:
-                    return named, donor.peer
-        return None
+        named = self._drive(message)
+        there = None if named is None else self._peers.get(named.donor)
+        return (named, there.peer) if there is not None and there.incarnation == named.donor_incarnation else None
 
     async def report(self, message: messages.Report, facts: Facts, oldest: int) -> int:
         """Returns the number up to which this incarnation's facts are durable."""
@@ -267,41 +261,47 @@ class SyncerShell:
 
         Or which shard or who of the learner's region gives it; `failed`: the learner that was named before and did not.
         """
-        found = self._bulk.fetch(fragment, version, held)
-        if found is None:
+        if self._bulk.versions[fragment] < version:
             return None
-        relay = self._relays.source(learner, fragment, version, found[0], failed)
-        if relay and relay not in self._peers:
-            relay = self._relays.source(learner, fragment, version, found[0], relay)
-        if (there := self._peers.get(relay)) is not None:
-            return Elsewhere(relay, there.peer, self._machine.marker)
-        if not isinstance(found, Fetched):
-            return AtShard(found[1], self._machine.marker)
+        if (named := self._source(learner, fragment, version, failed, asks=True)) is not None:
+            return named
+        found = self._bulk.fetch(fragment, held)
         self._relays.count(learner, found.bytes)
         return (*found, self._machine.marker)
 
+    def _source(self, learner: str, fragment: int, version: int, failed: str, asks: bool) -> Elsewhere | AtShard | None:
+        """Who gives a version to a learner: another of its region, or a shard; None: this process. See Relays.source"""
+        newest = self._bulk.versions[fragment]
+        relay = self._relays.source(learner, fragment, version, newest, failed, asks)
+        if relay and relay not in self._peers:
+            relay = self._relays.source(learner, fragment, version, newest, relay, asks)
+        if (there := self._peers.get(relay)) is not None:
+            return Elsewhere(relay, there.peer, self._machine.marker)
+        shard = self._bulk.shard(fragment)
+        return None if shard is None else AtShard(shard, self._machine.marker)
+
     # -------------------------------------------------------------- the machine and its effects
 
-    def _drive(self, event: events_effects.Event) -> list[events_effects.Effect]:
-        """Hand the machine an event. An epoch that has not begun, or is over, hears nothing and does nothing."""
+    def _drive(self, event: events_effects.Event) -> Any:
+        """Hand the machine an event; returns its reply, if it has one. An epoch that has not begun, or is over, hears
+        nothing and does nothing.
+        """
         if self._over or not self._serving.is_set():
-            return []
+            return None
         try:
-            effects = self._machine.handle(now(), event)
-            self._perform(effects)
-            self._bulk.keep(self._machine.open_reads)
+            reply = self._perform(self._machine.handle(now(), event))
         except Exception as error:
             self._fail(error)
-            return []
+            return None
         self._alarm.set(self._machine.wake_at)
-        return effects
+        return reply
 
-    async def _carry_out(self, event: events_effects.Event) -> list[events_effects.Effect]:
-        """The effects of a caller's event; see `_serves`."""
+    async def _carry_out(self, event: events_effects.Event) -> Any:
+        """The reply to a caller's event; see `_serves`."""
         await self._serves()
-        effects = self._drive(event)
+        reply = self._drive(event)
         await self._serves()
-        return effects
+        return reply
 
     async def _serves(self) -> None:
         """Answer no call before this epoch has begun, and none that only the next one can carry out: its caller asks
@@ -311,15 +311,20 @@ class SyncerShell:
         while self._ended:
             await asyncio.sleep(ANNOUNCED_S)
 
-    def _perform(self, effects: list[events_effects.Effect]) -> None:
+    def _perform(self, effects: list[events_effects.Effect]) -> Any:
+        reply = None
         for effect in effects:
             match effect:
+                case events_effects.Reply(value):
+                    reply = value
                 case events_effects.Emit(fact):
                     self._log.log(fact)
                 case events_effects.Send(learner, incarnation, message):
                     self._send(learner, incarnation, message)
                 case events_effects.Merge(syncer_step):
                     self._background.spawn(self._merge(syncer_step, self._bulk.merge(effect)))
+                case events_effects.Forget(payloads):
+                    self._bulk.forget(payloads)
                 case events_effects.Append(sequence, record, None):
                     self._log.append(sequence, record, [])
                 case events_effects.Append(sequence, record, proposal):
@@ -330,6 +335,7 @@ class SyncerShell:
                     self._bulk.install(proposal.fragment, version)
                     self._reach(APPLIED)
                     asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, ANNOUNCED)
+        return reply
 
     def _depose(self, why: str) -> None:
         """A newer epoch has opened the journal: stop at once, send and acknowledge nothing more."""
@@ -376,14 +382,15 @@ class SyncerShell:
 
     def _send(self, learner: str, incarnation: int, message: events_effects.ToLearner) -> None:
         there = self._peers.get(learner)
-        if isinstance(message, messages.Welcome | messages.Donor):
-            return  # attach and seek return them
         if there is None or there.incarnation != incarnation:
             return
         if isinstance(message, messages.ReadRequest):
             self._background.spawn(self._read(learner, there, message))
-        else:
-            self._outbox.put(learner, incarnation, there.peer, message)
+            return
+        if isinstance(message, messages.Notice):
+            source = self._source(learner, message.fragment, message.version, "", asks=False)
+            message = replace(message, source=source)
+        self._outbox.put(learner, incarnation, there.peer, message)
 
     async def _read(self, learner: str, there: _Attached, request: messages.ReadRequest) -> None:
         answer = asyncio.ensure_future(self._bulk.read(learner, there.peer, request))
@@ -399,6 +406,7 @@ class SyncerShell:
         except Exception as error:  # memory is short, or the answer is one that no check foresees: it is none
             reply = type(error).__name__
         if not isinstance(reply, str) and not self._log.take(learner, there.incarnation, reply.facts, reply.oldest):
+            self._bulk.forget([reply.contribution.payload])
             reply = BEHIND
         if isinstance(reply, str):
             self._drive(events_effects.ReadMissed(learner, there.incarnation, request.syncer_step, reply))
@@ -407,7 +415,7 @@ class SyncerShell:
 
 
 class Outbox:
-    """Messages on their way to learners: one call at a time to each incarnation, with all that wait by then.
+    """Messages on their way to learners: a few calls at a time to each incarnation, each with all that wait by then.
 
     `spawn` runs a coroutine; call it in the event loop's thread. A message that cannot be
     delivered within `deadline_s` seconds is lost.
@@ -415,16 +423,16 @@ class Outbox:
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], object], deadline_s: float) -> None:
         self._spawn, self._deadline_s = spawn, deadline_s
-        # By learner and incarnation, while a call is under way.
-        self._waiting: dict[tuple[str, int], list[events_effects.ToLearner]] = {}
+        self._waiting: dict[tuple[str, int], list[events_effects.ToLearner]] = {}  # by learner and incarnation
+        self._calls: Counter[tuple[str, int]] = Counter()  # under way
 
     def put(self, learner: str, incarnation: int, peer: Peer, message: events_effects.ToLearner) -> None:
         """Send a message soon."""
         key = (learner, incarnation)
-        if key not in self._waiting:
-            self._waiting[key] = []
+        waiting = self._waiting.setdefault(key, [])
+        if not waiting and self._calls[key] < DELIVERIES_MAX:
+            self._calls[key] += 1
             self._spawn(self._deliver(key, peer))
-        waiting = self._waiting[key]
         if len(waiting) < UNDELIVERED_MAX:
             waiting.append(message)
         elif isinstance(message, messages.Stop):
@@ -432,12 +440,11 @@ class Outbox:
 
     async def _deliver(self, key: tuple[str, int], peer: Peer) -> None:
         try:
-            while ready := self._waiting[key]:
-                self._waiting[key] = []
+            while ready := self._waiting.pop(key, None):
                 with contextlib.suppress(NoAnswer, TimeoutError):  # dead or frozen: its lease tells
                     await asyncio.wait_for(peer.ask("inbox", *ready), self._deadline_s)
         finally:
-            del self._waiting[key]  # incarnations come and go
+            self._calls -= Counter([key])  # and no 0 is kept: incarnations come and go
 
 
 class Alarm:

@@ -86,16 +86,8 @@ class Adoption:
     # -------------------------------------------------------------- checkpoints
 
     def state(self) -> list[ResumeBase]:
-        """The base of each fragment, as plain values."""
-        return [
-            ResumeBase(
-                base.version,
-                (base.since.step, base.since.tokens),
-                base.asked,
-                [(at.step, at.tokens) for at in base.reads.values()],
-            )
-            for base in self._bases
-        ]
+        """The base of each fragment, for a checkpoint."""
+        return [ResumeBase(each.version, each.since, each.asked, [*each.reads.values()]) for each in self._bases]
 
     def restore(self, state: Sequence[ResumeBase]) -> None:
         """Restore what `state` returned."""
@@ -105,21 +97,38 @@ class Adoption:
 
     # -------------------------------------------------------------- the inbox
 
+    def disown(self, versions: tuple[int, ...]) -> None:
+        """An epoch has these versions: newer ones are lost, and what was built on them cannot merge."""
+        for fragment, version in enumerate(versions):
+            held = self.versions[fragment], self._pending.get(fragment, (0,))[0], self._fetching.get(fragment, 0)
+            if max(held) > version:
+                self._drop(fragment)
+
+    def _drop(self, fragment: int) -> None:
+        self._bases[fragment], self._counted = Base(), None
+        for known in (self._pending, self._noticed, self._fetching):
+            known.pop(fragment, None)
+
     def notice(self, notice: Notice) -> list[Effect]:
-        """A version was announced: fetch it if it is newer than what is here or on its way."""
+        """A version was announced: fetch it if it is newer than what is here or on its way. Or if steps on it have
+        merged into one that is lost: it is adopted anew.
+        """
         fragment, base = notice.fragment, self._bases[notice.fragment].version
-        if base is not None and notice.version <= base:
+        if base == notice.version and (notice.merged_step or 0) > self._bases[fragment].since.step:
+            self._drop(fragment)
+        elif base is not None and notice.version <= base:
             return [Emit(AdoptionRefused(fragment, notice.version, "older"))] if notice.version < base else []
         noticed = self._noticed.get(fragment)
         if noticed is None or notice.version >= noticed.version:
             self._noticed[fragment] = notice
         newest = max(self._fetching.get(fragment, -1), self._pending.get(fragment, (-1,))[0])
-        return [self.fetch(fragment, notice.version, notice.digest)] if notice.version > newest else []
+        fetch = fragment, notice.version, notice.digest, notice.source
+        return [self.fetch(*fetch)] if notice.version > newest else []
 
-    def fetch(self, fragment: int, version: int, digest: str = "") -> Fetch:
+    def fetch(self, fragment: int, version: int, digest: str = "", source: Any = None) -> Fetch:
         """Request a version."""
         self._fetching[fragment] = version
-        return Fetch(fragment, version, digest)
+        return Fetch(fragment, version, digest, source)
 
     def fetch_missing(self, versions: tuple[int, ...]) -> list[Fetch]:
         """Fetch every fragment that is neither here, nor pending, nor requested, in these versions."""

@@ -182,11 +182,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Fetch a fragment's version from the syncer."""
+    """Fetch a fragment's version."""
 
     fragment: int
     version: int
     digest: str  # "" when unknown
+    source: Any = field(default=None, repr=False)  # as of a Notice
 
 
 @dataclass(frozen=True)

@@ -261,6 +261,7 @@ class Learner:
             self._snapshot = max(self._snapshot, event.snapshot)  # it was not part of the cut
         self._advance_clock(event.syncer_step, event.progress)
         self._reads.drop()
+        self._adoption.disown(event.versions)
         if first and self._config.overlap == "strict":
             self._pipeline.completed = Mark(event.syncer_step, 0)
         self._report(now)

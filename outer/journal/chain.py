@@ -173,6 +173,8 @@ class Chain:
             waiting = [each for each in waiting if each > group.position]
             after, row = ChainLink(group.position, group.seal), group.next_row
             yield group
+        if until is None:
+            yield from self.ahead(after, row)  # an old listing lacks the newest
 
     def ahead(self, after: ChainLink, row: int) -> Iterator[Group]:
         """The groups right behind `after` while each is sound and follows, without a listing. Raises OSError."""

@@ -127,12 +127,17 @@ class StoredJournal:
             past = self._chain.back()
             if past.epoch >= self._epoch:
                 raise StaleEpoch(f"epoch {past.epoch} has opened; this is epoch {self._epoch}")
-            self._next = max(past.positions, default=-1) + 1
             self._after, self._before, self.rows = -1, "", 0
             if past.chain:
-                newest = past.chain[0]
-                self._after, self._before, self.rows = newest.position, newest.seal, newest.next_row
+                last = past.chain[0]
+                self._after, self._before, self.rows = last.position, last.seal, last.next_row
             self._count_segments(past)
+            newest, covered = max(past.positions, default=-1), self.segmented.link(self.run).position
+            self._next = max(newest, covered) + 1  # readers of the log go on behind what is in a segment
+            if any(map(self._exists, range(covered, newest, -1))):
+                continue  # the listing is an old one
+            if covered > newest:
+                past.damage.append(f"group {covered}: it is missing; a segment of the log has what it held")
             header = {"kind": OPENING, "nonce": uuid.uuid4().hex, "damage": past.damage, "begins": not past.chain}
             try:
                 self._put(header, [])
@@ -383,21 +388,15 @@ class StoredJournal:
                 raise
             unsure = True  # an earlier attempt did succeed
         if self._opening.position >= 0:
-            removed = not self._is_there(
-                *self._opening
-            )  # by a later epoch; an earlier one may have written there since
+            removed = not self._is_there(*self._opening)  # by a later epoch; an earlier one may write there since
             if removed or (unsure and self._exists(self._next + 1)):  # a later one opened behind an earlier attempt
                 raise FileExistsError(name)
         self._unsure = False
         size = sum(map(len, parts))
         self._removable.add(self._next)
         self._sizes.append((self._next, size))
-        self._after, self._next, self._before, self.rows = (
-            self._next,
-            self._next + 1,
-            seal,
-            self.rows + int(header.get("rows", 0)),
-        )
+        self._after, self._next, self._before = self._next, self._next + 1, seal
+        self.rows += int(header.get("rows", 0))
         self.bytes_written += size
         self.groups_written += 1
 

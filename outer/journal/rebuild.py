@@ -43,9 +43,8 @@ class Rebuilt:
     values: dict[int, Value] = field(default_factory=dict)  # by fragment; a fragment without one has its initial value
     momentum_lost: set[int] = field(default_factory=set)  # fragments whose value has no outer state
     sources: list[str] = field(default_factory=list)  # by fragment
-    lost: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # by fragment: (announced version, version used instead)
+    # By fragment: (announced version, version used instead).
+    lost: dict[int, tuple[int, int]] = field(default_factory=dict)
     clock: int = 0
 
     @property
@@ -109,9 +108,9 @@ def rebuild(
         rebuilt.sources.append(INITIAL if best is None else best.source)
         if version < announced[fragment]:
             rebuilt.lost[fragment] = (announced[fragment], version)
+        log.found.digests[fragment] = "" if best is None else best.digest
         if best is not None:
             rebuilt.values[fragment] = best.value
-            log.found.digests[fragment] = best.digest
             if best.source == LEARNER:
                 rebuilt.momentum_lost.add(fragment)
         log.found.versions[fragment] = version

@@ -6,13 +6,14 @@ A record is a fact of the log at its place among the others; what follows from i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from outer.protocol.events_effects import Append, Cut, Effect, Emit, Merge, Publish, Send, ToLearner
-from outer.protocol.facts import Record, SetAside, SpanGranted, SpanReturned, SyncerFact
+from outer.protocol.events_effects import Append, Cut, Effect, Emit, Forget, Merge, Publish, Reply, Send, ToLearner
+from outer.protocol.facts import Record, Refused, SetAside, SpanGranted, SpanReturned, SyncerFact
 from outer.protocol.members import Member, Members
-from outer.protocol.messages import Grant, Notice, ReadRequest, Stop, Welcome
+from outer.protocol.messages import Contribution, Grant, Notice, ReadRequest, Stop
 
 
 class EffectBuffer:
@@ -36,11 +37,17 @@ class EffectBuffer:
 
     def send(self, member: Member, message: ToLearner) -> None:
         self._collect()
-        if self.snapshot and isinstance(message, Welcome | ReadRequest | Notice | Grant | Stop):
+        if self.snapshot and isinstance(message, ReadRequest | Notice | Grant | Stop):
             message = replace(message, snapshot=self.snapshot)
         self._effects.append(Send(member.name, member.incarnation, message))
 
-    def add(self, effect: Merge | Publish | Cut) -> None:
+    def forget(self, contributions: Iterable[Contribution]) -> None:
+        """Nothing merges these any more."""
+        self._collect()
+        if payloads := tuple(each.payload for each in contributions if each.payload is not None):
+            self._effects.append(Forget(payloads))
+
+    def add(self, effect: Merge | Publish | Cut | Reply) -> None:
         self._effects.append(effect)
 
     def append(self, record: Record, proposal: Any = None) -> None:
@@ -65,12 +72,14 @@ class EffectBuffer:
         return effects
 
     def _collect(self) -> None:
-        """Collect the facts of Members in order."""
+        """Collect the facts of Members in order. That an Attach is refused is its reply, too."""
         for fact in self._members.drain_facts():
             if isinstance(fact, SpanGranted | SpanReturned | SetAside):
                 self._write(fact, None)
             else:
                 self._effects.append(Emit(fact))
+            if isinstance(fact, Refused) and fact.message == "attach":
+                self._effects.append(Reply(f"{fact.reason}: {fact.detail}" if fact.detail else fact.reason))
 
     def _write(self, record: Record, proposal: Any) -> None:
         self._effects.append(Append(self._sequence, record, proposal))

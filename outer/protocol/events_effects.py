@@ -7,6 +7,8 @@ when it must send the next Tick.
     Append(record) -> Durable      nothing that depends on the record is announced before
     Merge(payloads) -> Merged      may take long; the shell can handle other events meanwhile
     Send(ReadRequest) -> Contribution, from the learner, or ReadMissed, from the shell
+    Attach, SeekDonor, DrainRequested -> Reply
+    Contribution(payload) -> Merge or Forget names it, some time; hand each in once
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ Event = (
 
 # ------------------------------------------------------------------ effects
 
-ToLearner = Welcome | Donor | ReadRequest | Notice | Grant | Drain | Stop
+ToLearner = ReadRequest | Notice | Grant | Drain | Stop
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,13 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """What the call that brought this event returns; at most one an event."""
+
+    value: Welcome | Donor | str | bool  # of Attach, or why it is refused; of SeekDonor; is a drain under way
+
+
+@dataclass(frozen=True)
 class Merge:
     """Compute the fragment's next value from these payloads. The result comes back as Merged."""
 
@@ -164,6 +173,13 @@ class Merge:
     payloads: tuple[Any, ...]
     weights: tuple[float, ...]  # sum 1
     codecs: tuple[str, ...] = field(default=(), repr=False)  # each payload's format, "" for the run's; (): all that
+
+
+@dataclass(frozen=True)
+class Forget:
+    """These payloads, of contributions that were handed in and not merged, are over: nothing names them any more."""
+
+    payloads: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -181,7 +197,7 @@ class Append:
 
 @dataclass(frozen=True)
 class Publish:
-    """Make the proposal the fragment's current value. It precedes every notice of this version."""
+    """Make the proposal the fragment's current value, before any notice of it. Reads up to this step are over."""
 
     fragment: int
     version: int
@@ -195,4 +211,4 @@ class Cut:
     identifier: int
 
 
-Effect = Emit | Send | Merge | Append | Publish | Cut
+Effect = Emit | Send | Reply | Merge | Forget | Append | Publish | Cut

@@ -5,7 +5,7 @@ The syncer's requests ask it about a learner; it emits a fact for each change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outer.protocol.facts import LinkAdapted
@@ -47,7 +47,6 @@ class Links:
         self._config, self._emit = config, emit
         self._ladder = uplinks.ladder(config.base_window) if config.adaptive else (Rung(),)
         self._early: dict[tuple[str, int], Contribution] = {}  # by learner and fragment: for a step yet to be read
-        self._ahead: dict[str, tuple[int, int]] = {}  # by learner: syncer step and fragment of the newest early read
 
     # -------------------------------------------------------------- how a learner is asked
 
@@ -87,11 +86,6 @@ class Links:
 
     # -------------------------------------------------------------- answers that come ahead of their step
 
-    def expect(self, member: Linked, under_way: UnderWay) -> None:
-        """An early read is sent."""
-        member.under_way = under_way
-        self._ahead[member.name] = under_way[:2]
-
     def keep(self, contribution: Contribution) -> None:
         """An early answer is here."""
         self._early[contribution.learner, contribution.fragment] = contribution
@@ -100,27 +94,15 @@ class Links:
         """Whether an early answer is here."""
         return (learner, fragment) in self._early
 
-    def take(self, syncer_step: int, fragment: int, learners: Iterable[Linked]) -> list[Contribution]:
-        """The early answers for a step that is read now. What came of others for this fragment is forgotten."""
-        for learner in [learner for learner, read in self._ahead.items() if read[0] <= syncer_step]:
-            del self._ahead[learner]
-        known = {member.name: member.incarnation for member in learners}
-        found = [each for (_, index), each in self._early.items() if index == fragment]
-        for each in found:
-            del self._early[each.learner, fragment]
-        return [each for each in found if known.get(each.learner) == each.incarnation]
-
-    def forget(self, learner: str) -> None:
-        """Its incarnation is over."""
-        self._ahead.pop(learner, None)
-        for key in [key for key in self._early if key[0] == learner]:
-            del self._early[key]
-
     @property
-    def early_reads(self) -> set[tuple[int, int]]:
-        """Syncer step and attempt of each early read whose answer may still merge."""
-        kept = {(each.syncer_step, each.attempt) for each in self._early.values()}
-        return kept | {(syncer_step, EARLY) for syncer_step, _ in self._ahead.values()}
+    def early(self) -> Collection[Contribution]:
+        """The early answers that are here."""
+        return self._early.values()
+
+    def take(self, learner: str = "", fragment: int = -1) -> list[Contribution]:
+        """The early answers of a learner, or for a fragment: they are not here any more."""
+        found = [key for key in self._early if key[0] == learner or key[1] == fragment]
+        return [self._early.pop(key) for key in found]
 
     # -------------------------------------------------------------- what is seen of a link
 

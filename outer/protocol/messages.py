@@ -176,7 +176,7 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class Notice:
-    """A fragment has a new version. The learner fetches its payload."""
+    """A fragment has a new version. The learner fetches its payload from where the shell says that it is."""
 
     epoch: int
     syncer_step: int
@@ -186,6 +186,7 @@ class Notice:
     progress: float
     merged_step: int | None = None  # the version contains the receiver's own steps up to this one
     snapshot: int = 0
+    source: Any = field(default=None, repr=False)  # who gives it, opaque; None: the syncer
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from outer.protocol.link_ladder import AFTER, Clock, Rung
 from outer.protocol.links import EARLY, Links, UnderWay
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import Contribution, ReadRequest
-from outer.protocol.open_step import OpenStep, Wait, has_progress, unusable
+from outer.protocol.open_step import OpenStep, Stage, Wait, has_progress, unusable
 from outer.protocol.schedule import Schedule
 from outer.protocol.sessions import is_leaving
 
@@ -102,11 +102,13 @@ class ReadRequests:
         """The answers that came ahead of this step and can be merged, by learner."""
         assert step.fragment is not None
         found = {}
-        for contribution in self._links.take(step.syncer_step, step.fragment, self._members.live):
+        for contribution in self._links.take(fragment=step.fragment):
             member = self._members.get(contribution.learner, contribution.incarnation)
-            assert member is not None, "it is live"
-            if reason := unusable(contribution, member, step.fragment, version, self._config):
+            if member is None or not member.live:
+                self._out.forget([contribution])
+            elif reason := unusable(contribution, member, step.fragment, version, self._config):
                 self._members.refuse(contribution, "contribution", reason)
+                self._out.forget([contribution])
             else:
                 found[contribution.learner] = contribution
         return found
@@ -146,7 +148,7 @@ class ReadRequests:
                 deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
                 deadline_s = max(deadline_s, (step - syncer_step) * self._members.step_s)
                 codec = self._links.rung(member).codec
-                self._links.expect(member, UnderWay(step, fragment, now + deadline_s))
+                member.under_way = UnderWay(step, fragment, now + deadline_s)
                 request = ReadRequest(
                     self._epoch, member.incarnation, step, fragment, EARLY, progress, deadline_s, codec
                 )
@@ -229,6 +231,8 @@ class ReadRequests:
 
     def reopen(self, now: float, step: OpenStep, reason: str) -> None:
         """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
+        if step.stage is Stage.READING:  # else the merge has them
+            self._out.forget(step.contributions.values())
         self._out.emit(step.reopen(now, now + REOPEN_S, reason))
         for member in self._members.live:
             step.count(member, self._config.overlap)

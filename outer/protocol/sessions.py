@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outer.protocol.effect_buffer import EffectBuffer
-from outer.protocol.events_effects import DrainRequested
+from outer.protocol.events_effects import DrainRequested, Reply
 from outer.protocol.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
 from outer.protocol.links import Links
 from outer.protocol.manifest import difference
@@ -84,7 +84,8 @@ class Sessions:
             member.first_step = run.committed_step
         member.attached, member.attached_at = True, now
         self._out.emit(LearnerAttached(event.learner, event.incarnation, run.syncer_step))
-        self._out.send(member, Welcome(self._epoch, run.committed_step, run.progress, run.versions))
+        now_at = run.committed_step, run.progress, run.versions
+        self._out.add(Reply(Welcome(self._epoch, *now_at, self._out.snapshot)))
         if over := run.finished or run.suspended:
             self.stop(now, member, over, suspend=bool(run.suspended))
 
@@ -97,15 +98,13 @@ class Sessions:
         if member is None:
             return
         clock = max(run.versions)  # learners do not hear of syncer steps at which no fragment is due
-        donor = None
-        if run.committed_step >= self._config.round_steps:
-            donor = choose_donor(self._members.live, member, event.failed)
-        if donor is None:
-            self._out.send(member, Donor(self._epoch, member.incarnation, "", 0, clock))
-            return
-        donor.times_donor += 1
-        self._out.emit(DonorNamed(member.name, member.incarnation, donor.name, donor.incarnation, clock))
-        self._out.send(member, Donor(self._epoch, member.incarnation, donor.name, donor.incarnation, clock))
+        named = "", 0
+        first_round = run.committed_step < self._config.round_steps
+        if not first_round and (donor := choose_donor(self._members.live, member, event.failed)):
+            donor.times_donor += 1
+            named = donor.name, donor.incarnation
+            self._out.emit(DonorNamed(member.name, member.incarnation, *named, clock))
+        self._out.add(Reply(Donor(self._epoch, member.incarnation, *named, clock)))
 
     # -------------------------------------------------------------- while attached
 
@@ -126,6 +125,8 @@ class Sessions:
         if report.phase in (STEPPING, DRAINING):
             for fragment, counters in enumerate(report.counters):
                 behind = counters.base_version is None or counters.base_version < run.versions[fragment]
+                # What it has stepped on this version has merged in part, into one that is lost.
+                behind = behind or counters.base_step < member.merged_step.get(fragment, 0)
                 if behind and now >= self._overdue_at(member, fragment, report.step_s):
                     self.announce(now, member, fragment, run)
 
@@ -188,13 +189,14 @@ class Sessions:
         A learner that is leaving already is asked again, because the new deadline may be earlier.
         """
         member = self._members.get(event.learner, event.incarnation)
-        if member is None:
-            return
-        self._start_drain(member, event.reason, now + event.deadline_s)
-        if self._may_lose(member):
+        asked = member is not None and self._may_lose(member)
+        if member is not None:
+            self._start_drain(member, event.reason, now + event.deadline_s)
+        if member is not None and asked:
             self._send_drain(now, member)
-        else:
+        elif member is not None:
             self._members.fence(member.name, "drained")
+        self._out.add(Reply(asked))
 
     def _may_lose(self, member: Member) -> bool:
         """Whether the learner may have finished steps that are not merged."""

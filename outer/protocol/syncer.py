@@ -46,7 +46,7 @@ from outer.protocol.facts import (
 )
 from outer.protocol.fragments import Fragment
 from outer.protocol.link_ladder import Clock, Uplinks
-from outer.protocol.links import EARLY, Links
+from outer.protocol.links import Links
 from outer.protocol.members import Members
 from outer.protocol.messages import NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
@@ -190,8 +190,7 @@ class Syncer:
                 step.count(member, self._config.overlap)
         self._advance(now)
         if self._members.has_dead:
-            contributions = (each for step in self._open for each in step.contributions.values())
-            self._members.forget_dead({(each.learner, each.incarnation) for each in contributions})
+            self._members.forget_dead({(each.learner, each.incarnation) for each in self.held})
         return self._out.drain()
 
     # -------------------------------------------------------------- what the shell may read
@@ -237,11 +236,9 @@ class Syncer:
         return self._members.set_aside
 
     @property
-    def open_reads(self) -> set[tuple[int, int]]:
-        """Syncer step and attempt of each read whose contributions may still merge."""
-        open_ = [step for step in self._open if step.stage in (Stage.READING, Stage.MERGING)]
-        early = {(step.syncer_step, EARLY) for step in open_} if self._config.adaptive else set()
-        return {(step.syncer_step, step.attempt) for step in open_} | early | self._links.early_reads
+    def held(self) -> list[Contribution]:
+        """The contributions that may still merge, or are being merged."""
+        return [*self._links.early, *(each for step in self._open for each in step.contributions.values())]
 
     def knows(self, learner: str) -> bool:
         """Whether a learner of this name was configured or expected; of any other nothing may be kept."""
@@ -305,7 +302,7 @@ class Syncer:
     def _stop_awaiting(self, learner: str, reason: str) -> None:
         """Drop a learner from the open steps. After an expired lease alone its reports still count."""
         if reason != "lease_expired":
-            self._links.forget(learner)
+            self._out.forget(self._links.take(learner))
         for step in self._open:
             if reason != "lease_expired":
                 step.reported.discard(learner)
@@ -412,6 +409,7 @@ class Syncer:
         step = self._find(event.syncer_step)
         member = self._members.admit(event, "contribution")
         if member is None:
+            self._out.forget([event])
             if isinstance(event.learner, str):
                 self._read_requests.miss(now, step, event, "refused")
             return
@@ -425,6 +423,7 @@ class Syncer:
             member.non_finite = 0
             return
         self._members.refuse(event, "contribution", reason)
+        self._out.forget([event])
         if reason == "non_finite":
             member.non_finite += 1
             if member.non_finite >= NON_FINITE_MAX and not member.quarantined:
@@ -550,6 +549,8 @@ class Syncer:
 
     def _drop_open(self) -> None:
         for step in self._open:
+            if step.stage is Stage.READING:
+                self._out.forget(step.contributions.values())
             step.move(Stage.DROPPED)
         self._open.clear()
 

@@ -25,7 +25,7 @@ from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import Donor, Notice, SeekDonor, State, StateRequest
 from tests.learners.peers import FakePeer, link
-from tests.waiting import in_a_loop, until_async
+from tests.waiting import DEADLINE_S, in_a_loop, until_async
 
 FRAGMENTS, NOTICES = 24, 1000
 THREADS = ThreadPoolExecutor(2, "fetch")
@@ -38,7 +38,9 @@ class GatedLink:
         self.gate = asyncio.Event()
         self.asked: list[tuple[int, int]] = []
 
-    async def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
+    async def fetch(
+        self, fragment: int, version: int, held: int, deadline_s: float, source: Any = None
+    ) -> tuple[int, str, Any, int]:
         self.asked.append((fragment, version))
         await self.gate.wait()
         payload = np.full(3, version, np.float32)
@@ -68,7 +70,9 @@ async def test_a_thousand_notices_download_each_fragment_once_at_its_newest_vers
 @in_a_loop
 async def test_a_version_that_came_with_an_older_request_is_not_downloaded_again() -> None:
     class Ahead(GatedLink):
-        async def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
+        async def fetch(
+            self, fragment: int, version: int, held: int, deadline_s: float, source: Any = None
+        ) -> tuple[int, str, Any, int]:
             return await super().fetch(fragment, 9, held, deadline_s)
 
     link, results = Ahead(), list[Any]()
@@ -85,7 +89,7 @@ async def test_a_version_that_came_with_an_older_request_is_not_downloaded_again
 @in_a_loop
 async def test_after_a_failure_the_fragment_is_fetched_again() -> None:
     class Failing(GatedLink):
-        async def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> Any:
+        async def fetch(self, fragment: int, version: int, held: int, deadline_s: float, source: Any = None) -> Any:
             if not self.asked:
                 self.asked.append((fragment, version))
                 raise TimeoutError
@@ -109,7 +113,9 @@ class ChainLink:
         self.held: list[int] = []
         self.spoil: Callable[[Any], Any] = lambda value: value
 
-    async def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
+    async def fetch(
+        self, fragment: int, version: int, held: int, deadline_s: float, source: Any = None
+    ) -> tuple[int, str, Any, int]:
         self.held.append(held)
         theta = self.parameters.thetas[fragment]
         value = self.spoil(self.parameters.since(fragment, held))
@@ -241,7 +247,7 @@ async def test_what_the_loop_is_handed_is_never_the_transports_memory() -> None:
 
 
 @in_a_loop
-async def test_the_newest_version_is_kept_until_another_epoch_serves() -> None:
+async def test_the_newest_version_is_kept_until_another_epoch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     link, results = GatedLink(), list[Any]()
     link.gate.set()
     fetching = fetcher(link, results)
@@ -250,22 +256,38 @@ async def test_the_newest_version_is_kept_until_another_epoch_serves() -> None:
         await until_async(lambda: not fetching._busy, "the version")
     assert fetching.received[0].version == 5 and 1 not in fetching.received
     fetching.received.clear()
-    assert fetching.holds(0, 1) is None
+    monkeypatch.setattr(fetching_module, "HOLDS_S", 0.0)
+    assert await fetching.holds(0, 1) is None
 
 
 @in_a_loop
 async def test_another_learner_is_told_what_is_here_what_comes_and_what_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(fetching_module, "HOLDS_S", 0.0)
     link, results = GatedLink(), list[Any]()
     fetching = fetcher(link, results)
-    assert fetching.holds(0, 5) is None
+    assert await fetching.holds(0, 5) is None
     fetching.fetch(Fetch(0, 5, ""))
-    assert fetching.holds(0, 5) is False
+    assert await fetching.holds(0, 5) is False
     monkeypatch.setattr(fetching_module, "LATE_S", 0.0)
     fetching.fetch(Fetch(1, 5, ""))
-    assert fetching.holds(1, 5) is None, "it should have come by now"
+    assert await fetching.holds(1, 5) is None, "it should have come by now"
     link.gate.set()
-    await until_async(lambda: len(results) == 2, "the versions")
-    assert fetching.holds(0, 5) is True
-    await until_async(lambda: fetching.holds(0, 6) is None, "nothing is on its way any more")
+    await until_async(lambda: len(results) == 2 and not fetching._busy, "the versions")
+    assert await fetching.holds(0, 5) is True
+    assert await fetching.holds(0, 6) is None, "nothing is on its way any more"
+
+
+@in_a_loop
+async def test_another_learner_is_answered_as_soon_as_a_version_comes_though_it_was_not_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetching_module, "HOLDS_S", DEADLINE_S)
+    link, results = GatedLink(), list[Any]()
+    fetching = fetcher(link, results)
+    asked = asyncio.ensure_future(fetching.holds(0, 5))
+    await asyncio.sleep(0)
+    fetching.fetch(Fetch(0, 5, ""))
+    link.gate.set()
+    assert await asked is True

@@ -24,6 +24,7 @@ from learners.protocol.events_effects import Save
 from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer, read_clocks
 from learners.protocol.resume_state import ResumeState
 from learners.training.island import RankCall
+from outer.bulk import AtShard
 from outer.journal import checkpoint_parts
 from outer.journal.object_store import Folder, StoreAway
 from outer.numeric import codec as codecs
@@ -267,8 +268,10 @@ def relay(name: str, holds: Callable[[], Any], give: Any = None, snapshot: int =
     return Elsewhere(name, FakePeer(holds=lambda fragment, wanted: holds(), received=lambda _: give), snapshot)
 
 
-async def fetched(*answers: Any) -> tuple[Any, list[str]]:
-    """What a fetch of version 5 returns, and the relays that the syncer was told to have failed."""
+async def fetched(*answers: Any, source: Any = None) -> tuple[Any, list[str]]:
+    """What a fetch of version 5 returns, and the relays that the syncer was told to have failed, once for each time
+    that it was asked.
+    """
     coming, failed = deque(answers), list[str]()
 
     def fetch(fragment: int, wanted: int, held: int, learner: str, why: str) -> Any:
@@ -276,7 +279,7 @@ async def fetched(*answers: Any) -> tuple[Any, list[str]]:
         failed.append(why)
         return coming.popleft()
 
-    return await link(FakePeer(fetch=fetch)).fetch(0, 5, 4, 60.0), failed
+    return await link(FakePeer(fetch=fetch)).fetch(0, 5, 4, 60.0, source), failed
 
 
 @in_a_loop
@@ -284,6 +287,19 @@ async def test_a_version_comes_from_the_named_learner_once_that_has_it() -> None
     coming = deque([False, False, True])
     given, failed = await fetched(relay("b", coming.popleft, version(6, snapshot=1), snapshot=2))
     assert (given.version, given.snapshot, failed) == (6, 2, [""]), "with the newest snapshot that either knew"
+
+
+@in_a_loop
+async def test_the_syncer_is_asked_only_where_whom_the_notice_names_gives_nothing() -> None:
+    found = version(5)
+    shard = AtShard(FakePeer(fetch=lambda *asked: tuple(found)), 3)
+    for source in (relay("b", lambda: True, found, 3), shard):
+        given, asked = await fetched(source=source)
+        assert (given[0], given[3], asked) == (5, 3, [])
+    given, asked = await fetched(found, source=relay("b", lambda: None))
+    assert (given.version, asked) == (5, ["b"])
+    dead = AtShard(FakePeer(fetch=lambda *asked: Gone("died")), 0)
+    assert await fetched(source=dead) == (None, []), "its epoch is over"
 
 
 @pytest.mark.parametrize(

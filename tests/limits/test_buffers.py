@@ -69,7 +69,7 @@ async def test_what_is_on_its_way_to_incarnations_that_are_gone_is_not_counted_f
         for _ in range(3):
             outbox.put("a", incarnation, peer, Stop(1, "over"))
     await asyncio.gather(*tasks)
-    assert len(tasks) == 1000 and outbox._waiting == {}
+    assert len(tasks) == 1000 and outbox._waiting == {} and not outbox._calls
 
 
 @in_a_loop
@@ -102,7 +102,7 @@ def test_a_strangers_facts_are_not_taken_and_its_name_is_not_kept() -> None:
     made.join("a")
     syncer = object.__new__(SyncerShell)
     syncer._machine, syncer._log, syncer._peers = made.syncer, log, {}  # type: ignore[assignment]
-    syncer._drive, syncer._serving = made.do, asyncio.Event()  # type: ignore[assignment, method-assign]
+    syncer._drive, syncer._serving = made.call, asyncio.Event()  # type: ignore[method-assign]
     syncer._serving.set()
     for number in range(1000):
         said = Report(f"stranger-{number}", 1, 1, 1, "stepping", 3.0, 1, 1.0, 10, 0)

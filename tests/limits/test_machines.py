@@ -43,7 +43,7 @@ def deep_size(root: Any) -> int:
         each = waiting.pop()
         if id(each) in seen or callable(each) or isinstance(each, str | bytes | int | float | type(None)):
             continue
-        if type(each).__module__.startswith("chaos."):
+        if type(each).__module__.startswith(("chaos.", "orchestrator.simulation.")):
             continue
         seen.add(id(each))
         if isinstance(each, dict):
@@ -82,15 +82,15 @@ def sizes(virtual_s: float, kinds: tuple[str, ...], **sync: Any) -> list[dict[st
     )
     step_s = dict.fromkeys(options.step_s, 0.5)
     cluster = Cluster(replace(options, faults=faults, storm_s=virtual_s, quorum=1, step_s=step_s))
-    supervisor, found = cluster.supervisor, []
-    supervisor.start()
+    virtual, found = cluster.virtual, []
+    virtual.start()
     for look in range(1, LOOKS + 1):
         cluster.context.time.run(virtual_s * look / LOOKS)
-        machines = [learner.machine for learner in supervisor.learners.values()]
+        machines = [learner.machine for learner in virtual.learners.values()]
         found.append(
             {
-                "syncer": deep_size(supervisor.syncer.machine) if supervisor.syncer else 0,
-                "controller": deep_size(supervisor.controller),
+                "syncer": deep_size(virtual.syncer.machine) if virtual.syncer else 0,
+                "controller": deep_size(virtual.controller),
                 "learners": max(map(deep_size, machines), default=0),
             }
         )

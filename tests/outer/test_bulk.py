@@ -55,21 +55,20 @@ def sends(value: float, **more: str) -> Any:
 
 
 @in_a_loop
-async def test_a_payload_stays_behind_its_token_until_its_read_is_closed() -> None:
+async def test_a_payload_stays_behind_its_token_until_it_is_merged_or_forgotten_or_a_later_step_is_committed() -> None:
     held = await bulk()
     for step, attempt in ((1, 1), (1, 2), (2, 1)):
         answer = await held.read("a", sends(step), request(step, attempt))
-        assert isinstance(answer, Answer) and answer.contribution.payload == Token((step, attempt), "a")
-    held.keep({(1, 2), (2, 1)})
-    assert set(shard(held)._payloads) == {Token((1, 2), "a"), Token((2, 1), "a")}
-    merging = held.merge(Merge(2, 0, (Token((2, 1), "a"),), (1.0,)))
-    held.keep(())  # the run ends; a merge under way has what it needs
-    proposal = await merging
-    assert shard(held)._payloads == {}
+        assert isinstance(answer, Answer) and answer.contribution.payload == Token((step, attempt, 1), "a")
+    held.forget([Token((1, 1, 1), "a")])
+    assert set(shard(held)._payloads) == {Token((1, 2, 1), "a"), Token((2, 1, 1), "a")}
+    proposal = await held.merge(Merge(2, 0, (Token((2, 1, 1), "a"),), (1.0,)))
+    assert set(shard(held)._payloads) == {Token((1, 2, 1), "a")}, "of which nobody has heard"
     expected = shard(held).parameters.propose(0, [np.full(SIZE, 2.0, np.float32)], [1.0], 2)
-    assert proposal.digest == expected.digest and held.fetch(0, 1, -1) is None
+    assert proposal.digest == expected.digest and held.versions == {0: 0}
     held.install(0, 2)
-    fetched = held.fetch(0, 1, -1)
+    assert shard(held)._payloads == {}, "no read before a commit is open"
+    fetched = held.fetch(0, -1)
     assert isinstance(fetched, Fetched) and (fetched.version, fetched.digest) == (2, expected.digest)
     np.testing.assert_array_equal(fetched.value, expected.theta)
 
@@ -168,7 +167,7 @@ async def test_what_a_shard_raises_is_raised_and_one_that_is_dead_is_no_store_th
     with pytest.raises(OSError, match="does not keep snapshot 1 any more"):
         await held.save(1, [0])
     with pytest.raises(KeyError):
-        await held.merge(Merge(1, 0, (Token((1, 1), "a"),), (1.0,)))
+        await held.merge(Merge(1, 0, (Token((1, 1, 1), "a"),), (1.0,)))
     held._others[0] = Process()
     with pytest.raises(RuntimeError, match="a shard ended in save"):
         await held.save(1, [0])

@@ -40,6 +40,17 @@ def test_a_relay_that_gives_nothing_is_replaced_by_who_asks_again(relays: Relays
     assert sources(relays, "c", 5) == ["b"]
 
 
+def test_who_gave_another_nothing_is_no_relay_by_a_notice_until_it_asks_itself(relays: Relays) -> None:
+    def told(learner: str, version: int) -> str:
+        return relays.source(learner, 0, version, version, "", asks=False)
+
+    assert [told("a", 5), told("b", 5)] == ["", "a"]
+    assert sources(relays, "b", 5, failed="a") == [""]
+    assert [told("a", 6), told("b", 6), told("c", 6)] == ["", "", "b"], "it may be frozen"
+    assert sources(relays, "a", 6) == ["b"]
+    assert [told("a", 7), told("b", 7)] == ["", "a"]
+
+
 def test_a_relay_that_started_anew_or_needs_a_version_again_asks_the_syncer(relays: Relays) -> None:
     assert sources(relays, "aa", 5) == ["", ""]
     relays.expect("a", "eu")

@@ -49,7 +49,7 @@ OF_LEARNER = {"incarnation": 3, "manifest": {"seed": 0}, "donor": "a", "donor_in
 FIRST = {
     "learner": "a", "incarnation": 3, "sequence": 1, "epoch": None, "tokens": 0, "step": 0, "step_s": 0.0, "loss": None,
 }  # fmt: skip
-BARE = ("learner", "incarnation", "reason", "message", "phase")  # shown without their names
+BARE = ("learner", "incarnation", "reason", "message", "phase", "value")  # shown without their names
 COUNTERS = re.compile(r"v(none|-?\d+)@(-?\d+)\+(-?\d+)/(-?\d+)")
 
 

@@ -14,9 +14,11 @@ from outer.protocol.events_effects import (
     Emit,
     Event,
     Expect,
+    Forget,
     Living,
     Merge,
     Merged,
+    Reply,
     Send,
 )
 from outer.protocol.facts import Committed, Record
@@ -152,8 +154,13 @@ class Bench:
         if isinstance(event, Durable):
             appended = [e for e in self.log[self.began :] if isinstance(e, Append) and e.sequence <= event.sequence]
             self.durable += [e.record for e in appended if e.record not in self.durable]
+        held = [*self.syncer.held, *([event] if isinstance(event, Contribution) else [])]
         effects = self.syncer.handle(self.now, event)
         self.log += effects
+        named = [p for e in self.log[self.began :] if isinstance(e, Merge | Forget) for p in e.payloads]
+        over = {each.payload for each in held if each.payload is not None and each not in self.syncer.held}
+        assert over <= set(named), "a payload is merged, or named as over"
+        assert sum(isinstance(effect, Reply) for effect in effects) <= 1, "a call returns one value"
         for effect in list(effects):
             if isinstance(effect, Merge) and self.merges_itself:
                 effects += self.do(merged(effect.syncer_step))
@@ -161,6 +168,10 @@ class Bench:
                 self.journal.append(Entry(self.syncer.epoch, effect.sequence, effect.record))
                 effects += self.do(Durable(effect.sequence))
         return effects
+
+    def call(self, event: Event) -> Any:
+        """What the call that brings this event returns."""
+        return next((effect.value for effect in self.do(event) if isinstance(effect, Reply)), None)
 
     def report(self, name: str, **change: Any) -> None:
         self.do(self.peers[name].report(**change))

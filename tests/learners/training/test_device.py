@@ -186,41 +186,19 @@ def test_compiled_programs_are_kept_apart_by_host_and_device_kind(
 
 
 @pytest.mark.parametrize(
-    ("digests", "reference", "flags", "status", "fix"),
+    ("digests", "flags", "status", "fix"),
     [
-        ({"A 0": "aa", "A 1": "aa"}, None, "", "ok", ""),
-        ({"A 0": "aa", "A 1": "aa"}, "a", "", "ok", ""),
-        ({"A 0": "ab"}, None, "", "warning", "--xla_gpu_deterministic_ops=true"),
-        ({"A 0": "ab"}, None, "--xla_gpu_deterministic_ops=true", "failure", "dcgmi"),
-        ({"A 0": "aa", "A 1": "bb"}, None, "", "warning", "--xla_gpu_autotune_level=0"),
-        ({"A 0": "aa"}, "b", "", "warning", "--xla_gpu_autotune_level=0"),
+        ({"A 0": "aa", "A 1": "aa"}, "", "ok", ""),
+        ({"A 0": "ab"}, "", "warning", "--xla_gpu_deterministic_ops=true"),
+        ({"A 0": "ab"}, "--xla_gpu_deterministic_ops=true", "failure", "dcgmi"),
+        ({"A 0": "aa", "A 1": "bb"}, "", "warning", "--xla_gpu_autotune_level=0"),
     ],
 )
 def test_a_step_whose_bits_differ_is_named_with_the_setting_that_mends_it(
-    digests: Mapping[str, str], reference: str | None, flags: str, status: str, fix: str
+    digests: Mapping[str, str], flags: str, status: str, fix: str
 ) -> None:
-    finding = device_checks.judged_bits(digests, reference, flags)
+    finding = device_checks.judged_bits(digests, flags)
     assert finding.status == status and fix in finding.fix
-
-
-@pytest.mark.full
-def test_the_first_burn_in_of_a_hardware_kind_is_the_reference_of_the_next(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
-    try:
-        devices = jax.local_devices()[:1]
-        assert "earlier" not in device_checks.burn_in(devices, device_checks.SMALL).found
-        again = device_checks.burn_in(devices, device_checks.SMALL)
-        assert again.status == "ok" and "with an earlier start" in again.found
-        (kept,) = (tmp_path / "cache").glob("burn-in-*.txt")
-        kept.write_text("0123456789abcdef\n")
-        assert device_checks.burn_in(devices, device_checks.SMALL).status == "warning"
-        monkeypatch.setattr(device_checks, "code_digest", lambda: "other sources")
-        assert device_checks.burn_in(devices, device_checks.SMALL).status == "ok", "which may compute other bits"
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_a_start_on_an_accelerator_returns_its_warnings_and_refuses_a_defective_device(

@@ -142,7 +142,7 @@ def test_inherited_leaves_never_share_memory_with_numpy() -> None:
     donor.step(0, 2, 0.5)
     packed = [np.array(array) for array in state_arrays.pack(donor.state_leaves())]
     kept = state_arrays.digest(packed)
-    joiner.inherit(state_arrays.unpack(packed, joiner.state_leaves()))
+    joiner.restore(packed)
     held = joiner.params["w"]
     joiner.step(2, 2, 0.5)
     assert state_arrays.digest(packed) == kept and held.is_deleted()
@@ -185,7 +185,7 @@ class Averaged(Square):
 def test_an_optimizer_may_keep_the_parameters_themselves() -> None:
     trainer = made(Averaged())
     losses = [trainer.step(2 * step, 2, 0.5) for step in range(3)]
-    trainer.inherit(trainer.capture())
+    trainer.restore(state_arrays.pack(trainer.capture()))
     assert trainer.step(6, 2, 0.5) < losses[-1] < losses[0]
 
 

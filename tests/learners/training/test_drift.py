@@ -28,7 +28,7 @@ HALF = 6  # the first leaf by size, w, is bfloat16; the others are float32
 ODD = [1.0, -1.003, 0.0, -0.0, 1e-3, 3e-39, 0.1, -7e-5, 2.0, -0.0]  # few of them are bfloat16 numbers
 
 
-FED_BACK = {"codec": "int4", "error_feedback": 0.9}
+FED_BACK = {"codec": "fp4", "error_feedback": 0.9}
 
 
 class Learners:

@@ -81,7 +81,7 @@ def test_only_merged_and_mean_leaves_are_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "sync", [{"codec": "int8"}, {"codec": "topk"}, {"base_window": 1}, {"codec": "bf16", "error_feedback": 0.5}]
+    "sync", [{"codec": "int8"}, {"codec": "fp4"}, {"base_window": 1}, {"codec": "bf16", "error_feedback": 0.5}]
 )
 def test_what_could_make_a_statistic_negative_is_refused_with_the_fix(sync: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"norm/shift is of the kind mean.*set sync\.codec to fp32 or bf16"):
@@ -154,7 +154,7 @@ def test_a_joiner_has_a_peers_leaves_of_every_kind_or_the_syncers_beside_initial
         donor.step(8 * step, 8, 0.5)
     arrays = state_arrays.pack(donor.state_leaves())
     assert state_arrays.defect(arrays, joiner.state_leaves()) == ""
-    joiner.inherit(state_arrays.unpack(arrays, joiner.state_leaves()))
+    joiner.restore(arrays)
     assert differing(joiner.params, donor.params) == set()
     alone.load(0, donor.read(0))
     assert differing(alone.params, donor.params) == {"ema", "seen"}  # table is frozen

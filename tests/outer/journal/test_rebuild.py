@@ -58,6 +58,7 @@ def test_what_nobody_has_any_more_is_named_and_no_step_is_opened_twice() -> None
 def test_a_value_that_is_not_what_was_announced_is_not_taken() -> None:
     rebuilt = rebuild(log(), {0: candidate(JOURNAL, 4, "another")}, None, {})
     assert rebuilt.sources == [INITIAL, INITIAL, INITIAL]
+    assert rebuilt.found.digests == ["", "", ""], "the digest of what is lost is not that of the initial values"
 
 
 def test_a_version_whose_record_is_lost_is_taken_from_a_learner_and_never_committed_again() -> None:

@@ -15,7 +15,7 @@ from outer.protocol.fragments import Fragment, Tensor
 from tests.outer.numeric.test_formats import bound
 
 SIZE, SEED = 3001, 7
-CODED = ("bf16", "int8", "int4", "fp4", "topk")
+CODED = ("bf16", "int8", "fp4")
 FRAGMENT = Fragment(0, (Tensor("w", (SIZE,), "float32"),))
 WITH_MEAN = Fragment(
     0,
