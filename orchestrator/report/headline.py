@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,56 +76,61 @@ def _line(reason: str) -> str:
     return lines[-1][:300].rstrip(".") if lines else DASH
 
 
-def set_aside(summary: Mapping[str, Any]) -> tuple[int, str]:
-    """How many samples were set aside, and which: ranges of their numbers."""
-    ranges = summary.get("set_aside") or []
-    named = ", ".join(f"{start} to {stop - 1}" for start, stop in ranges[:8]) + " and more" * (len(ranges) > 8)
-    return sum(stop - start for start, stop in ranges), named
-
-
 def tiles(summary: Mapping[str, Any]) -> list[Tile]:
-    tokens, shares, faults = summary["tokens"], part(summary, "participation"), summary["faults"]
-    discarded, recovered = sum(tokens["discarded"].values()), sum(fault["recovery_s"] is not None for fault in faults)
+    """The key numbers; of any summary, as files may be of another version."""
+    tokens, shares, faults = part(summary, "tokens"), part(summary, "participation"), summary.get("faults") or []
+    rounds = part(summary, "round_steps")
+    discarded = sum(count or 0 for count in part(tokens, "discarded").values())
+    recovered = sum(fault.get("recovery_s") is not None for fault in faults)
     rows: tuple[tuple[str, str, str], ...] = (
-        ("Held-out loss", number(summary["eval_loss"], 3), _losses(summary)),
+        ("Held-out loss", number(summary.get("eval_loss"), 3), _losses(summary)),
         (
             "Tokens committed",
-            number(tokens["committed"]),
-            f"of {number(tokens['processed'])} processed; {number(discarded)} were discarded",
+            number(tokens.get("committed")),
+            f"of {number(tokens.get('processed'))} processed; {number(discarded)} were discarded",
         ),
         (
             "Tokens per second",
-            number(summary["tokens_per_s"]),
-            f"over {seconds(summary['wall_s'])}, first step to last commit",
+            number(summary.get("tokens_per_s")),
+            f"over {seconds(summary.get('wall_s'))}, first step to last commit",
         ),
         (
             "Outer steps",
-            number(summary["commits"]),
-            f"in {number(summary['syncer_steps'])} syncer steps; "
-            f"each fragment at least {number(summary['rounds_per_fragment'])} times"
-            if summary["commits"]
+            number(summary.get("commits")),
+            f"in {number(summary.get('syncer_steps'))} syncer steps; "
+            f"each fragment at least {number(summary.get('rounds_per_fragment'))} times"
+            if summary.get("commits")
             else "none was committed",
         ),
-        ("Availability", percent(summary["availability"]), "of the learners' time, alive and with a lease"),
-        ("Goodput", percent(summary["goodput_time"]), "of the learners' time, in steps that were committed"),
+        ("Availability", percent(summary.get("availability")), "of the learners' time, alive and with a lease"),
+        ("Goodput", percent(summary.get("goodput_time")), "of the learners' time, in steps that were committed"),
         (
             "Participation",
             percent(shares.get("mean")),
             f"of all learners; {percent(shares.get('alive_mean'))} of the live ones",
         ),
-        ("Global downtime", seconds(summary["global_downtime_s"]), "in which no learner stepped"),
-        ("Outer downtime", seconds(summary["outer_downtime_s"]), "without a commit, beyond twice the median gap"),
+        ("Inner steps a round", _span(part(rounds, "by_learner").values()), f"{number(rounds.get('asked'))} asked for"),
+        ("Global downtime", seconds(summary.get("global_downtime_s")), "in which no learner stepped"),
+        ("Outer downtime", seconds(summary.get("outer_downtime_s")), "without a commit, beyond twice the median gap"),
         ("Faults", number(len(faults)), f"{recovered} recovered from" if faults else "none injected, none met"),
     )
-    samples, named = set_aside(summary)
-    rows += (("Samples set aside", number(samples), f"two learners had ended on {named}"),) if samples else ()
+    if ranges := summary.get("set_aside"):
+        named = ", ".join(f"{start} to {stop - 1}" for start, stop in ranges[:8]) + " and more" * (len(ranges) > 8)
+        count = sum(stop - start for start, stop in ranges)
+        rows += (("Samples set aside", number(count), f"two learners had ended on {named}"),)
     return [Tile(name, value, told if value != DASH else "not known from this log") for name, value, told in rows]
+
+
+def _span(values: Iterable[float | None]) -> str:
+    """From the least to the greatest."""
+    known = [each for each in values if each is not None]
+    return f"{number(min(known), 1)} to {number(max(known), 1)}" if known else DASH
 
 
 def _losses(summary: Mapping[str, Any]) -> str:
     if summary.get("eval_fault"):
         return f"the last evaluation failed: {summary['eval_fault']}"
-    if summary["initial_eval_loss"] is None:
+    if summary.get("initial_eval_loss") is None:
         return "not known from this log"
     unit = f"{summary['loss_unit']}; " if summary.get("loss_unit") else ""
     return f"{unit}{number(summary['initial_eval_loss'], 3)} at the start"

@@ -109,9 +109,12 @@ def time(data: Data) -> Table:
 
 
 def participation(data: Data) -> Table:
-    shares = data.summary["participation"] or {}
-    rows = [(name, percent(share)) for name, share in (shares.get("by_learner") or {}).items()]
-    return table("Share of the commits that each took part in", "learner|share", rows, (1,))
+    shares = (data.summary["participation"] or {}).get("by_learner") or {}
+    rounds = data.summary["round_steps"] or {}
+    made = rounds.get("by_learner") or {}
+    rows = [(name, percent(share), number(made.get(name), 1)) for name, share in shares.items()]
+    columns = f"learner|share of the commits|inner steps in a round ({number(rounds.get('asked'))} asked for)"
+    return table("Share of the commits that each took part in, and its rounds", columns, rows, (1, 2))
 
 
 def _column(name: str) -> str:

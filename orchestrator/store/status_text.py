@@ -164,7 +164,8 @@ def states(status: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return all whose change is told at once: states, last faults, missing places, samples set aside."""
     told = [(item.get("name"), item.get("state"), item.get("last_fault")) for item in status.get("learners") or []]
     run, aside = part(status, "run"), part(status, "syncer").get("set_aside")
-    return (run.get("state"), run.get("eval_fault"), *told, *waiting(status), *waiting(status, "StoreAway"), aside)
+    waits, stretched = (*waiting(status), *waiting(status, "StoreAway")), bool(waiting(status, "Stretched"))
+    return (run.get("state"), run.get("eval_fault"), *told, *waits, stretched, aside)
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -175,6 +176,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     lines += ["every learner has a place"] if missed and not waiting(after) else []
     away, back = waiting(after, "StoreAway"), waiting(before, "StoreAway")
     lines += [message for message in away if message not in back] if away else ["the store is back"] * bool(back)
+    stretched, were = waiting(after, "Stretched"), waiting(before, "Stretched")
+    lines += [] if were else stretched
     failed = part(after, "run").get("eval_fault")
     if failed and failed != part(before, "run").get("eval_fault"):
         lines.append(f"an evaluation failed: {failed}")

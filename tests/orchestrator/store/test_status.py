@@ -159,19 +159,36 @@ def test_conditions_tell_whether_all_live_whether_the_quorum_is_met_and_whether_
 def test_over_the_epochs_of_a_syncer_time_and_pace_are_those_of_the_run() -> None:
     now = [50.0]
     overall = ProgressTracker(lambda: now[0], lambda: 1000.0 + now[0])
-    before = {"tokens": 1000, "progress": 0.1, "running_s": None, "moved_s_ago": None}
+    before = {"tokens": 1000, "progress": 0.1, "running_s": None, "moved_s_ago": None, "syncer_step": 0}
     assert overall.of(before)["running_s"] is None
     now[0] = 60.0
-    assert overall.of(before | {"running_s": 2.0})["running_s"] == 2.0
+    first = overall.of(before | {"running_s": 2.0, "moved_s_ago": 2.0, "syncer_step": 1})
+    assert (first["running_s"], first["step_interval_s"]) == (2.0, None)
     now[0] = 78.0
-    moved = overall.of(before | {"running_s": 20.0, "moved_s_ago": 2.0, "counts": {"commits": 9}})
+    moved = overall.of(before | {"running_s": 20.0, "moved_s_ago": 2.0, "syncer_step": 10})
     later = overall.of({"tokens": 3000, "progress": 0.3, "running_s": None, "moved_s_ago": None})
     assert moved["moved_at"] == later["moved_at"] == 1076.0, "the last commit was an epoch ago"
-    assert moved["commit_interval_s"] == later["commit_interval_s"] == 2.0
+    assert moved["step_interval_s"] == later["step_interval_s"] == 2.0
     assert later["running_s"] == 20.0, "a new epoch does not know of any"
     status = model(RECIPE, about(), view() | later, {"pid": 7, "node": "n"}, {})
     assert status["run"]["tokens_per_s"] == 100.0, "what was there before the run was resumed does not count"
     assert status["run"]["eta_s"] == pytest.approx(20.0 * 0.7 / 0.2)
+
+
+def test_a_round_that_takes_longer_than_asked_is_told_at_once_and_of_each_learner() -> None:
+    now = [100.0]
+    pace = ProgressTracker(lambda: now[0])
+    for step in range(100):  # the newest steps count: they take 1.5 s, the first ones took 0.5 s
+        now[0] += 0.5 if step < 50 else 1.5
+        moved = pace.of({**view(), "moved_s_ago": 0.0, "syncer_step": step})
+    kept = model(RECIPE, about(), view(step_interval_s=0.5), {}, {})
+    slow = row(NAMES[2], step_s=1.0)
+    status = model(RECIPE, about(), moved | view(row(NAMES[0]), row(NAMES[1]), slow, syncer_step=99), {}, {})
+    assert [each["round_steps"] for each in status["learners"]] == [72.0, 72.0, 36.0], "H is 24, a step 0.5 s"
+    assert conditions(kept)["RoundsKept"] == ("True", "Kept")
+    assert conditions(status)["RoundsKept"] == ("False", "Stretched")
+    told = "a round takes 72 inner steps of the median learner; 24 are asked for (sync.H): an exchange takes longer"
+    assert changes(kept, status) == [f"{told} than sync.tau = 2 steps"] and changes(status, status) == []
 
 
 def test_conditions_say_that_nothing_is_being_made_durable_and_why() -> None:
@@ -289,10 +306,8 @@ def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
     text = block(SUMMARY, "/runs/demo")
     for part in (
         "small: finished, NOT OK",
-        "3.000 nats/token (at the start 5.000)",
-        "864 committed of 888 processed",
-        "16 discarded: killed",
-        "a 87.5 %",
+        "held-out loss      3.000, nats/token; 5.000 at the start",
+        "tokens committed   864, of 888 processed; 24 were discarded",
         "kill c at 9.5 s: detected after 1.0 s, recovered after 8.7 s",
         "1 of 2 passed, 1 failed (log), 1 not exercised",
         "failed log: a gap after 17",
@@ -301,7 +316,7 @@ def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
         assert part in text, text
     troubled = SUMMARY | {"set_aside": [[300, 304], [320, 321]], "eval_fault": "no held-out data"}
     text = block(troubled, "/runs/demo")
-    assert "5 samples on which two learners had ended: 300 to 303, 320 to 320" in text
+    assert "5, two learners had ended on 300 to 303, 320 to 320" in text
     assert "the last evaluation failed: no held-out data" in text
     shown = {tile.label: tile.detail for tile in tiles(troubled)}
     assert shown["Samples set aside"] == "two learners had ended on 300 to 303, 320 to 320"

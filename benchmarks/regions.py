@@ -1,0 +1,231 @@
+"""One model over regions of one machine, joined by a wide-area network in user space: what slow and bad links cost.
+
+    python benchmarks/regions.py [--mbit 50] [--tau 8] [--set sync.codec=bf16] [--json]
+    python benchmarks/regions.py --cut 30            # one region cannot be reached for 30 s
+    python benchmarks/regions.py --bad-loss 2        # percent of the packets on one link
+    python benchmarks/regions.py --bad-mbit 2        # one link has so little
+
+A learner in each of four regions, 1.8 million parameters, steps of 0.13 s that are mostly a wait, so that two cores are
+enough. The first region has the head and the syncer; its learner crosses no link and is what the others are compared
+with. Needs root and what `benchmarks/wan/wan.py up` names. One Ray cluster spans the regions, as deploy/clusters
+starts it; it has a token, ports and temporary folders of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.wan import wan  # noqa: E402
+from learners.protocol.facts import StepFinished  # noqa: E402
+from orchestrator.eventlog.facts import LearnerLost  # noqa: E402
+from orchestrator.eventlog.reader import read_run  # noqa: E402
+from outer.protocol.facts import Committed, ReadFailed  # noqa: E402
+
+REGIONS = ("a", "b", "c", "d")
+CUT_AT, HEAL_S = 0.3, 20.0  # share of the steps before the cut; to watch after it
+LIMIT_S = 900.0
+RECIPE = """
+name = "regions"
+task = "learners.training.models.language:ByteLanguageModel"
+model = { layers = 4, width = 192 }
+data = { sequence_length = 64 }
+sync = { P = 24, H = 24, tau = 8, quorum = 1 }
+budget = { syncer_steps = STEPS }
+eval = { every = 1000, sequences = 16 }
+run = { metrics = false, control = { region = "a" } }
+"""
+POOL = (
+    '[[pools]]\nname = "{0}"\nregion = "{0}"\nlearners = 1\nbatch_size = 2\nslowdown = {1}\nresources = {{ CPU = 1 }}\n'
+)
+
+
+class Rig:
+    """The network, and Ray in it. Its folder is seen in every region."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder, self._options = folder, options
+        self._token = folder / "token"
+        self._token.write_text(secrets.token_hex(32))
+        self._token.chmod(0o600)
+
+    def __enter__(self) -> Rig:
+        shares = [str(each) for each in (self.folder, ROOT) if str(each).startswith("/tmp/")]
+        command = ["up", *REGIONS, "--mbit", str(self._options.mbit), "--rtt", str(self._options.rtt)]
+        command += ["--loss", str(self._options.loss), *(word for each in shares for word in ("--share", each))]
+        self.wan(*command)
+        self.bad(self._options)
+        ray = str(Path(sys.executable).with_name("ray"))
+        words = ["bash", str(ROOT / "benchmarks/wan/ray_nodes.sh"), ray, str(self._token), *REGIONS]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=self.environment)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wan("down")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+        ours = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token), "XLA_FLAGS": one_thread}
+        return {**os.environ, **ours, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+
+    @staticmethod
+    def wan(*words: str) -> None:
+        program = [sys.executable, str(ROOT / "benchmarks/wan/wan.py"), *words]
+        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+
+    def inside(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the first region."""
+        program = [sys.executable, str(ROOT / "benchmarks/wan/wan.py"), "exec", REGIONS[0], "--", *words]
+        return subprocess.run(program, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def bad(self, options: argparse.Namespace) -> None:
+        """Make the link of the last region what the options say."""
+        words = [*(("--mbit", str(options.bad_mbit)) if options.bad_mbit else ())]
+        words += [*(("--loss", str(options.bad_loss)) if options.bad_loss else ())]
+        if words:
+            self.wan("link", REGIONS[0], REGIONS[-1], *words)
+
+    def submit(self, recipe: Path, run: Path, settings: list[str]) -> None:
+        """Submit the run once every region has joined. Raises SystemExit."""
+        diloco, more = [sys.executable, "-m", "orchestrator"], [word for each in settings for word in ("--set", each)]
+        where = ["--address", "http://127.0.0.1:8265", "--run-dir", run.as_uri(), "--working-dir", str(recipe.parent)]
+        give_up_at = time.monotonic() + 180.0
+        while True:
+            done = self.inside(*diloco, "plan", str(recipe), *more, "--address", "10.77.1.1:6379")
+            if done.returncode == 0:
+                done = self.inside(*diloco, "submit", str(recipe), *more, *where, "--no-wait")
+                if done.returncode == 0:
+                    return
+            if time.monotonic() > give_up_at:
+                raise SystemExit(f"error: the cluster takes no run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+            time.sleep(2.0)
+
+
+def follow(rig: Rig, run: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Wait for the end of the run, and cut a region off on the way. Returns when that was, in Unix seconds."""
+    told: dict[str, float] = {}
+    give_up_at = time.monotonic() + LIMIT_S + options.cut
+    while not (run / "summary.json").exists():
+        if time.monotonic() > give_up_at:
+            raise SystemExit(f"error: the run does not end: {(run / 'status.json').read_text()[:3000]}")
+        time.sleep(0.5)
+        try:
+            status = json.loads((run / "status.json").read_text())
+        except (OSError, ValueError):
+            continue
+        if "began" not in told and status["learners"] and all(each["step"] for each in status["learners"]):
+            told["began"] = time.time()
+            told |= {f"bytes {a}{b}": float(each["bytes"]) for (a, b), each in wan.counters()[0].items()}
+        if options.cut and "cut" not in told and status["run"]["progress"] >= CUT_AT:
+            told["cut"] = time.time()
+            rig.wan("isolate", REGIONS[-1])
+        if "cut" in told and "healed" not in told and time.time() >= told["cut"] + options.cut:
+            rig.wan("join", REGIONS[-1])
+            told["healed"] = time.time()
+    return told
+
+
+def measure(run: Path, told: Mapping[str, float], options: argparse.Namespace) -> dict[str, Any]:
+    events = read_run(run)
+    summary = json.loads((run / "summary.json").read_text())
+    commits = [event for event in events if isinstance(event.fact, Committed)]
+    since, until = told.get("began", 0.0), commits[-1].at
+    if not since or until - since < 10.0:
+        raise SystemExit("error: all learners stepped for less than 10 s: give more --steps")
+    links = {pair: each["bytes"] for pair, each in wan.counters()[0].items()}
+    rows = {}
+    for region in REGIONS:
+        name = f"learner-{region}-0"
+        steps = [e for e in events if isinstance(e.fact, StepFinished) and e.writer == name and since <= e.at <= until]
+        parts = [p for e in commits for p in e.fact.participants if p.learner == name]
+        failed = [e for e in events if isinstance(e.fact, ReadFailed) and e.fact.learner == name]
+        lost = [e for e in events if isinstance(e.fact, LearnerLost) and e.fact.learner == name]
+        rows[region] = {
+            "steps_per_s": len(steps) / (until - since),
+            "waited_s": sum(event.fact.waited_s for event in steps),
+            "round_steps": summary["round_steps"]["by_learner"].get(name),
+            "participation": len(parts) / len(commits),
+            "steps_behind": sum(part.steps for part in parts) / max(1, len(parts)),
+            "failed_reads": len(failed),
+            "lost": [event.fact.cause for event in lost],
+        }
+        for way, pair in (("up", (region, REGIONS[0])), ("down", (REGIONS[0], region))):
+            if pair in links:
+                sent = links[pair] - told["bytes " + "".join(pair)]
+                rows[region][f"{way}_mbit"] = sent * 8e-6 / (until - since)
+        if "healed" in told:
+            again = [
+                e.at for e in commits if e.at > told["healed"] and any(p.learner == name for p in e.fact.participants)
+            ]
+            rows[region]["merged_again_s"] = again[0] - told["healed"] if again else None
+    return {
+        "mbit": options.mbit, "rtt_ms": options.rtt, "loss": options.loss, "tau": options.tau, "set": options.set,
+        "bad": {"cut_s": options.cut, "loss": options.bad_loss, "mbit": options.bad_mbit},
+        "seconds": until - since, "commits_per_s": sum(e.at >= since for e in commits) / (until - since),
+        "round_steps_asked": summary["round_steps"]["asked"], "regions": rows, "ok": summary["ok"],
+        "tokens": summary["tokens"], "eval_loss": summary["eval_loss"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--mbit", type=float, default=50.0, help="of each link, each way")
+    arguments.add_argument("--rtt", type=float, default=60.0, help="milliseconds")
+    arguments.add_argument("--loss", type=float, default=0.0, help="percent")
+    arguments.add_argument("--tau", type=int, default=8)
+    arguments.add_argument("--steps", type=int, default=480, help="syncer steps")
+    arguments.add_argument("--slowdown", type=float, default=5.0, help="makes steps about 0.13 s long")
+    arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
+    arguments.add_argument("--cut", type=float, default=0.0, help="seconds for which the last region is cut off")
+    arguments.add_argument("--bad-loss", type=float, default=0.0, help="percent, on the last region's link")
+    arguments.add_argument("--bad-mbit", type=float, default=0.0, help="of the last region's link")
+    arguments.add_argument("--json", action="store_true")
+    options = arguments.parse_args()
+    if lacks := wan.lacking():
+        raise SystemExit("error: this machine lacks " + "; ".join(lacks))
+    folder = Path(tempfile.mkdtemp(prefix="diloco-regions-", dir="/tmp"))
+    try:
+        (folder / "job").mkdir()
+        recipe, run = folder / "job" / "recipe.toml", folder / "run"
+        pools = "".join(POOL.format(region, options.slowdown) for region in REGIONS)
+        recipe.write_text(RECIPE.replace("STEPS", str(options.steps)) + pools)
+        with Rig(folder, options) as rig:
+            rig.submit(recipe, run, [f"sync.tau={options.tau}", *options.set])
+            report = measure(run, follow(rig, run, options), options)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if options.json:
+        print(json.dumps(report, indent=1))
+        return
+    print(f"{report['seconds']:.0f} s, {report['commits_per_s']:.2f} commits/s, checks ok: {report['ok']}")
+    own = report["regions"][REGIONS[0]]["steps_per_s"]
+    for region, row in report["regions"].items():
+        told = [
+            f"{region}: {row['steps_per_s']:.2f} steps/s ({row['steps_per_s'] / own:.3f})",
+            f"waited {row['waited_s']:.1f} s",
+            f"{row['round_steps'] or 0:.1f} inner steps a round ({report['round_steps_asked']} asked for)",
+            f"in {row['participation']:.0%} of commits, {row['failed_reads']} reads failed",
+            f"lost {row['lost'] or 'never'}",
+            f"{row.get('up_mbit', 0.0):.1f} Mbit/s up, {row.get('down_mbit', 0.0):.1f} down",
+        ]
+        if (again := row.get("merged_again_s")) is not None:
+            told.append(f"merged {again:.1f} s after the cut")
+        print(", ".join(told))
+
+
+if __name__ == "__main__":
+    main()
