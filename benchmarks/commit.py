@@ -104,7 +104,7 @@ class Timed(SyncerActor):
         self._contributions = self._reports = self._reads_missed = self._reopened = 0
         super().__init__(*arguments)
 
-    def _drive(self, event: outer.Event) -> list[outer.Effect]:
+    def _drive(self, event: outer.Event) -> Any:
         self._contributions += type(event).__name__ == "Contribution"
         self._reports += type(event).__name__ == "Report"
         self._reads_missed += isinstance(event, outer.ReadMissed)
@@ -112,7 +112,7 @@ class Timed(SyncerActor):
             self._pass(event.syncer_step, "merge")
         return super()._drive(event)
 
-    def _perform(self, effects: list[outer.Effect]) -> None:
+    def _perform(self, effects: list[outer.Effect]) -> Any:
         arrived = time.monotonic()
         for effect in effects:
             if isinstance(effect, outer.Send) and isinstance(effect.message, ReadRequest):
@@ -126,10 +126,11 @@ class Timed(SyncerActor):
                 self._pass(effect.version, "journal", arrived)
             elif isinstance(effect, outer.Emit):
                 self._reopened += isinstance(effect.fact, StepReopened)
-        super()._perform(effects)
+        reply = super()._perform(effects)
         for effect in effects:
             if isinstance(effect, outer.Send) and isinstance(effect.message, Notice):
                 self._pass(effect.message.version, "announce")
+        return reply
 
     def _pass(self, step: int, point: str, at: float | None = None) -> None:
         self._passed.setdefault(step, {}).setdefault(point, time.monotonic() if at is None else at)

@@ -180,9 +180,9 @@ def bare(recipe_file: Path, core: int, times: Path | None) -> None:
     from learners.training.trainer import Trainer
     from learners.training.tree import deal
     from orchestrator.recipe.tasks import build_task
-    from orchestrator.recipe.toml_text import stored
+    from orchestrator.recipe.toml_text import load
 
-    recipe = stored(recipe_file)
+    recipe = load(recipe_file)
     task, batch = build_task(recipe), recipe.pools[0].batch_size
     trainer = Trainer(task, deal(task, recipe.sync), recipe.inner, recipe.seed)
     trainer.warm_up(batch)

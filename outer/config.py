@@ -109,11 +109,10 @@ class SyncConfig(Section):
         le=16,
         description="rounds that a contribution's base may be behind; beyond 0, fp32 is sent as fp32_delta",
     )
-    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4", "topk"] = Field(
-        "fp32",
-        description="number format of contributions on the wire; topk: the largest 3 % of the numbers",
+    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "fp4"] = Field(
+        "fp32", description="number format of contributions on the wire"
     )
-    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4", "topk"] = Field(
+    downlink: Literal["fp32", "bf16", "int8", "fp4"] = Field(
         "fp32",
         description="number format of the differences between versions on their way to the learners; fp32: versions "
         "travel whole and exact",
@@ -122,8 +121,7 @@ class SyncConfig(Section):
         None,
         ge=0.0,
         le=1.0,
-        description="share of what rounding left out of a merged contribution that the learner adds to its next one; "
-        "default 0.95 for topk, else 0",
+        description="share of what rounding left out of a merged contribution that the learner adds to its next one",
     )
     adaptive: bool = Field(
         False,
@@ -172,8 +170,7 @@ class SyncConfig(Section):
     @property
     def decay(self) -> float:
         """The share kept of what a merged contribution left out; 0 where learners do not keep it."""
-        default = 0.95 if self.codec == "topk" else 0.0
-        return default if self.error_feedback is None else self.error_feedback
+        return self.error_feedback or 0.0
 
     @property
     def needs_notice(self) -> bool:

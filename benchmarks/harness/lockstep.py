@@ -26,7 +26,7 @@ from outer.numeric.formats import uplinks
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
 from outer.protocol import events_effects as outer
-from outer.protocol.messages import COMPILING, IMPORTING, Donor
+from outer.protocol.messages import COMPILING, IMPORTING, Welcome
 from outer.protocol.syncer import Budget, Syncer
 
 IDLE_ROUNDS_MAX = 1000
@@ -201,17 +201,18 @@ class LockStep:
         while self._queue:
             name, event = self._queue.popleft()
             if name is None:
-                self._perform_outer(self._syncer.handle(self._now, event))
+                self._perform_outer(self._syncer.handle(self._now, event), event)
             else:
                 self._perform_unit(name, self._units[name].machine.handle(self._now, event))
 
-    def _perform_outer(self, effects: list[outer.Effect]) -> None:
+    def _perform_outer(self, effects: list[outer.Effect], event: Any = None) -> None:
         for effect in effects:
             match effect:
+                case outer.Reply(Welcome() as welcome):
+                    self._to_learner(event.learner, welcome)
                 case outer.Emit(fact):
                     self.facts.append(LoggedFact(self._now, "syncer", 1, fact))
                 case outer.Send(learner, _, message):
-                    assert not isinstance(message, Donor), "no learner asks for one here"
                     self._to_learner(learner, message)
                 case outer.Merge(syncer_step, fragment, payloads, weights, formats):
                     proposal = self.parameters.propose(fragment, payloads, weights, syncer_step, formats)

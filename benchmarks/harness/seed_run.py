@@ -14,12 +14,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.whole_log import write_log
 from learners.training.devices.device import device_taken, fit, use_compile_cache
 from orchestrator.analysis.folder import check_run
 from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, LearnerRequested, LearnerStarted, RunFinished, RunStarted
-from orchestrator.eventlog.log_writer import write_log
 from orchestrator.eventlog.reader import SEAL_FILE, LogReader, seal
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.tasks import build_task

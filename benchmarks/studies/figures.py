@@ -20,7 +20,7 @@ Point = tuple[int, float]  # chips, goodput as a share
 LINES: tuple[tuple[Method, int, str, str], ...] = (
     ("data_parallel", 16, "dead", "data-parallel, bf16"),
     ("decoupled", 16, "train", "Decoupled, bf16"),
-    ("decoupled", 4, "held", "Decoupled, int4"),
+    ("decoupled", 4, "held", "Decoupled, 4 bits"),
 )
 UTILISATIONS = tuple(percent / 100 for percent in (40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 93, 95, 96, 97, 98))
 

@@ -1,7 +1,7 @@
 """A learner's whole state, parameters and inner optimizer, as plain NumPy arrays for other processes.
 
 One array per leaf, in tree order. Leaves of types that NumPy or Ray's zero-copy transfer lack (bfloat16, PRNG keys)
-travel as their bits. `defect` checks arrays from a peer before `unpack` uses them.
+travel as their bits. `defect` checks arrays from a peer before `restored` uses them.
 """
 
 from __future__ import annotations
@@ -54,11 +54,6 @@ def pack(leaves: Sequence[Any]) -> Arrays:
     return [_bits(np.asarray(_data(leaf))) for leaf in leaves]
 
 
-def unpack(arrays: Arrays, like: Sequence[Any]) -> list[Any]:
-    """Restore the leaves with the dtypes and on the devices of `like`. Requires that `defect` found nothing."""
-    return [_restored(array, leaf) for array, leaf in zip(arrays, like, strict=True)]
-
-
 def digest(arrays: Arrays) -> str:
     """XXH3, 128 bits, of shapes, dtypes and bytes, hexadecimal."""
     running = xxhash.xxh3_128()
@@ -103,7 +98,8 @@ def _bits(array: NDArray[Any]) -> NDArray[Any]:
     return array if array.dtype.kind in PLAIN else array.view(f"u{array.dtype.itemsize}")
 
 
-def _restored(array: NDArray[Any], leaf: Any) -> Any:
+def restored(array: NDArray[Any], leaf: Any) -> Any:
+    """The leaf of an array, with the dtype and on the devices of `leaf`. Requires that `defect` found nothing."""
     values, like = array.view(np.dtype(_data(leaf).dtype)), isinstance(leaf, jax.Array)
     sharding = _data(leaf).sharding if like and leaf.committed else None
     value = own(values, sharding)

@@ -5,7 +5,7 @@ Fragments travel as flat float32 arrays; the model keeps its own dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -104,10 +104,6 @@ class Trainer:
         structure = jax.tree.structure(opt_state)
         owned = placement.distinct([*leaves, *jax.tree.leaves(opt_state)])
         self._leaves, self.opt_state = owned[: len(leaves)], jax.tree.unflatten(structure, owned[len(leaves) :])
-
-    def _placed(self, leaves: list[Any]) -> list[Any]:
-        """Place parameters by the layout; on one device, leave them as they are."""
-        return leaves if self.layout is None else list(map(jax.device_put, leaves, self.layout.leaves))
 
     @property
     def _results(self) -> Any:
@@ -331,13 +327,5 @@ class Trainer:
         count = len(self._leaves)
         self._leaves, self.opt_state = [], None
         for index, array in enumerate(arrays):
-            (old[index],) = state_arrays.unpack([array], old[index : index + 1])
+            old[index] = state_arrays.restored(array, old[index])
         self._own(old[:count], jax.tree.unflatten(structure, old[count:]))
-
-    def inherit(self, leaves: Iterable[Any]) -> None:
-        """Take over the state of another trainer of the same task: the leaves are this trainer's from now on."""
-        leaves = list(leaves)
-        count, structure = len(self._leaves), jax.tree.structure(self.opt_state)
-        placed = self._placed(leaves[:count])
-        state = jax.tree.unflatten(structure, leaves[count:])
-        self._own(placed, self.layout.state(state) if self.layout else state)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -103,7 +104,7 @@ class Root(TyperGroup):
     entries: Sequence[CommandEntry] = ()
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings | {"commands": Imported(self.entries)})
+        super().__init__(**settings | {"commands": Imported({each.name: each for each in self.entries})})
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
@@ -132,28 +133,13 @@ class Root(TyperGroup):
             raise
 
 
-class Imported(MutableMapping[str, Any]):
+class Imported(UserDict[str, Any]):
     """The commands of a group by name, each imported when it is looked up."""
 
-    def __init__(self, entries: Sequence[CommandEntry]) -> None:
-        self._entries = {each.name: each for each in entries}
-        self._found: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._found:
-            self._found[name] = _command(self._entries[name])
-        return self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        raise TypeError("commands are entries")
-
-    __delitem__ = __setitem__  # type: ignore[assignment]
+        if isinstance(found := super().__getitem__(name), CommandEntry):
+            self[name] = found = _command(found)
+        return found
 
 
 def _command(entry: CommandEntry) -> Any:

@@ -42,9 +42,6 @@ def compare(
         str | None,
         typer.Option(metavar="PLAN", help="Also train under faults: a TOML file with [chaos], or `recipe`: its own."),
     ] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="MODE", help="What differences are taken against [data_parallel].")
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.json [runs/NAME-compare].")
     ] = None,
@@ -57,7 +54,7 @@ def compare(
         from orchestrator.compare.modes import chosen, reference
 
         asked = chosen(modes)
-        base = reference(asked, against)
+        base = reference(asked)
         with apart(as_json):
             resolved = prepare(recipe, overrides)
             plan = _plan(chaos, resolved)

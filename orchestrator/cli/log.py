@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from orchestrator.eventlog.tables import LogPart
 
 POLL_S = 0.5
-FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}  # of --to
 
 
 def log(
@@ -34,15 +32,11 @@ def log(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
     kind: Annotated[list[str] | None, typer.Option("--kind", help="Only facts of this kind; more than once.")] = None,
     sql: Annotated[str | None, typer.Option("--sql", help="Instead, what this query of its tables gives.")] = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Write that to this .parquet, .csv or .jsonl.")] = None,
 ) -> None:
     """Print a run's log, one event a line, in its order; exit code 5 if some of it is damaged or missing."""
     with reported():
         if sql is not None and (follow or kind):
             raise InputError([Problem("--sql", sql, "asks the whole log", "leave out --follow and --kind")])
-        if to is not None and (sql is None or to.suffix not in FORMATS or not to.absolute().parent.is_dir()):
-            fix = f"name a query, --sql 'FROM steps', and a file in a folder that is there: {', '.join(FORMATS)}"
-            raise InputError([Problem("--to", str(to), "cannot be written", fix)])
         kinds = frozenset(kind or ())
         if unknown := sorted(kinds - REGISTRY.keys()):
             near = nearest(unknown[0], list(REGISTRY))
@@ -52,7 +46,7 @@ def log(
 
         store = located(run)
         reader = LogReader(store.root)
-        for row in asked(reader, sql, to) if sql is not None else ():
+        for row in asked(reader, sql) if sql is not None else ():
             sys.stdout.write(json.dumps(finite(row), default=str) + "\n")
         for part in () if sql is not None else following(store, reader) if follow else reader.rest():
             for event in () if part is None else part.events():
@@ -66,8 +60,8 @@ def log(
             raise typer.Exit(CHECK_FAILED)
 
 
-def asked(reader: LogReader, sql: str, to: Path | None) -> Iterator[dict[str, Any]]:
-    """The rows of a query of the tables that the summary is computed from; none where they are written to a file."""
+def asked(reader: LogReader, sql: str) -> Iterator[dict[str, Any]]:
+    """The rows of a query of the tables that the summary is computed from."""
     import duckdb
 
     from orchestrator.analysis.checks import prepare
@@ -76,10 +70,6 @@ def asked(reader: LogReader, sql: str, to: Path | None) -> Iterator[dict[str, An
     database = filled(reader.rest())
     prepare(database, *FAMILIES)
     try:
-        if to is not None:
-            target = str(to).replace("'", "''")
-            database.execute(f"COPY ({sql.strip().rstrip(';')}\n) TO '{target}' (FORMAT {FORMATS[to.suffix]})")
-            return
         found = database.execute(sql)
     except duckdb.Error as error:
         fix = 'tables and columns: docs/run-folder.md, or --sql "SHOW TABLES" and "DESCRIBE steps"'

@@ -35,11 +35,4 @@ class Bars:
         self._progress.update(self._stages[stage], completed=done, words=words)
         if not self._console.is_terminal and time.monotonic() - self._said_at >= PLAIN_EVERY_S:
             self._said_at = time.monotonic()
-            self.say(f"{stage}: {words}")
-
-    def say(self, line: str) -> None:
-        """A line for itself, above the bars."""
-        if self._console.is_terminal:
-            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
+            print(f"{stage}: {words}", file=sys.stderr, flush=True)

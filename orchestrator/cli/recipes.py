@@ -27,8 +27,8 @@ def prepare(
 ) -> Recipe:
     """Return the resolved recipe. Raise InputError with all problems at once, in this order:
 
-    packages of `folder` (where workers import from; default: the current one), the command's own `options`, what the
-    command asks `further` of a recipe whose schema holds, the recipe's schema, and what contradicts itself in it.
+    packages of `folder` (where workers import from; default: the current one), the command's own `options`, the
+    recipe's schema, and, where that holds, what the command asks `further` of it and what contradicts itself in it.
     """
     folder = folder or Path.cwd()
     import_from(folder)

@@ -6,20 +6,21 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.errors import CHECK_FAILED, reported
+from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.permission import permit
 from orchestrator.cli.progress import Bars
 from orchestrator.eventlog.events import finite
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.tasks import host_only
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE, located, recipe_of
 from orchestrator.store.run_store import RunStore
@@ -27,6 +28,7 @@ from orchestrator.store.run_store import RunStore
 if TYPE_CHECKING:
     from orchestrator.eventlog.tables import LogPart
     from orchestrator.replay.incarnation import Key
+    from orchestrator.replay.replayer import Replayer
     from orchestrator.replay.tape import Said
 
 KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared, in the order of the report
@@ -109,9 +111,10 @@ def _replay(
     rules: list[str],
     as_json: bool,
 ) -> None:
+    with host_only():  # accelerators are the processes' that repeat the learners
+        from orchestrator.replay.replayer import FILE, play
     from orchestrator.replay.environment import needed
     from orchestrator.replay.incarnation import TapeError
-    from orchestrator.replay.process import FILE, Job, play_apart
     from orchestrator.replay.tape import tape_of
 
     store = log.store
@@ -132,8 +135,8 @@ def _replay(
     try:
         tape = tape_of(log.said, until)
         _check_until(until, log.last_step, bool(tape.commits))
-        with Bars() as bars:
-            outcome = play_apart(Job(tape, recipe, needed(tape), out), partial(_show, bars))
+        with Bars() as bars, apart(True):  # whatever the task prints
+            outcome = play(tape, recipe, needed(tape), out, partial(_show, bars, len(tape.commits)))
     except TapeError as error:
         fix = f"what else the log tells of this: diloco check {store.root}"
         raise InputError([Problem("RUN", str(store.root), f"cannot be replayed: {error}", fix)]) from error
@@ -175,14 +178,13 @@ def _told(outcome: Mapping[str, Any]) -> list[str]:
     name, equal = outcome["name"], outcome["bit_equal"]
     lines = [
         f"{name}: {outcome['commits']:,} commits up to syncer step {outcome['syncer_step']:,} replayed, "
-        f"{outcome['steps']:,} steps in {outcome['seconds']:.1f} s{_by(outcome['processes'])}"
+        f"{outcome['steps']:,} steps in {outcome['seconds']:.1f} s by {outcome['processes']} processes"
     ]
     for kind in KINDS:
         computed, compared, same = (outcome[count].get(kind, 0) for count in ("computed", "compared", "equal"))
         words = f"{same:,} of {compared:,} equal" if compared else "not recorded" if computed else "none"
         lines.append(f"  {kind:15} {words}{f', {computed - compared:,} not recorded' * (0 < compared < computed)}")
     lines.append(f"  {'digest':15} {outcome['digest']}")
-    lines.append(f"  {'held-out loss':15} {outcome['eval_loss']:.4f}")
     if outcome["out"]:
         lines.append(f"  {'written':15} {outcome['out']}")
     verdict = "unknown: not all was recorded" if equal is None else "yes" if equal else "no"
@@ -193,10 +195,6 @@ def _told(outcome: Mapping[str, Any]) -> list[str]:
         if not outcome["hints"]:
             lines.append("    everything that was recorded of the learners' devices is the same here")
     return lines
-
-
-def _by(processes: int) -> str:
-    return f" by {processes} processes" if processes > 1 else ""
 
 
 def differs(difference: dict[str, Any]) -> str:
@@ -215,9 +213,10 @@ def differs(difference: dict[str, Any]) -> str:
     return f"syncer step {difference['syncer_step']}{where}: {what}: {values}"
 
 
-def _show(bars: Bars, news: Mapping[str, Any]) -> None:
-    if "difference" in news:
-        bars.say(f"differs: {differs(news['difference'])}")
-        return
-    rate = f"{news['steps'] / max(news['seconds'], 1e-9):,.0f} steps/s{_by(news['processes'])}"
-    bars.show("replaying", news["commits"], news["of"], f"{news['commits']:,} of {news['of']:,} commits, {rate}")
+def _show(bars: Bars, commits: int, replayer: Replayer) -> None:
+    """The last of `replayer`'s news, with what differs first of all."""
+    steps, seconds = replayer.tally.steps, max(replayer.seconds, 1e-9)
+    words = f"{replayer.commits:,} of {commits:,} commits, {steps / seconds:,.0f} steps/s"
+    if replayer.difference is not None:
+        words = f"DIFFERS at {differs(asdict(replayer.difference))}"
+    bars.show("replaying", replayer.commits, commits, words)

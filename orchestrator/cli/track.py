@@ -15,7 +15,7 @@ from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.log import following
 from orchestrator.cli.options import Run
 from orchestrator.recipe.problems import InputError, Problem, nearest
-from orchestrator.recipe.toml_text import stored
+from orchestrator.recipe.toml_text import load
 from orchestrator.store.readers import RECIPE_FILE, located
 from orchestrator.telemetry.sinks import SINKS, Sink
 from orchestrator.telemetry.tracking import Curves
@@ -35,7 +35,7 @@ def track(
         from orchestrator.eventlog.reader import LogReader
 
         store = located(run)
-        recipe = stored(store.path(RECIPE_FILE))
+        recipe = load(store.path(RECIPE_FILE))
         sinks = {target: _sink(target, recipe.name, f"{recipe.name}-{recipe.config_hash}") for target in to}
         curves, reader, sent = Curves(every), LogReader(store.root), 0
         for part in following(store, reader) if follow else reader.rest():

@@ -144,11 +144,6 @@ def valid(mode: str, plain: Plain) -> Recipe:
     return made
 
 
-def reference(modes: Sequence[Mode], name: str | None) -> Mode:
+def reference(modes: Sequence[Mode]) -> Mode:
     """The mode that differences are taken against: data_parallel where it is compared, else the first."""
-    if name is None:
-        return MODES["data_parallel"] if MODES["data_parallel"] in modes else modes[0]
-    if name not in MODES or MODES[name] not in modes:
-        known = ", ".join(mode.name for mode in modes)
-        raise InputError([Problem("--against", name, f"is not compared; compared are {known}", "add it to --modes")])
-    return MODES[name]
+    return MODES["data_parallel"] if MODES["data_parallel"] in modes else modes[0]

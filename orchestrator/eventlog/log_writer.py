@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 
-from orchestrator.eventlog.compactor import Compactor, Segment, create, segmented
+from orchestrator.eventlog.compactor import Compactor
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.tables import Rows
-from outer.journal.chain import SEGMENT_ROWS, Segmented
+from outer.journal.chain import Segmented
 from outer.journal.groups import SYNCER, FactRun
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Objects
@@ -59,28 +57,6 @@ class LogWriter:
         self.write([])
         self._chain.finish()
         return self._chain.segmented
-
-
-def write_log(store: Objects, events: Iterable[Event]) -> dict[str, Segmented]:
-    """Write a whole log at once, as segments, of events in the log's order; returns where each part ends.
-
-    Raises OSError, and FileExistsError where another log is.
-    """
-    parts: dict[str, list[Event]] = {log: [] for log in LOGS}
-    for event in events:
-        parts[event.writer if event.writer in LOGS else SYNCER].append(event)
-    return {log: _write_part(store, log, part) for log, part in parts.items()}
-
-
-def _write_part(store: Objects, log: str, events: list[Event]) -> Segmented:
-    end = Segmented(run=uuid.uuid4().hex)
-    for first in range(0, len(events), SEGMENT_ROWS):
-        rows = Rows(end.rows)
-        for event in events[first : first + SEGMENT_ROWS]:
-            rows.add(event)
-        place = Segment(log, end.run, end.segments, end.seal, end.segments, end.segments, "", end.rows, len(rows))
-        end = segmented(create(store, place, rows.part()))
-    return end
 
 
 def _run(events: list[Event]) -> FactRun:

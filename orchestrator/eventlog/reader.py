@@ -24,7 +24,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.tables import INT, SCHEMAS, LogPart, seconds
 from orchestrator.recipe.problems import InputError
-from orchestrator.recipe.toml_text import stored
+from orchestrator.recipe.toml_text import load
 from outer.journal.chain import Segmented
 from outer.journal.object_store import Folder, Objects, objects
 from outer.protocol.facts import Record
@@ -41,7 +41,7 @@ def store_of(run_dir: Path) -> Objects:
     """Where a run's log is: in its folder, or where its recipe's durability.store says. Raises ValueError, OSError."""
     path = run_dir / RECIPE_FILE
     try:
-        elsewhere = stored(path).durability.store if path.is_file() and not (run_dir / "log").is_dir() else None
+        elsewhere = load(path).durability.store if path.is_file() and not (run_dir / "log").is_dir() else None
     except InputError:
         elsewhere = None  # a recipe that cannot be read hides no log that is in the folder
     if elsewhere is None or (run_dir / "log").is_dir():  # a tape's log is in its folder, whatever its recipe says

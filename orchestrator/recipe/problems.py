@@ -24,8 +24,6 @@ class Problem:
     value: Any  # as given; None: nothing was
     message: str  # what is wrong and what is allowed
     fix: str
-    meant: tuple[str, ...] = ()  # the fields that a misspelt key may stand for
-    against: tuple[str, ...] = ()  # the fields that this one contradicts
 
     @property
     def record(self) -> dict[str, Any]:
@@ -193,10 +191,9 @@ def _unknown(field: str, key: str, value: Any, root: type[BaseModel], owner: typ
     place = field.rpartition(".")[0]
     if near := nearest(key, spellings):
         meant = f"{place}.{spellings[near]}".strip(".")
-        return Problem(field, value, "is not a known key", f"did you mean {meant}?", (meant,))
+        return Problem(field, value, "is not a known key", f"did you mean {meant}?")
     if homes := _elsewhere(root, key):
-        fix = f"did you mean {' or '.join(homes)}?"
-        return Problem(field, value, "is not a known key here", fix, tuple(homes))
+        return Problem(field, value, "is not a known key here", f"did you mean {' or '.join(homes)}?")
     return Problem(field, value, "is not a known key", f"remove it; known here: {', '.join(keys(owner))}")
 
 
@@ -204,14 +201,14 @@ def _contradiction(section: str, detail: Any, model: type[BaseModel] | None) -> 
     """A contradiction of several fields. It is reported for the field that the message begins with, else for all."""
     message = str(detail["ctx"]["error"])
     named = [word for word in dict.fromkeys(re.findall(r"\w+", message)) if model and word in keys(model)]
-    fields = tuple(f"{section}.{key}".strip(".") for key in named)
+    fields = [f"{section}.{key}".strip(".") for key in named]
     fix = f"change {' or '.join(fields) or section}"
     given = detail["input"] if isinstance(detail["input"], dict) else {}
     if sum(key in given for key in named) > 1:
         fix += " (an override KEY= takes a key out)"
     if named and message.startswith(named[0]):
-        return Problem(fields[0], given.get(named[0]), message, fix, against=fields[1:])
-    return Problem(section, None, message, fix, against=fields)
+        return Problem(fields[0], given.get(named[0]), message, fix)
+    return Problem(section, None, message, fix)
 
 
 def _correction(field: str, info: FieldInfo) -> str:

@@ -1,6 +1,7 @@
-"""Recipes as TOML: read with overrides, report all errors at once, write the resolved recipe.
+"""Recipes as TOML: read with overrides, report all errors of the schema at once, write the resolved recipe.
 
-`load` checks the schema; `validate` (orchestrator/recipe/validation.py) checks what the schema cannot.
+`load` checks the schema, and runs no code of a user's; `validate` (orchestrator/recipe/validation.py) checks what the
+schema cannot.
 """
 
 from __future__ import annotations
@@ -13,22 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from orchestrator.recipe.config import Recipe, hashed
 from orchestrator.recipe.problems import InputError, Problem, explain
-from orchestrator.recipe.validation import problems as semantic_problems
-from orchestrator.recipe.validation import touches, validate
+from orchestrator.recipe.validation import validate
 
-__all__ = ["InputError", "Problem", "dump", "hash_in", "load", "stored", "stored_hash", "template", "validate"]
+__all__ = ["InputError", "Problem", "dump", "hash_in", "load", "stored_hash", "template", "validate"]
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a TOML file with `a.b=value` overrides applied in order.
 
     A value is read as TOML, else as a string. An empty value removes the key. Elements of lists are addressed by
-    number (`pools.0.learners=2`). Raises InputError with every problem; when the schema refuses some fields, also with
-    those that `validate` finds in the others.
+    number (`pools.0.learners=2`). Raises InputError with every problem that the schema finds.
     """
     return parse(_read(Path(path)), overrides)
 
@@ -39,25 +38,11 @@ def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
     found = [problem for override in overrides for problem in _override(raw, override)]
     try:
         recipe = Recipe.model_validate(raw)
-    except ValidationError:
-        refused, sound = _refused(raw)
-        found += refused
-        raise InputError(found + semantic_problems(*_sound_part(sound, found))) from None
-    if found:
-        raise InputError(found + semantic_problems(recipe))
-    return recipe
-
-
-def stored(path: Path) -> Recipe:
-    """A run's own recipe, checked by the schema alone: `load` may build the task, and so run a user's code.
-
-    Raises InputError with the schema's problems.
-    """
-    raw = _read(path)
-    try:
-        return Recipe.model_validate(raw)
     except ValidationError as error:
-        raise InputError(list(explain(error, Recipe))) from None
+        raise InputError([*found, *explain(error, Recipe)]) from None
+    if found:
+        raise InputError(found)
+    return recipe
 
 
 def hash_in(path: Path) -> str:
@@ -142,65 +127,6 @@ def _value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text.strip()
     return parsed["value"] if len(parsed) == 1 else text
-
-
-# ------------------------------------------------------------------ what remains of a refused recipe
-
-
-def _refused(raw: dict[str, Any]) -> tuple[list[Problem], dict[str, Any]]:
-    """Every problem that the schema finds, and the input without the refused fields.
-
-    The schema finds fields that contradict each other only when the others of their section are valid. So refused
-    fields are replaced by their defaults, again and again, until none is left. A contradiction with such a default is
-    not the user's, and not reported.
-    """
-    raw, found, broken = copy.deepcopy(raw), list[Problem](), set[str]()
-    while True:
-        try:
-            Recipe.model_validate(raw)
-            return found, raw
-        except ValidationError as error:
-            refused = list(explain(error, Recipe))
-        for problem in refused:
-            fields = (problem.field, *problem.against)
-            if not any(touches(field, bad) for field in fields for bad in broken):
-                found.append(problem)
-        broken |= {field for problem in refused for field in (problem.field, *problem.meant)}
-        removed = [_remove(raw, problem.field.split(".")) for problem in refused]
-        if not any(removed):
-            return found, raw
-
-
-def _sound_part(raw: dict[str, Any], found: Sequence[Problem]) -> tuple[Recipe, frozenset[str]]:
-    """The recipe of the fields that were not refused, and the fields that no check may read.
-
-    A misspelt key also breaks the key that it stands for, whose default is not what the user meant.
-    """
-    broken = {field for problem in found for field in (problem.field, *problem.meant)}
-    sections: dict[str, Any] = {}
-    for name, info in Recipe.model_fields.items():
-        hint: Any = info.annotation
-        try:
-            if name in raw:
-                sections[name] = TypeAdapter(hint).validate_python(raw[name])
-            elif info.is_required():
-                broken.add(name)
-        except ValidationError:
-            broken.add(name)
-    return Recipe.model_construct(**sections), frozenset(broken)
-
-
-def _remove(table: Any, path: Sequence[str]) -> bool:
-    """Remove the key; of a list's element, the whole list, so that no other element changes its number."""
-    key, *rest = path
-    if isinstance(table, list) and key.isdecimal() and int(key) < len(table) and rest:
-        return _remove(table[int(key)], rest)
-    if not (isinstance(table, dict) and key in table):
-        return False
-    if rest and not (isinstance(table[key], list) and len(rest) == 1):
-        return _remove(table[key], rest)
-    del table[key]
-    return True
 
 
 # ------------------------------------------------------------------ writing one's own

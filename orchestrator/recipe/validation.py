@@ -18,26 +18,11 @@ from orchestrator.recipe.tasks import build_task, host_only
 from outer.journal.object_store import absolute, objects
 from outer.protocol.fragments import Tensor
 
-Check = Callable[[Recipe], Iterator[Problem]]
-CHECKS: list[tuple[tuple[str, ...], Check]] = []  # with the fields that each reads: all of them must be sound
 
-
-def _reads(*fields: str) -> Callable[[Check], Check]:
-    def register(check: Check) -> Check:
-        CHECKS.append((fields, check))
-        return check
-
-    return register
-
-
-def problems(recipe: Recipe, broken: frozenset[str] = frozenset()) -> list[Problem]:
-    """Every problem that the checks find. `broken`: fields of an incomplete recipe that no check may read."""
-    found: dict[tuple[str, str], Problem] = {}
-    for fields, check in CHECKS:
-        if not any(touches(field, bad) for field in fields for bad in broken):
-            for problem in check(recipe):
-                found.setdefault((problem.field, problem.message), problem)
-    return list(found.values())
+def problems(recipe: Recipe) -> list[Problem]:
+    """Every problem that the checks find, each once."""
+    found = [problem for check in CHECKS for problem in check(recipe)]
+    return list({(problem.field, problem.message): problem for problem in reversed(found)}.values())[::-1]
 
 
 def validate(recipe: Recipe) -> None:
@@ -70,15 +55,9 @@ def resolve(recipe: Recipe) -> Recipe:
     return Recipe.model_validate(canonical | settled | {"fleet": recipe.fleet})
 
 
-def touches(field: str, other: str) -> bool:
-    """Whether one of the two is the other, or inside it."""
-    return field == other or field.startswith(f"{other}.") or other.startswith(f"{field}.")
-
-
 # ------------------------------------------------------------------ fields against each other
 
 
-@_reads("sync.quorum", "pools")
 def _quorum(recipe: Recipe) -> Iterator[Problem]:
     learners = len(recipe.learners)
     if recipe.quorum > learners:
@@ -90,7 +69,6 @@ def _quorum(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-@_reads("budget", "sync.H")
 def _rounds(recipe: Recipe) -> Iterator[Problem]:
     steps = recipe.budget.syncer_steps
     if steps is not None and steps < recipe.sync.round_steps:
@@ -102,7 +80,6 @@ def _rounds(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-@_reads("run.hang_s", "run.unreachable_s")
 def _patience(recipe: Recipe) -> Iterator[Problem]:
     given, least = recipe.run.unreachable_s, recipe.run.hang_s
     if given < least:
@@ -110,7 +87,6 @@ def _patience(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("run.unreachable_s", given, message, f"give {least:g} or more")
 
 
-@_reads("pools")
 def _pool_names(recipe: Recipe) -> Iterator[Problem]:
     counts = Counter(pool.name for pool in recipe.pools)
     for index, pool in enumerate(recipe.pools):
@@ -119,7 +95,6 @@ def _pool_names(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(f"pools.{index}.name", pool.name, "is another pool's name too", fix)
 
 
-@_reads("pools", "sync.quorum", "sync.overlap")
 def _opportunistic(recipe: Recipe) -> Iterator[Problem]:
     for index, pool in enumerate(recipe.pools):
         if pool.opportunistic and recipe.sync.overlap == "strict":
@@ -130,7 +105,6 @@ def _opportunistic(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(f"pools.{index}.opportunistic", True, message, "give the quorum as a number")
 
 
-@_reads("pools")
 def _devices(recipe: Recipe) -> Iterator[Problem]:
     for index, pool in enumerate(recipe.pools):
         if pool.known_devices % pool.model_parallel:
@@ -149,7 +123,6 @@ def _devices(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
-@_reads("pools", "inner.microbatches")
 def _microbatches(recipe: Recipe) -> Iterator[Problem]:
     parts = recipe.inner.microbatches
     for index, pool in enumerate(recipe.pools):
@@ -160,7 +133,6 @@ def _microbatches(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(f"pools.{index}.batch_size", pool.batch_size, problem, fix)
 
 
-@_reads("durability.store")
 def _durable_store(recipe: Recipe) -> Iterator[Problem]:
     if recipe.durability.store is not None:
         try:
@@ -170,13 +142,11 @@ def _durable_store(recipe: Recipe) -> Iterator[Problem]:
             yield Problem("durability.store", recipe.durability.store, f"cannot be used: {error}", fix)
 
 
-@_reads("pools")
 def _hardware(recipe: Recipe) -> Iterator[Problem]:
     for index, pool in enumerate(recipe.pools):
         yield from refusals(pool, f"pools.{index}")
 
 
-@_reads("chaos.faults", "pools")
 def _targets(recipe: Recipe) -> Iterator[Problem]:
     known = ["any", SYNCER, *recipe.processes]
     for index, fault in enumerate(recipe.chaos.faults):
@@ -196,7 +166,6 @@ def _targets(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(f"chaos.faults.{index}.kind", fault.kind, "can strike a learner, not the syncer", fix)
 
 
-@_reads("fleet.pools", "pools")
 def _fleet_pools(recipe: Recipe) -> Iterator[Problem]:
     known = [pool.name for pool in recipe.pools]
     named = Counter(pool.name for pool in recipe.fleet.pools)
@@ -208,7 +177,6 @@ def _fleet_pools(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(field, pool.name, "is described twice", "keep one [[fleet.pools]] table for each pool")
 
 
-@_reads("fleet.links", "fleet.syncer_region", "pools", "run.control")
 def _fleet_links(recipe: Recipe) -> Iterator[Problem]:
     named = [pool.region for pool in recipe.pools] + [recipe.fleet.syncer_region, recipe.run.control.get(REGION)]
     known = sorted({region for region in named if region is not None})
@@ -238,7 +206,6 @@ def _some(names: list[str], most: int = 9) -> str:
 # ------------------------------------------------------------------ what must exist
 
 
-@_reads("data")
 def _data(recipe: Recipe) -> Iterator[Problem]:
     from learners.training.data import corpus
 
@@ -246,7 +213,6 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
     yield from _refusal(lambda: corpus.check(recipe.data), "data.path", recipe, fix)
 
 
-@_reads("data", "eval.sets")
 def _held_out_sets(recipe: Recipe) -> Iterator[Problem]:
     from learners.training.data import corpus
 
@@ -262,7 +228,6 @@ def _held_out_sets(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(f"eval.sets.{index}", name, message or fix, fix)
 
 
-@_reads("inner.optimizer", "inner.lr", "inner.options")
 def _inner(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from outer.numeric import optimizer
@@ -271,7 +236,6 @@ def _inner(recipe: Recipe) -> Iterator[Problem]:
     yield from _refusal(asked, "inner.optimizer", recipe, fix)
 
 
-@_reads("outer")
 def _outer(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from outer.numeric import optimizer, rules
@@ -279,7 +243,6 @@ def _outer(recipe: Recipe) -> Iterator[Problem]:
     yield from _refusal(partial(rules.check, recipe.outer.merge), "outer.merge", recipe, "the default: rda")
 
 
-@_reads("task", "model", "data", "seed")
 def _builds(recipe: Recipe) -> Iterator[Problem]:
     try:
         build_task(recipe)
@@ -287,7 +250,6 @@ def _builds(recipe: Recipe) -> Iterator[Problem]:
         yield from error.problems
 
 
-@_reads("task", "model", "data", "seed", "sync", "run.shards")
 def _deals(recipe: Recipe) -> Iterator[Problem]:
     try:
         task = build_task(recipe)
@@ -304,7 +266,6 @@ def _deals(recipe: Recipe) -> Iterator[Problem]:
         yield from _refusal(partial(rules.check, rule), "task", recipe, "see outer/numeric/rules.py")
 
 
-@_reads("init_from", "init_digest", "task", "model", "data", "seed")
 def _warm_start(recipe: Recipe) -> Iterator[Problem]:
     if recipe.init_from is None:
         if recipe.init_digest is not None:
@@ -366,3 +327,9 @@ def _refusal(ask: Callable[[], object], field: str, recipe: Recipe, fix: str) ->
         ask()
     except ValueError as error:
         yield from_error(error, field, recipe, fix)
+
+
+CHECKS = (
+    *(_quorum, _rounds, _patience, _pool_names, _opportunistic, _devices, _microbatches, _durable_store, _hardware),
+    *(_targets, _fleet_pools, _fleet_links, _data, _held_out_sets, _inner, _outer, _builds, _deals, _warm_start),
+)

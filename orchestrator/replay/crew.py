@@ -6,7 +6,6 @@ order and waits for what is missing cannot wait for ever: everything that a mome
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from learners.protocol.facts import DeviceTaken
 from orchestrator.replay.incarnation import Adopt, Give, InheritState, Key, Read, TapeError, named
 from orchestrator.replay.tape import Tape, merged_read
 
@@ -177,7 +177,7 @@ class News:
     """The comparisons since the last message."""
 
     tally: ReplayTally
-    finished: bool = False
+    device: DeviceTaken | None = None  # of this process, which has finished
 
 
 @dataclass(frozen=True)
@@ -190,19 +190,3 @@ class Failure:
 
 ToLearners = Stretch | AdoptedValue | PeerState | Finish
 FromLearners = Sent | PeerState | News
-
-
-class Crew(ABC):
-    """Repeats learners, in groups. Messages to a group are performed in order."""
-
-    groups: Mapping[str, int]  # the group of each learner
-
-    @abstractmethod
-    def tell(self, group: int, message: ToLearners) -> None: ...
-
-    @abstractmethod
-    def hear(self) -> FromLearners:
-        """The next message. Raises TapeError, InputError, and RuntimeError for a group that has ended."""
-
-    def group_of(self, key: Key) -> int:
-        return self.groups[key[0]]

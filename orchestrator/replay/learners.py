@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from learners.fragment_io import FragmentIO
 from learners.protocol.events_effects import Apply
 from learners.training import state_arrays
+from learners.training.devices.device import device_taken
 from learners.training.step import make_step
 from learners.training.task import Task
 from learners.training.trainer import InFlight, Trainer
@@ -99,7 +100,8 @@ class Learners:
                 self._hear((yield))
             asked = self._inbox.popleft()
             if isinstance(asked, Finish):
-                self._emit(News(self._tally, finished=True))
+                devices = next((each.device.devices for each in self._incarnations.values() if each.device), 1)
+                self._emit(News(self._tally, device_taken(devices)))
                 return
             yield from self._advance(asked)
 
@@ -166,7 +168,7 @@ class Learners:
                 found = state_arrays.digest(arrays)
                 if self._tally.compare("state", digest, found, order, syncer_step, key):
                     self._tell()
-                unit.trainer.inherit(state_arrays.unpack(arrays, unit.trainer.state_leaves()))
+                unit.trainer.restore(arrays)
             case Read():
                 self._read(key, unit, moment)
             case Give(joiner):

@@ -1,79 +1,71 @@
 """Replays a tape with real numbers: every learner repeats its steps, and every commit is computed again.
 
-Merges with production's GlobalParameters; learners are repeated by a Crew, in this process or in several others at the
-same time. A commit waits for its contributions, an adoption for its commit, a joiner for its donor, and nothing else.
+Merges with production's GlobalParameters in this process, on its CPUs, as a syncer does; learners are repeated by
+others, because JAX reads its settings only at its start. A commit waits for its contributions, an adoption for its
+commit, a joiner for its donor, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import os
+import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from learners.protocol.facts import DeviceTaken
 from learners.training.task import Task
 from learners.training.tree import deal, initial_parameters, left_out
 from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.tasks import build_task
 from orchestrator.replay.crew import (
     AFTER_STRETCHES,
     AdoptedValue,
-    Crew,
     Difference,
     Finish,
-    FromLearners,
     News,
     Order,
     PeerState,
     ReplayTally,
     Sent,
     Stretch,
-    ToLearners,
     stretches,
 )
+from orchestrator.replay.environment import Environment, hints
 from orchestrator.replay.incarnation import Adopt, Key, Read, TapeError
-from orchestrator.replay.learners import Learners, pool_of
-from orchestrator.replay.tape import Tape, merged_read, merged_reads
+from orchestrator.replay.learners import pool_of
+from orchestrator.replay.tape import Tape, merged_read
+from orchestrator.replay.workers import Workers, shares
+from orchestrator.store import export
+from orchestrator.store.compile_cache import compilation_cache
 from outer.numeric import codec as codecs
 from outer.numeric.chain import VersionChain
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
 from outer.protocol.facts import Committed
+from outer.protocol.manifest import code_digest
 
+FILE = "parameters.safetensors"
 AHEAD = 32  # commits for which learners are told to go on before they are needed
 
 
-class OneProcess(Crew):
-    """All learners in this process and thread, one after the other."""
-
-    def __init__(self, tape: Tape, recipe: Recipe, task: Task) -> None:
-        self.groups = {learner: 0 for learner, _ in tape.incarnations}
-        self._heard: deque[FromLearners] = deque()
-        self.learners = Learners(tape.incarnations, merged_reads(tape), recipe, task, self._heard.append)
-        self._running = self.learners.run()
-        next(self._running)
-
-    def tell(self, group: int, message: ToLearners) -> None:
-        try:
-            self._running.send(message)
-        except StopIteration:
-            assert isinstance(message, Finish)
-
-    def hear(self) -> FromLearners:
-        assert self._heard, "the schedule asks for nothing that is not there"
-        return self._heard.popleft()
-
-
 class Replayer:
-    """Replays one tape once. `on_news` is called whenever learners tell something."""
+    """Replays one tape once, with learners that `workers` repeat. `on_news` is called whenever these tell something."""
 
     def __init__(
         self,
         tape: Tape,
         recipe: Recipe,
         task: Task,
-        on_news: Callable[[], None] = lambda: None,
-        crew: Crew | None = None,
+        workers: Workers,
+        on_news: Callable[[Replayer], None] = lambda replayer: None,
     ) -> None:
         """Raises TapeError where the task deals into other fragments than the run's."""
         self.fragments, self.left_out = deal(task, recipe.sync), left_out(task)
@@ -93,8 +85,9 @@ class Replayer:
         )
         for key in tape.incarnations:
             pool_of(recipe, key)
-        self.tally = ReplayTally()
-        self.crew = crew or OneProcess(tape, recipe, task)
+        self.tally, self.workers, self.begun = ReplayTally(), workers, time.monotonic()
+        self.commits = 0  # computed so far
+        self.device: DeviceTaken | None = None  # of a process that has finished
         self._tape, self._on_news = tape, on_news
         self._sent: dict[tuple[Key, Read], Sent] = {}  # until it is merged
         self._adoptions: dict[tuple[int, int], Counter[int]] = {}  # still to come, by version and group
@@ -102,13 +95,13 @@ class Replayer:
             for moment in incarnation.moments:
                 if isinstance(moment, Adopt):
                     groups = self._adoptions.setdefault((moment.fragment, moment.version), Counter())
-                    groups[self.crew.group_of(key)] += 1
+                    groups[workers.groups[key[0]]] += 1
         self._order: Order = (0, 0, 0)  # of what was compared last here
         self._syncer_step = 0
         self._finished = 0  # groups
 
     def play(self) -> Iterator[Committed]:
-        """Compute every commit again; yields each once it is installed. Raises as Crew.hear."""
+        """Compute every commit again; yields each once it is installed. Raises as Workers.hear."""
         for index in range(len(self.fragments)):
             self._publish(index, 0)
         ahead = stretches(self._tape)
@@ -130,17 +123,18 @@ class Replayer:
             self._compare("commit", commit.digest, found, fragment=commit.fragment)
             self.parameters.install(proposal, commit.syncer_step)
             self._publish(commit.fragment, commit.syncer_step)
+            self.commits += 1
             yield commit
         self._finish()
 
     def _ask(self, wanted: list[Stretch]) -> None:
         for stretch in wanted:
-            self.crew.tell(self.crew.group_of(stretch.key), stretch)
+            self.workers.tell(self.workers.groups[stretch.key[0]], stretch)
 
     def _publish(self, fragment: int, version: int) -> None:
         """Give the newest version of a fragment to all who will adopt it."""
         for group, count in self._adoptions.pop((fragment, version), Counter[int]()).items():
-            self.crew.tell(group, AdoptedValue(fragment, version, self.parameters.thetas[fragment], count))
+            self.workers.tell(group, AdoptedValue(fragment, version, self.parameters.thetas[fragment], count))
 
     def _contribution(self, commit: Committed, index: int, number: int) -> NDArray[Any]:
         one = commit.participants[index]
@@ -154,20 +148,21 @@ class Replayer:
         return sent.payload
 
     def _hear(self) -> None:
-        match message := self.crew.hear():
+        match message := self.workers.hear():
             case Sent():
                 self._sent[message.key, message.read] = message
             case PeerState(joiner):
-                self.crew.tell(self.crew.group_of(joiner), message)
-            case News(tally, finished):
+                self.workers.tell(self.workers.groups[joiner[0]], message)
+            case News(tally, device):
                 self.tally.add(tally)
-                self._finished += finished
-        self._on_news()
+                self._finished += device is not None
+                self.device = device or self.device
+        self._on_news(self)
 
     def _finish(self) -> None:
-        groups = set(self.crew.groups.values())
+        groups = set(self.workers.groups.values())
         for group in groups:
-            self.crew.tell(group, Finish())
+            self.workers.tell(group, Finish())
         while self._finished < len(groups):
             self._hear()
 
@@ -193,6 +188,67 @@ class Replayer:
         return digest
 
     @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    @property
     def difference(self) -> Difference | None:
         """The first so far."""
         return self.tally.first and self.tally.first[1]
+
+
+# ------------------------------------------------------------------ for the command
+
+
+def play(
+    tape: Tape, recipe: Recipe, environment: Environment | None, out: Path | None, show: Callable[[Replayer], None]
+) -> dict[str, Any]:
+    """Replay a tape in fresh processes; return the outcome. `out`: the folder for the parameters.
+
+    Raises InputError for a task that cannot be built, TapeError for a tape that cannot be played, RuntimeError for a
+    process that fails or falls silent. Whatever is raised here ends the processes.
+    """
+    with tempfile.TemporaryDirectory(prefix="diloco-replay-") as folder:
+        inherited = compilation_cache(Path(folder)) | os.environ
+        parts = shares(tape, recipe, environment, sorted(os.sched_getaffinity(0)))
+        variables = inherited if environment is None else environment.variables(inherited)
+        with closing(Workers(parts, variables)) as workers:  # they start while this process does
+            replayer = Replayer(tape, recipe, build_task(recipe), workers, show)
+            for _ in replayer.play():
+                pass
+    digest, tally = replayer.finish(), replayer.tally
+    tokens, last = tape.commits[-1].tokens_committed if tape.commits else 0, max(replayer.parameters.versions)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        thetas = replayer.parameters.thetas
+        model = export.of_parameters(recipe, last, replayer.fragments, thetas, tokens, replayer.left_out)
+        export.write(model, out / FILE)
+    return {
+        "commits": replayer.commits,
+        "syncer_step": last,
+        "tokens": tokens,
+        "steps": tally.steps,
+        "computed": dict(tally.computed),
+        "compared": dict(tally.compared),
+        "equal": dict(tally.equal),
+        "difference": replayer.difference and asdict(replayer.difference),
+        "bit_equal": tally.bit_equal,
+        "digest": digest,
+        "hints": _hints(tape, recipe, environment, replayer.device),
+        "out": out and str(out / FILE),
+        "seconds": replayer.seconds,
+        "processes": len(parts),
+    }
+
+
+def _hints(tape: Tape, recipe: Recipe, environment: Environment | None, here: DeviceTaken | None) -> list[str]:
+    assert here is not None, "every process has finished"
+    if environment is not None and environment.cores:
+        here = replace(here, cores=min(here.cores, environment.cores))  # of each learner
+    found = hints(tape, here, {"optax": version("optax"), "code": code_digest()})
+    return found + [
+        f"pool {pool.name}: where more than two devices share a batch, its {pool.processes} processes added up in "
+        "another order than one does"
+        for pool in recipe.pools
+        if pool.processes > 1 and pool.known_devices > 2 * pool.model_parallel
+    ]

@@ -19,13 +19,14 @@ from typing import IO, Any
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.replay.crew import Crew, Failure, FromLearners, News, ToLearners
+from orchestrator.replay.crew import Failure, FromLearners, News, ToLearners
 from orchestrator.replay.environment import Environment, taken_for
 from orchestrator.replay.incarnation import IncarnationTape, Key, Read, Step, TapeError
 from orchestrator.replay.tape import Tape, merged_reads
 from outer import heap
 from outer.background import tell, thread
 
+SILENT_S = 900.0  # without a word for so long, the processes are given up: no step or compilation takes longer
 LEAST_STEPS = 400  # for each process: what is less takes no longer than starting it
 
 
@@ -38,6 +39,7 @@ class Share:
     recipe: Recipe
     cores: tuple[int, ...]
     devices: int = 0  # for which a CPU is to be taken; 0: as the environment says
+    platform: str = ""  # where the log does not say what the learners computed on: what their pools ask for
 
 
 def shares(tape: Tape, recipe: Recipe, environment: Environment | None, cores: list[int]) -> list[Share]:
@@ -58,6 +60,7 @@ def shares(tape: Tape, recipe: Recipe, environment: Environment | None, cores: l
             recipe,
             tuple(of_cores),
             devices,
+            recipe.pools[0].platform if environment is None else "",
         )
 
     if environment is not None and environment.platform == "cpu" and len(kinds := _kinds(tape)) > 1:
@@ -97,10 +100,11 @@ def dealt(work: Mapping[str, int], count: int) -> list[list[str]]:
     return [names for names, _ in groups if names]
 
 
-class Workers(Crew):
-    """A process for each share. Close it."""
+class Workers:
+    """A process for each share. Messages to one are performed in order. Close them."""
 
-    def __init__(self, shares: list[Share]) -> None:
+    def __init__(self, shares: Sequence[Share], variables: Mapping[str, str]) -> None:
+        """`variables`: the environment of the processes."""
         self.groups = {learner: group for group, share in enumerate(shares) for learner, _ in share.incarnations}
         self._heard: queue.SimpleQueue[tuple[int, FromLearners | Failure | None]] = queue.SimpleQueue()
         self._outgoing: list[queue.SimpleQueue[Any]] = []
@@ -110,7 +114,8 @@ class Workers(Crew):
                 [sys.executable, "-P", "-m", "orchestrator.replay.workers"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=os.environ | ({"XLA_FLAGS": taken_for(share.devices, os.environ)} if share.devices else {}),
+                env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+                | ({"XLA_FLAGS": taken_for(share.devices, variables)} if share.devices else {}),
             )
             outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
             outgoing.put(share)
@@ -136,7 +141,7 @@ class Workers(Crew):
             with process.stdout, contextlib.suppress(EOFError, pickle.UnpicklingError):
                 while not finished:
                     message = pickle.load(process.stdout)
-                    finished = isinstance(message, News) and message.finished
+                    finished = isinstance(message, News) and message.device is not None
                     self._heard.put((group, message))
         finally:
             if not finished:
@@ -146,7 +151,11 @@ class Workers(Crew):
         self._outgoing[group].put(message)
 
     def hear(self) -> FromLearners:
-        group, message = self._heard.get()
+        """The next message. Raises TapeError, InputError, and RuntimeError for one that ended or fell silent."""
+        try:
+            group, message = self._heard.get(timeout=SILENT_S)
+        except queue.Empty:
+            raise RuntimeError(f"the processes that replay have said nothing for {SILENT_S:.0f} s") from None
         if message is None:
             names = ", ".join(learner for learner, number in self.groups.items() if number == group)
             code = self.processes[group].wait()
@@ -191,8 +200,11 @@ def main() -> None:
 
 
 def _repeat(share: Share, source: IO[bytes], emit: Any) -> None:
-    from learners.training.devices.device import use_compile_cache
+    from learners.training.devices.device import fit, use_compile_cache
     from orchestrator.recipe.tasks import build_task
+
+    if share.platform:
+        fit(None, share.platform)
     from orchestrator.replay.learners import Learners  # JAX starts here
 
     use_compile_cache()

@@ -132,9 +132,7 @@ def retire(store: Objects, keep: int) -> list[int]:
     retired = [number for number in numbers if number < oldest]
     for number in retired:
         names = store.names(f"{parts.FOLDER}/{number:06d}")
-        for name in sorted(
-            names, key=lambda name: not name.endswith(parts.MANIFEST)
-        ):  # the manifest first: then it is no checkpoint
+        for name in sorted(names, key=lambda name: not name.endswith(parts.MANIFEST)):  # without that it is none
             store.remove(name)
     return retired
 

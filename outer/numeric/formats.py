@@ -23,10 +23,7 @@ Floats = NDArray[np.float32]
 
 FLOAT32 = np.dtype(np.float32)
 GROUP = 128  # elements that share a scale; as in grouped.py
-CHUNK, PART = 4096, 256  # as in sparse.py
 SCALE_BYTES = 4
-TOPK_BYTES = 2 * SCALE_BYTES + 171  # of a chunk: levels, and what sparse.py has beside them
-TOPK = np.uint8(3)  # the kind after those of grouped.py
 _EXPONENT = np.uint16(0x7F80)  # all ones in bfloat16: infinity or NaN
 _EXPONENT32 = np.uint32(0x7F800000)
 
@@ -164,60 +161,17 @@ class _Grouped(Codec):
     def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
         from outer.numeric import grouped
 
-        return _decoded(grouped.decode, payload, self.kind, size, place, GROUP)
+        start, stop, _ = place.indices(size)
+        out = np.empty(stop - start + 2 * GROUP, np.uint32)
+        address = np.uint64(payload.ctypes.data)  # typed as the merge kernel types it
+        first = grouped.decode(address, self.kind, size, start, stop - start, out)
+        return out.view(np.float32)[first : first + stop - start]
 
     def finite(self, payload: NDArray[Any]) -> bool:
         share = SCALE_BYTES + GROUP * self._code_bits // 8
         scales = payload[: SCALE_BYTES * -(-len(payload) // share)].view(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             return bool(np.isfinite(scales * np.float32(self._levels + 1)).all())
-
-
-class _TopK(Codec):
-    """The largest magnitudes of each 4,096 numbers, in 2 bits; nothing of the others. sparse.py has the layout."""
-
-    name, dtype, bits = "topk", np.dtype(np.uint8), 8 * TOPK_BYTES / CHUNK
-
-    @property
-    def kind(self) -> Any:
-        return TOPK
-
-    def elements(self, size: int) -> int:
-        return -(-size // CHUNK) * TOPK_BYTES
-
-    def encode(self, numbers: Floats, seed: int) -> NDArray[Any]:
-        from outer.numeric import sparse
-        from outer.numeric.compiling import read_only
-
-        payload, end = np.zeros(self.elements(len(numbers)), np.uint8), 2 * SCALE_BYTES * -(-len(numbers) // CHUNK)
-        given = read_only(np.ascontiguousarray(numbers, dtype=np.float32))
-        sparse.encode(given, payload[:end].view(np.float32), payload[end:])
-        return payload
-
-    def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
-        from outer.numeric import sparse
-
-        return _decoded(sparse.decode, payload, self.kind, size, place, PART)
-
-    def finite(self, payload: NDArray[Any]) -> bool:
-        chunks = len(payload) // self.elements(1)
-        return bool(np.isfinite(payload[: 2 * SCALE_BYTES * chunks].view(np.float32)).all())
-
-    def inspect(self, payload: Any, size: int) -> str:
-        from outer.numeric import sparse
-        from outer.numeric.compiling import read_only
-
-        defect = super().inspect(payload, size)
-        return defect or ("" if sparse.sound(read_only(payload), size) else "wrong_shape")
-
-
-def _decoded(decode: Any, payload: NDArray[Any], kind: Any, size: int, place: slice, whole: int) -> Floats:
-    """`decode`: a compiled decoder, which fills whole groups of so many elements."""
-    start, stop, _ = place.indices(size)
-    out = np.empty(stop - start + 2 * whole, np.uint32)
-    address = np.uint64(payload.ctypes.data)  # typed as the merge kernel types it
-    first = decode(address, kind, size, start, stop - start, out)
-    return out.view(np.float32)[first : first + stop - start]
 
 
 _ALL: dict[str, Codec] = {
@@ -227,9 +181,7 @@ _ALL: dict[str, Codec] = {
         _Difference(),
         _Bfloat16(),
         _Grouped("int8", 0, 8, 127),
-        _Grouped("int4", 1, 4, 7),
-        _Grouped("fp4", 2, 4, 1),
-        _TopK(),
+        _Grouped("fp4", 1, 4, 1),
     )
 }
 

@@ -1,4 +1,4 @@
-"""Compiled encoders and decoders of the formats that give a group of elements one scale: int8, int4, fp4.
+"""Compiled encoders and decoders of the formats that give a group of elements one scale: int8, fp4.
 
 A payload is uint8: first the scales, float32[groups], then the codes, group after group. Codes of 4 bits fill whole
 groups, element k of a group in the low half of byte k and element k + 64 in the high half of the same byte. A scale is
@@ -20,7 +20,7 @@ from outer.numeric.compiling import EXACT, bits_of, float32_of, pointer
 
 GROUP = 128  # elements that share a scale
 HALF = 64
-INT8, INT4, FP4 = 0, 1, 2  # the formats, as numbers; larger ones are top-k, and how many it keeps
+INT8, FP4 = 0, 1  # the formats, as numbers
 _INFINITY = np.uint32(0x7F800000)  # bits; those of NaN are above
 _SIGN = np.uint32(0x80000000)
 _TINY = np.float32(1.1754944e-38)  # smaller scales have no exact inverse: the group is zero
@@ -74,7 +74,7 @@ def _powers(delta, first, inverse, low, high, codes):
 def encode(delta, form, low, high, scales, packed):
     """Fill scales float32[groups] and packed uint8, the codes, with delta float32[n] in one of the formats."""
     groups, codes = (len(delta) + GROUP - 1) // GROUP, np.empty(GROUP, np.uint8)
-    levels = 127 if form == INT8 else 7 if form == INT4 else 1
+    levels = 127 if form == INT8 else 1
     for group in range(groups):
         start, stop = group * GROUP, min((group + 1) * GROUP, len(delta))
         largest = _largest(delta[start:stop])
@@ -99,10 +99,8 @@ def encode(delta, form, low, high, scales, packed):
 
 
 @EXACT
-def _number(code, form):
+def _number(code):
     """The number of a code of 4 bits, in units of its group's scale."""
-    if form == INT4:
-        return np.float32((np.int32(code) ^ np.int32(8)) - np.int32(8))
     power = np.uint32(code & np.uint8(7))
     size = float32_of(np.uint32((power + np.uint32(120)) << np.uint32(23)))
     size = size if power > np.uint32(0) else np.float32(0.0)
@@ -110,11 +108,11 @@ def _number(code, form):
 
 
 @EXACT
-def _unpack(half, scale, form, out):
+def _unpack(half, scale, out):
     for k in range(HALF):
-        out[k] = bits_of(_number(half[k] & np.uint8(15), form) * scale)
+        out[k] = bits_of(_number(half[k] & np.uint8(15)) * scale)
     for k in range(HALF):
-        out[k + HALF] = bits_of(_number(half[k] >> np.uint8(4), form) * scale)
+        out[k + HALF] = bits_of(_number(half[k] >> np.uint8(4)) * scale)
 
 
 @EXACT
@@ -133,8 +131,6 @@ def decode(address, form, size, start, count, out):
             codes = packed[group * GROUP : min((group + 1) * GROUP, size)]
             for k in range(len(codes)):
                 here[k] = bits_of(np.float32(np.int8(codes[k])) * scale)
-        elif form == INT4:
-            _unpack(packed[group * HALF : (group + 1) * HALF], scale, INT4, here)
         else:
-            _unpack(packed[group * HALF : (group + 1) * HALF], scale, FP4, here)
+            _unpack(packed[group * HALF : (group + 1) * HALF], scale, here)
     return start - first * GROUP

@@ -26,14 +26,14 @@ from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from outer.numeric import grouped, sparse
+from outer.numeric import grouped
 from outer.numeric.compiling import EXACT, IN_ANY_ORDER, float32_of, pointer, read_only
 
 BLOCK = 8192  # elements: memory is read fast in long runs alone, and sixteen payloads' blocks fit in a core's cache
 DECODED = 2048  # elements of a block of coded payloads
 SUMMED = 2048  # elements whose products are summed in float32
 WIDTH = 4  # payloads that one loop reads
-ROOM = DECODED + 2 * sparse.PART  # elements of a block that is decoded in whole groups, or parts
+ROOM = DECODED + 2 * grouped.GROUP  # elements of a block that is decoded in whole groups
 
 
 def _moved(anchor, value):
@@ -93,7 +93,7 @@ def _any_four(payloads, i, kind, size, start, count, rooms):
 def _four_decoded(payloads, i, kind, size, start, count, rooms):
     first = 0
     for k in range(WIDTH):
-        first = _decode(payloads[i + k], kind, size, start, count, rooms[k])
+        first = grouped.decode(payloads[i + k], kind, size, start, count, rooms[k])
     stop = first + count
     return rooms[0, first:stop], rooms[1, first:stop], rooms[2, first:stop], rooms[3, first:stop]
 
@@ -112,16 +112,8 @@ def _any_one(address, kind, size, start, count, room):
 
 
 def _one_decoded(address, kind, size, start, count, room):
-    first = _decode(address, kind, size, start, count, room)
+    first = grouped.decode(address, kind, size, start, count, room)
     return room[first : first + count]
-
-
-@EXACT
-def _decode(address, kind, size, start, count, room):
-    """Decode a part of a payload into room uint32[ROOM], as bits of float32; returns where it begins there."""
-    if kind > grouped.FP4:
-        return sparse.decode(address, kind, size, start, count, room)
-    return grouped.decode(address, kind, size, start, count, room)
 
 
 @EXACT

@@ -13,33 +13,33 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4220,
-    "outer/numeric": 2200,
+    "outer/protocol": 4230,
+    "outer/numeric": 2000,
     "outer/journal": 2000,
     "outer": 2300,
     "learners/protocol": 1900,
-    "learners/training": 4800,
-    "learners/conformance": 650,
+    "learners/training": 4700,
+    "learners/conformance": 640,
     "learners": 2330,
-    "orchestrator/recipe": 1600,
-    "orchestrator/store": 1730,
-    "orchestrator/planner": 2500,
-    "orchestrator/report": 1400,
-    "orchestrator/replay": 1800,
-    "orchestrator/runtime": 3750,
-    "orchestrator/compare": 800,
-    "orchestrator/prepare": 850,
-    "orchestrator/lifecycle": 920,
-    "orchestrator/cli": 3400,
-    "orchestrator/eventlog": 1550,
-    "orchestrator/analysis": 700,
-    "orchestrator/telemetry": 450,
-    "orchestrator/simulation": 2100,
+    "orchestrator/recipe": 1470,
+    "orchestrator/store": 1770,
+    "orchestrator/planner": 2480,
+    "orchestrator/report": 1410,
+    "orchestrator/replay": 1570,
+    "orchestrator/runtime": 2400,
+    "orchestrator/compare": 770,
+    "orchestrator/prepare": 830,
+    "orchestrator/lifecycle": 2450,
+    "orchestrator/cli": 3300,
+    "orchestrator/eventlog": 1450,
+    "orchestrator/analysis": 640,
+    "orchestrator/telemetry": 430,
+    "orchestrator/simulation": 1880,
     "orchestrator": 50,
-    "chaos/simulation": 3250,
+    "chaos/simulation": 3300,
     "chaos": 450,
 }
-TOTALS = {PACKAGES: 47_200, ("tests",): 34_300, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 46_700, ("tests",): 34_500, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -32,7 +32,7 @@ from orchestrator.replay.tape import record
 from orchestrator.store.export import of_run
 from orchestrator.store.run_store import RunStore
 from outer.protocol.schedule import Budget
-from tests.replay.shaken import Points, recipe
+from tests.replay.shaken import OneProcess, Points, recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 WANTED = recipe(30)
@@ -56,7 +56,8 @@ def test_a_seeds_folder_passes_every_check_and_is_replayed_to_the_bit(tmp_path: 
     row = trained(tmp_path, wanted)
     assert {verdict.name for verdict in check_run(tmp_path) if verdict.status in ("violated", "unknown")} == set()
     assert row["ok"] and row["eval_loss"] == row["evaluations"][-1][1] < row["evaluations"][0][1]
-    replayer = Replayer(record(read_run(tmp_path)), wanted, Points(wanted.data, wanted.seed))
+    tape, points = record(read_run(tmp_path)), Points(wanted.data, wanted.seed)
+    replayer = Replayer(tape, wanted, points, OneProcess(tape, wanted, points))
     list(replayer.play())
     assert replayer.finish() == row["digest"] and replayer.tally.bit_equal is True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -23,6 +23,10 @@ from learners.training.trainer import Trainer
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.recipe.config import Recipe
+from orchestrator.replay.crew import Finish, FromLearners, ToLearners
+from orchestrator.replay.learners import Learners
+from orchestrator.replay.tape import Tape, merged_reads
+from orchestrator.replay.workers import Workers
 from outer.protocol import events_effects as outer
 from outer.protocol.link_ladder import Rung
 from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Donor, StateRequest
@@ -170,18 +174,18 @@ class Shaken(LockStep):
         else:
             super()._to_learner(name, event)
 
-    def _perform_outer(self, effects: list[outer.Effect]) -> None:
+    def _perform_outer(self, effects: list[outer.Effect], event: Any = None) -> None:
         for effect in effects:
             match effect:
                 case outer.Send(learner, incarnation, message):
-                    if self._incarnations[learner] != incarnation:
-                        continue
-                    if isinstance(message, Donor):
-                        self._ask(learner, incarnation, message)
-                    else:
+                    if self._incarnations[learner] == incarnation:
                         self._to_learner(learner, message)
+                case outer.Reply() if self._incarnations.get(event.learner) != event.incarnation:
+                    pass
+                case outer.Reply(Donor() as named):
+                    self._ask(event.learner, event.incarnation, named)
                 case _:
-                    super()._perform_outer([effect])
+                    super()._perform_outer([effect], event)
 
     def _ask(self, joiner: str, incarnation: int, named: Donor) -> None:
         if not named.donor:
@@ -242,3 +246,24 @@ def shaken(wanted: Recipe) -> Shaken:
     run = Shaken(wanted, plan)
     run.run()
     return run
+
+
+class OneProcess(Workers):
+    """All learners in this process and thread, one after the other."""
+
+    def __init__(self, tape: Tape, recipe: Recipe, task: Any) -> None:
+        self.groups = {learner: 0 for learner, _ in tape.incarnations}
+        self.said: deque[FromLearners] = deque()
+        self.learners = Learners(tape.incarnations, merged_reads(tape), recipe, task, self.said.append)
+        self._running = self.learners.run()
+        next(self._running)
+
+    def tell(self, group: int, message: ToLearners) -> None:
+        try:
+            self._running.send(message)
+        except StopIteration:
+            assert isinstance(message, Finish)
+
+    def hear(self) -> FromLearners:
+        assert self.said, "the schedule asks for nothing that is not there"
+        return self.said.popleft()

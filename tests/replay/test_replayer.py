@@ -15,13 +15,14 @@ from learners.protocol.facts import Adopted, Spoiled, StateReceived, StepFinishe
 from learners.training.step import make_step
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished
+from orchestrator.recipe.config import Recipe
 from orchestrator.replay import learners
 from orchestrator.replay.incarnation import Adopt, TapeError
-from orchestrator.replay.replayer import OneProcess, Replayer
-from orchestrator.replay.tape import record
+from orchestrator.replay.replayer import Replayer
+from orchestrator.replay.tape import Tape, record
 from outer.protocol.facts import Committed, DrainStarted
 from tests.orchestrator.histories import altered, event_of, inserted, is_a
-from tests.replay.shaken import Points, Shaken, recipe, shaken
+from tests.replay.shaken import OneProcess, Points, Shaken, recipe, shaken
 
 Make = Callable[..., Shaken]
 WAYS: Sequence[dict[str, Any]] = (
@@ -30,7 +31,7 @@ WAYS: Sequence[dict[str, Any]] = (
     {"codec": "bf16"},
     {"adopt": "rebase", "codec": "bf16", "downlink": "int8"},
     {"overlap": "strict"},
-    {"codec": "topk", "downlink": "bf16"},
+    {"codec": "fp4", "downlink": "bf16"},
     {"codec": "int8", "error_feedback": 0.9, "downlink": "fp4"},
     {"adopt": "rebase", "codec": "fp4", "error_feedback": 1.0},
     {"base_window": 2, "downlink": "int8"},
@@ -43,8 +44,13 @@ WAYS: Sequence[dict[str, Any]] = (
 )
 
 
+def replayer_of(tape: Tape, recipe: Recipe, seed: int = 0) -> Replayer:
+    points = Points(recipe.data, seed)
+    return Replayer(tape, recipe, points, OneProcess(tape, recipe, points))
+
+
 def played(run: Shaken, events: Sequence[Event], until: int | None = None) -> Replayer:
-    replayer = Replayer(record(events, until), run.recipe, Points(run.recipe.data, run.recipe.seed))
+    replayer = replayer_of(record(events, until), run.recipe, run.recipe.seed)
     for _ in replayer.play():
         pass
     replayer.finish()
@@ -102,8 +108,8 @@ def test_leaves_in_bfloat16_and_of_every_kind_are_computed_again_to_the_bit(
 def test_nothing_is_kept_that_the_rest_of_the_tape_does_not_need(shaken_run: Make) -> None:
     run = shaken_run(adopt="rebase")
     replayer = played(run, run.events)
-    assert isinstance(replayer.crew, OneProcess)
-    learners = replayer.crew.learners
+    assert isinstance(replayer.workers, OneProcess)
+    learners = replayer.workers.learners
     assert (learners._units, learners._values, learners._states) == ({}, {}, {})
     assert (replayer._sent, replayer._adoptions) == ({}, {})
 
@@ -208,7 +214,7 @@ def test_another_weight_shows_in_the_commit_though_every_contribution_is_equal(s
     shares = zip(commit.participants, (0.2, 0.2, 0.6), strict=True)
     shifted = replace(commit, participants=tuple(replace(one, weight=share) for one, share in shares))
     commits = tuple(shifted if each == commit else each for each in tape.commits)
-    replayer = Replayer(replace(tape, commits=commits), run.recipe, Points(run.recipe.data, 0))
+    replayer = replayer_of(replace(tape, commits=commits), run.recipe)
     list(replayer.play())
     difference = replayer.difference
     assert difference is not None
@@ -220,17 +226,17 @@ def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_ru
     run = shaken_run()
     tape = record(run.events)
     with pytest.raises(TapeError, match="other fragments than the run had"):
-        Replayer(tape, recipe(P=4), Points(run.recipe.data, 0))
+        replayer_of(tape, recipe(P=4))
     other = run.recipe.model_copy(update={"pools": run.recipe.pools[:1]})
     with pytest.raises(TapeError, match="learner-b-0 1 is of no pool of the recipe"):
-        Replayer(tape, other, Points(run.recipe.data, 0))
+        replayer_of(tape, other)
     incarnations = {
         key: replace(incarnation, device=replace(incarnation.device, devices=64))
         for key, incarnation in tape.incarnations.items()
     }
     with pytest.raises(TapeError, match=r"1 computed on 64 devices: .*64"):
-        list(Replayer(replace(tape, incarnations=incarnations), run.recipe, Points(run.recipe.data, 0)).play())
+        list(replayer_of(replace(tape, incarnations=incarnations), run.recipe).play())
     pools = [pool.model_copy(update={"batch_size": 3}) for pool in run.recipe.pools]
     other = run.recipe.model_copy(update={"pools": tuple(pools)})
     with pytest.raises(TapeError, match="had 8 tokens, and by the recipe it has 12"):
-        list(Replayer(tape, other, Points(run.recipe.data, 0)).play())
+        list(replayer_of(tape, other).play())

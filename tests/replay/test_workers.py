@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,9 @@ from orchestrator.replay.incarnation import Adopt, TapeError
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import Tape, record
 from orchestrator.replay.workers import Workers, shares
-from tests.replay.shaken import Points, Shaken
+from tests.replay.shaken import OneProcess, Points, Shaken
 
-ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu"}
 CPU = Environment("cpu", 1, {"XLA_FLAGS": ONE_THREAD})
 
 
@@ -73,21 +72,21 @@ def test_learners_with_other_numbers_of_devices_or_of_threads_are_in_processes_o
 
 
 @pytest.fixture
-def crew(run: Shaken, tape: Tape, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+def processes(run: Shaken, tape: Tape, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     monkeypatch.setattr(workers, "LEAST_STEPS", 1)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     core = min(os.sched_getaffinity(0))
     parts = shares(tape, run.recipe, CPU, [core, core])
     assert len(parts) == 2
-    with closing(Workers(parts)) as crew:
-        yield crew
-    assert all(process.poll() is not None for process in crew.processes)
+    with closing(Workers(parts, ENVIRONMENT)) as started:
+        yield started
+    assert all(process.poll() is not None for process in started.processes)
 
 
-def test_processes_compute_the_same_bits_as_one(run: Shaken, tape: Tape, crew: Workers) -> None:
+def test_processes_compute_the_same_bits_as_one(run: Shaken, tape: Tape, processes: Workers) -> None:
     points = Points(run.recipe.data, run.recipe.seed)
-    several, alone = Replayer(tape, run.recipe, points, crew=crew), Replayer(tape, run.recipe, points)
+    several, alone = (
+        Replayer(tape, run.recipe, points, each) for each in (processes, OneProcess(tape, run.recipe, points))
+    )
     for replayer in (several, alone):
         list(replayer.play())
     assert several.finish() == alone.finish() == run.parameters.digest()
@@ -95,13 +94,13 @@ def test_processes_compute_the_same_bits_as_one(run: Shaken, tape: Tape, crew: W
     assert several.tally.equal["state"] == 2, "one of them went from process to process, or both"
 
 
-def test_a_process_that_ends_is_named_with_its_learners(run: Shaken, tape: Tape, crew: Workers) -> None:
-    replayer = Replayer(tape, run.recipe, Points(run.recipe.data, run.recipe.seed), crew=crew)
+def test_a_process_that_ends_is_named_with_its_learners(run: Shaken, tape: Tape, processes: Workers) -> None:
+    replayer = Replayer(tape, run.recipe, Points(run.recipe.data, run.recipe.seed), processes)
     playing = replayer.play()
     next(playing)
-    group = crew.groups["learner-b-0"]
-    crew.processes[group].kill()
-    names = ", ".join(name for name, number in crew.groups.items() if number == group)
+    group = processes.groups["learner-b-0"]
+    processes.processes[group].kill()
+    names = ", ".join(name for name, number in processes.groups.items() if number == group)
     with pytest.raises(RuntimeError, match=f"the process that replays {names} has ended with code -9"):
         list(playing)
 
@@ -110,11 +109,10 @@ def test_a_defect_of_the_tape_that_a_process_finds_is_a_tape_error(
     run: Shaken, tape: Tape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "LEAST_STEPS", 1)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pools = [pool.model_copy(update={"batch_size": 3}) for pool in run.recipe.pools]
     other = run.recipe.model_copy(update={"pools": tuple(pools)})
     core = min(os.sched_getaffinity(0))
-    with closing(Workers(shares(tape, other, CPU, [core, core]))) as crew:
-        replayer = Replayer(tape, other, Points(run.recipe.data, 0), crew=crew)
+    with closing(Workers(shares(tape, other, CPU, [core, core]), ENVIRONMENT)) as crew:
+        replayer = Replayer(tape, other, Points(run.recipe.data, 0), crew)
         with pytest.raises(TapeError, match=r"had (8|16) tokens, and by the recipe it has 12"):
             list(replayer.play())

@@ -4,44 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
 
 from learners.config import DataConfig
 from learners.training.data import byte_corpus, manifest, token_corpus
 from learners.training.data.byte_corpus import ByteCorpus
-from learners.training.data.mixture import MixedCorpus
+from learners.training.data.mixture import Corpus, MixedCorpus
 from learners.training.data.shard_folder import ShardFolder
 from learners.training.data.token_corpus import TokenCorpus
-
-Tokens = NDArray[Any]  # uint8, uint16 or uint32
-
-
-class Corpus(Protocol):
-    """Training and held-out tokens, cut into samples of L + 1: the last of a sample is only a target.
-
-    `vocabulary`: tokens are below it. `digest`: names everything that samples follow from, but the seed.
-    """
-
-    vocabulary: int
-    digest: str
-
-    def batch(self, start: int, count: int) -> Tokens:
-        """Samples [start, start + count) of the one endless order of training samples, [count, L + 1]."""
-        ...
-
-    def held_out_batch(self, start: int, count: int) -> Tokens:
-        """Samples [start, start + count) of the held-out tokens, from the first again after the last."""
-        ...
-
-    def encode(self, text: bytes) -> Tokens:
-        """The tokens [n] of a text."""
-        ...
-
-    def decode(self, tokens: Tokens) -> bytes:
-        """The text of tokens [n], each below `vocabulary`."""
-        ...
 
 
 def corpus(data: DataConfig, seed: int) -> Corpus:

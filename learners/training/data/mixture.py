@@ -1,4 +1,4 @@
-"""Samples of several corpora in one endless order, by weight.
+"""What a corpus gives, and samples of several corpora in one endless order, by weight.
 
 Each block of BLOCK samples has of every source its share, to the nearest sample, in a seeded order; a source's own
 samples keep their order. So sample i follows from the sources, the weights and the seed alone.
@@ -16,30 +16,42 @@ from learners.training.data.permutation import Permutation
 
 BLOCK = 1000
 Tokens = NDArray[Any]  # uint8, uint16 or uint32
-Read = Callable[["Source", int, int], Tokens]
+Read = Callable[["Corpus", int, int], Tokens]
 
 
-class Source(Protocol):
-    """The part of a corpus (corpus.Corpus) that a mixture needs."""
+class Corpus(Protocol):
+    """Training and held-out tokens, cut into samples of L + 1: the last of a sample is only a target.
+
+    `vocabulary`: tokens are below it. `digest`: names everything that samples follow from, but the seed.
+    """
 
     vocabulary: int
+    digest: str
 
-    def batch(self, start: int, count: int) -> Tokens: ...
+    def batch(self, start: int, count: int) -> Tokens:
+        """Samples [start, start + count) of the one endless order of training samples, [count, L + 1]."""
+        ...
 
-    def held_out_batch(self, start: int, count: int) -> Tokens: ...
+    def held_out_batch(self, start: int, count: int) -> Tokens:
+        """Samples [start, start + count) of the held-out tokens, from the first again after the last."""
+        ...
 
-    def encode(self, text: bytes) -> Tokens: ...
+    def encode(self, text: bytes) -> Tokens:
+        """The tokens [n] of a text."""
+        ...
 
-    def decode(self, tokens: Tokens) -> bytes: ...
+    def decode(self, tokens: Tokens) -> bytes:
+        """The text of tokens [n], each below `vocabulary`."""
+        ...
 
 
 class MixedCorpus:
-    """Implements corpus.Corpus over sources whose tokens mean the same.
+    """A corpus of sources whose tokens mean the same.
 
     `digest`: names the sources.
     """
 
-    def __init__(self, sources: Sequence[Source], weights: Sequence[float], seed: int, digest: str) -> None:
+    def __init__(self, sources: Sequence[Corpus], weights: Sequence[float], seed: int, digest: str) -> None:
         self._sources = sources
         self.vocabulary = sources[0].vocabulary
         self.digest = digest

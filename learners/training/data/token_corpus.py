@@ -34,7 +34,7 @@ def check(data: DataConfig) -> None:
 
 
 class TokenCorpus:
-    """Training and held-out tokens of the folder data.path; implements corpus.Corpus.
+    """Training and held-out tokens of the folder data.path; implements mixture.Corpus.
 
     `digest`: SHA-256 of the manifest. Raises ValueError as `check` does; a shard that has changed since is named when
     a sample reads it.

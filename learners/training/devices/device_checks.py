@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +21,6 @@ import numpy as np
 from learners.training.devices.accelerators import KINDS, accelerators, has_plugin, nvidia_smi
 from learners.training.devices.device import (
     REHEARSED,
-    SETTINGS,
     DeviceFinding,
     asked,
     fit,
@@ -32,7 +30,6 @@ from learners.training.devices.device import (
     visible_devices,
 )
 from learners.training.models import transformer
-from outer.protocol.manifest import code_digest
 
 OTHERS_MOST = 0.05  # of a GPU's memory that other processes may hold before that is a warning
 DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
@@ -164,18 +161,13 @@ SMALL, LARGE = BurnIn(1, 32, 32, 2, 2), BurnIn(2, 512, 256, 8, 4)
 
 
 def burn_in(devices: Sequence[jax.Device], size: BurnIn) -> DeviceFinding:
-    """Run the same compiled step twice on each device, and compare all parameters' bits with the first's.
-
-    The bits of the first start on this hardware kind are kept beside the compiled programs, as a reference.
-    """
+    """Run the same compiled step twice on each device, and compare all parameters' bits with the first's."""
     digests = {f"{device.device_kind} {device.id}": _bits(device, size) for device in devices}
-    flags = os.environ.get("XLA_FLAGS", "")
-    first = next(iter(digests.values()))[0]
-    return judged_bits(digests, _reference(first, size), flags)
+    return judged_bits(digests, os.environ.get("XLA_FLAGS", ""))
 
 
-def judged_bits(digests: Mapping[str, Sequence[str]], reference: str | None, flags: str) -> DeviceFinding:
-    """`digests`: by device, of each run; `reference`: of an earlier start on this hardware kind."""
+def judged_bits(digests: Mapping[str, Sequence[str]], flags: str) -> DeviceFinding:
+    """`digests`: by device, of each run."""
     name, first = "burn-in", next(iter(digests.values()))[0]
     health = "examine the device (dcgmi diag -r 3; nvidia-smi -q -d ECC), and take it out of the cluster"
     if unequal := [device for device, runs in digests.items() if len(set(runs)) > 1]:
@@ -184,15 +176,13 @@ def judged_bits(digests: Mapping[str, Sequence[str]], reference: str | None, fla
             return DeviceFinding(name, "failure", f"{found}, although XLA was told to be deterministic", health)
         fix = f"set XLA_FLAGS=--{DETERMINISTIC[0]}=true, without which replay is not bit-equal; else {health}"
         return DeviceFinding(name, "warning", found, fix)
-    timed = "set XLA_FLAGS=--xla_gpu_autotune_level=0, since kernels are chosen by timing them; if they still differ, "
     if different := [device for device, runs in digests.items() if runs[0] != first]:
         found = f"{', '.join(different)} computes other bits than {next(iter(digests))}"
-        return DeviceFinding(name, "warning", found, timed + health)
-    if reference is not None and first != reference:
-        found = f"bits {first} differ from {reference}, those of an earlier start on this kind of hardware"
-        return DeviceFinding(name, "warning", found, timed + health)
-    compared = ", and with an earlier start" if reference else ""
-    return DeviceFinding(name, "ok", f"{sum(map(len, digests.values()))} runs agree in all bits{compared}: {first}")
+        fix = (
+            "set XLA_FLAGS=--xla_gpu_autotune_level=0, since kernels are chosen by timing them; if they still differ, "
+        )
+        return DeviceFinding(name, "warning", found, fix + health)
+    return DeviceFinding(name, "ok", f"{sum(map(len, digests.values()))} runs agree in all bits: {first}")
 
 
 def _bits(device: jax.Device, size: BurnIn) -> list[str]:
@@ -233,30 +223,6 @@ def _step(size: BurnIn) -> Callable[[Any, Any], Any]:
 
     compiled: Callable[[Any, Any], Any] = jax.jit(step)
     return compiled
-
-
-def _reference(digest: str, size: BurnIn) -> str | None:
-    """Return the digest that an earlier start left for this kind, settings and sources; the first leaves its own.
-
-    None for the first, and where no compile cache is kept in a folder.
-    """
-    folder = str(getattr(jax.config, "jax_compilation_cache_dir", None) or "")
-    if not folder or "://" in folder:
-        return None
-    settings = {name: os.environ[name] for name in SETTINGS if name in os.environ}
-    settings |= {"step": repr(size), "code": code_digest()}  # other sources may compute other bits
-    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    path = Path(folder) / f"burn-in-{name}.txt"
-    try:
-        if path.exists():
-            return path.read_text().strip() or None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        whole = path.with_suffix(f".{os.getpid()}")
-        whole.write_text(digest + "\n")
-        whole.replace(path)
-    except OSError:
-        return None
-    return None
 
 
 def main() -> None:

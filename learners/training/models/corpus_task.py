@@ -8,7 +8,7 @@ import optax
 
 from learners.config import DataConfig, InnerConfig
 from learners.training.data import corpus
-from learners.training.data.corpus import Corpus, Tokens
+from learners.training.data.mixture import Corpus, Tokens
 from outer.numeric.optimizer import resolve
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners.training.data.corpus import Tokens
+from learners.training.data.mixture import Tokens
 
 Params = Any
 NextScores = Callable[[Params, jax.Array, jax.Array], jax.Array]  # (params, window int[L], position) -> [vocabulary]

@@ -27,8 +27,8 @@ FAILOVER = Constant(
     2.8, "seconds from a syncer's death to the next commit, beside reading its values", "commit 6429e58"
 )
 # By codec: bytes of float32 that become a payload, and that a payload becomes, a second and core.
-ENCODE = {"bf16": 8.5e9, "int8": 4.5e9, "int4": 8.2e9, "fp4": 7.6e9, "topk": 1.4e9}
-DECODE = {"bf16": 4.7e9, "int8": 6.0e9, "int4": 5.7e9, "fp4": 6.2e9, "topk": 6.0e9}
+ENCODE = {"bf16": 8.5e9, "int8": 4.5e9, "fp4": 7.6e9}
+DECODE = {"bf16": 4.7e9, "int8": 6.0e9, "fp4": 6.2e9}
 PASSES = 2  # over the payloads of a merge: their products, then their sum
 
 
@@ -39,7 +39,7 @@ def rates(recipe: Recipe) -> dict[str, Constant]:
     for what, known in (("encode", ENCODE), ("decode", DECODE)):
         if codec in known:
             words = f"bytes of float32 to and from {codec}, a second and core"
-            found[what] = Constant(known[codec], words, "benchmarks/codecs.py")
+            found[what] = Constant(known[codec], words, "commit 6429e58")
     found["slowest link"] = Constant(SLOWEST_LINK, "bytes a second, by which deadlines grow", "assumed")
     for link in links:
         name = f"link {' - '.join(link.between)}"

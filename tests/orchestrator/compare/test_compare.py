@@ -174,7 +174,6 @@ def test_under_a_plan_every_mode_is_trained_without_and_with_its_faults(
     [
         (["--modes", "decoupeld"], "did you mean decoupled?"),
         (["--seeds", "0"], "--seeds"),
-        (["--against", "diloco"], "is not compared"),
         (["--chaos", "nowhere.toml"], "cannot be read"),
         (["--chaos", "recipe"], "has no faults"),
         (["--set", "sync.overlap=strict"], "its learners wait"),

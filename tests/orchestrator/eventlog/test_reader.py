@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.eventlog import chain_reader, compactor, log_writer, reader
+from benchmarks.harness import whole_log
+from orchestrator.eventlog import chain_reader, compactor, reader
 from orchestrator.eventlog.compactor import Compactor
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultHealed
@@ -20,7 +21,8 @@ from orchestrator.eventlog.reader import LogReader, differs, events
 from orchestrator.eventlog.tables import LogPart
 from orchestrator.recipe.toml_text import dump, load, template
 from outer.journal import journal as journals
-from outer.journal.chain import Chain, Segmented
+from outer.journal.chain import Chain, Segmented, group_key
+from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
 from tests.orchestrator.eventlog.logs import chunks, journal, of_syncer, write, write_log
 from tests.orchestrator.histories import history
@@ -30,7 +32,7 @@ from tests.orchestrator.histories import history
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of few rows."""
     monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 2)
-    for module in (journals, compactor, chain_reader, log_writer):
+    for module in (journals, compactor, chain_reader, whole_log):
         monkeypatch.setattr(module, "SEGMENT_ROWS", 60)
 
 
@@ -261,6 +263,53 @@ def test_an_object_of_another_run_is_named(run_dir: Path, tmp_path: Path) -> Non
     assert any("another run" in each for each in found.unreadable)
 
 
+@pytest.mark.parametrize("lost", [1, 1000])
+def test_a_group_that_is_lost_behind_its_segment_is_told_to_the_next_epoch_and_costs_the_log_nothing(
+    tmp_path: Path, lost: int
+) -> None:
+    store, syncers = Folder(tmp_path), of_syncer(EVENTS)
+    first = journal(store)
+    for some in chunks(syncers[:100], 10):
+        write(first, some)
+    first.finish()
+    for position in first._chain.positions()[-lost:]:
+        store.remove(group_key("journal", position))
+    second = StoredJournal(store, "journal", 2, 1, False, Compactor(store, "syncer"))
+    assert second.open().damage == [
+        f"group {first.segmented.last}: it is missing; a segment of the log has what it held"
+    ]
+    write(second, syncers[100:])
+    read = LogReader(tmp_path)
+    assert joined(read.rest()) == syncers and read.findings.damage == []
+
+
+def test_an_epoch_that_gets_an_old_listing_takes_no_group_for_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Folder(tmp_path)
+    first = journal(store)
+    for some in chunks(of_syncer(EVENTS)[:100], 10):
+        write(first, some)
+    first.finish()
+    lists, old = Folder.names, [3, 1]
+    monkeypatch.setattr(
+        Folder, "names", lambda self, of: lists(self, of)[: old.pop() if of == "journal" and old else None]
+    )
+    second = StoredJournal(store, "journal", 2, 1, False, Compactor(store, "syncer"))
+    opened = second.open()
+    assert not old and opened.damage == [] and opened.writers == first.writers
+
+
+def test_a_log_is_read_to_its_end_where_the_listing_is_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch whose journal is damaged starts from what is read."""
+    write_log(tmp_path, EVENTS, 20, close=False)
+    lists = Folder.names
+    monkeypatch.setattr(Folder, "names", lambda self, of: lists(self, of)[: 3 if of == "journal" else None])
+    assert joined(LogReader(tmp_path).rest()) == EVENTS
+
+
 # ------------------------------------------------------------------ logs of one writer
 
 
@@ -292,7 +341,7 @@ def test_a_log_writers_groups_stay_few(tmp_path: Path) -> None:
 
 
 def test_a_whole_log_is_written_at_once(tmp_path: Path) -> None:
-    ends = reader.seal(log_writer.write_log(Folder(tmp_path), EVENTS))["logs"]
+    ends = reader.seal(whole_log.write_log(Folder(tmp_path), EVENTS))["logs"]
     read = LogReader(tmp_path)
     assert joined(read.rest()) == EVENTS
     assert read.findings.damage == [] and differs(read, ends) == ""

@@ -9,12 +9,14 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from unittest.mock import patch
 
 import pytest
 
 from benchmarks.studies.models import even
 from orchestrator.analysis.checks import check
 from orchestrator.planner import forecast as room
+from orchestrator.planner.fleet import world as world_module
 from orchestrator.planner.fleet.description import (
     Fleet,
     FleetFault,
@@ -24,7 +26,7 @@ from orchestrator.planner.fleet.description import (
     Timing,
     constant,
 )
-from orchestrator.planner.fleet.world import LinkNetwork, simulate
+from orchestrator.planner.fleet.world import FleetNetwork, LinkNetwork, simulate
 from orchestrator.planner.forecast import Forecast, forecast
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe
@@ -111,6 +113,35 @@ def test_contributions_cross_for_each_learner_and_versions_once_for_a_region():
     later = replace(made, members=(members[0], replace(members[1], present=False)), faults=(newcomer,))
     assert moved(later)["eu", "us"] == rounds * model
     assert moved(later)["us", "us"] > 5 * model, "a newcomer gets all that it lacks from the one that is there"
+
+
+def test_an_exchange_takes_one_read_and_one_notice_a_learner_and_one_fetch_a_region_and_stretches_no_round():
+    """Over a link of three steps. With two fetches at a time, one call with messages at a time, and a question to the
+    syncer before each fetch nearby, a round of 24 steps took 71.
+    """
+    step_s, latency_s, steps = 0.02, 0.06, 24
+    sync = SyncConfig.model_validate({"P": steps, "H": steps, "tau": 8})
+    members = tuple(FleetMember(f"learner-t-{i}", 8, 800, Steady(step_s), region="us") for i in range(3))
+    links = {("us", "eu"): FleetLink(1e9, latency_s), ("eu", "us"): FleetLink(1e9, latency_s)}
+    made = fleet((), sync=sync, quorum=3, members=members, links=links, syncer_region="eu")
+    asked = Counter[tuple[str, bool]]()  # by method, and whether it crosses the link
+
+    class Counted(FleetNetwork):
+        def carry(self, source, target, method, answer, happen, *args):
+            if happen.__name__ == "_arrive":
+                asked[method, "syncer" in (source.key[0], target.key[0])] += 1
+            return super().carry(source, target, method, answer, happen, *args)
+
+    with patch.object(world_module, "FleetNetwork", Counted):
+        outcome, world = simulate(made, 15.0, 5.0)
+    versions = len(world.commits) + steps  # with the first ones
+    assert asked["fetch", True] <= versions + 2 * steps, "the others of the region get it from the one that asks"
+    assert asked["read", True] <= 3 * versions and asked["inbox", True] <= 3 * versions
+    assert asked["holds", False] <= 2 * versions and asked["received", False] <= 2 * versions, "nobody polls"
+    rounds = outcome.commits / steps
+    assert outcome.participation == 1.0 and 10.0 / step_s / rounds < 1.05 * steps
+    took = [after.at - before.at for before, after in zip(world.commits, world.commits[steps:], strict=False)]
+    assert max(took[steps:]) < 1.5 * steps * step_s, "no fragment waits for its turn"
 
 
 def test_a_link_carries_one_transfer_after_the_other_and_links_of_one_pipe_share_it():

@@ -25,7 +25,7 @@ from orchestrator.planner.sizing.traffic import DOWN_BYTES, table, traffic
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import load
 from orchestrator.recipe.validation import resolve
-from orchestrator.runtime import actor, launch, metrics_actor, placement, syncer_manager
+from orchestrator.runtime import actor, launch, metrics_actor, placement, ray_processes
 from outer.bulk import SHARD_CPUS
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor
@@ -218,7 +218,7 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
 
     assert capacity.SERVICE_CPUS == {
         "orchestrator": actor.ORCHESTRATOR_CPUS,
-        "syncer": syncer_manager.SYNCER_CPUS,
+        "syncer": ray_processes.SYNCER_CPUS,
         "metrics": metrics_actor.CPUS,
         "chaos": CPUS,
     }
