@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.whole_log import write_log
 from chaos.simulation.cluster import Cluster, simulate
 from chaos.simulation.profile import PROFILES, draw
 from orchestrator.analysis.folder import check_run
 from orchestrator.analysis.summary import summarise
-from orchestrator.eventlog.log_writer import write_log
 from orchestrator.eventlog.reader import SEAL_FILE, LogReader, seal
 from orchestrator.simulation import log
 from outer.journal.object_store import Folder

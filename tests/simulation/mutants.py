@@ -9,6 +9,7 @@ from tests.simulation.planted import (
     links,
     logging,
     members,
+    orchestrating,
     pipelining,
     recovering,
     shells,
@@ -19,4 +20,5 @@ from tests.simulation.planting import MUTANTS, Mutant
 
 __all__ = ["MUTANTS", "PLACES", "Mutant"]
 
-PLACES = (steps, telling, members, recovering, joining, adopting, pipelining, logging, links, shells, learner_shells)
+PLACES = (steps, telling, members, recovering, joining, adopting, pipelining, logging, links, shells)
+PLACES += (learner_shells, orchestrating)

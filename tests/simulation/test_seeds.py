@@ -24,6 +24,7 @@ from learners.protocol.facts import StepFinished
 from orchestrator.eventlog.facts import LearnerLost
 from orchestrator.simulation import log as logs
 from orchestrator.simulation.objects import MemoryObjects, StoreBroken
+from outer.journal import rebuild
 from outer.protocol.facts import Committed
 from tests.waiting import DEADLINE_S
 
@@ -103,7 +104,11 @@ def stricken(kind: str, seed: int) -> Options:
     faults = [Fault(at, kind, name, 3.0, 0.6) for at, name in zip(ats, "abc", strict=True)]
     if kind == "crash_ending":
         faults.append(Fault(12.0, "stop", "a", 3.0, 0.6))  # that there is an end
-    shards = 3 if kind.startswith("shard") else 1
+    if kind == "checkpoint_damaged":
+        faults.append(Fault(8.0, "suspend", "a", 3.0, 0.6))
+    if kind == "journal_damaged":  # segments are made of what earlier epochs have left
+        faults.append(Fault(5.0, "syncer_crash", "a", 3.0, 0.6))
+    shards = 3 if kind.startswith(("shard", "value")) else 1
     return replace(options, profile="mixed", storm_s=20.0, faults=tuple(faults), quorum=2, shards=shards, every_s=4.0)
 
 
@@ -213,6 +218,34 @@ def test_nobody_is_silenced_and_every_lost_fact_is_named(kind: str, runs: int) -
     assert [violation for outcome in outcomes for violation in outcome.violations] == []
     named = sum(outcome.facts.get("FactsLost", 0) > 0 for outcome in outcomes)
     assert named > runs // 2 if kind == "tail_lost" else named == 0
+
+
+# ------------------------------------------------------------------ what is stored is damaged
+
+
+def test_learners_that_cannot_be_resumed_start_from_their_saved_states() -> None:
+    """The checkpoint is damaged, so nobody goes on exactly, and nobody steps who could give its state."""
+    starts = [play(stricken("checkpoint_damaged", seed)) for seed in range(3)]
+    assert [violation for outcome in starts for violation in outcome.violations] == []
+    assert all(outcome.facts["StateReceived"] == 8 for outcome in starts if not outcome.facts.get("Resumed"))
+    assert not all(outcome.facts.get("Resumed") for outcome in starts)
+
+
+def test_a_journal_whose_groups_or_values_are_damaged_is_rebuilt() -> None:
+    tally, _ = run(range(1, 7), "rebuilding")
+    assert tally.violations == [] and tally.facts["StateRebuilt"] > 3
+    assert {"journal_damaged", "value_damaged"} <= tally.fault_times.keys()
+
+
+def test_a_run_goes_on_from_what_is_left_when_no_learner_gives_a_version_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They hold newer versions than the epoch has, or have steps in versions that are lost."""
+    monkeypatch.setattr(rebuild, "HELD_S", 0.0)
+    for seed in (1, 4):
+        outcome = simulate(seed, "rebuilding")
+        assert_kept(outcome)
+        assert outcome.facts["StateRebuilt"] and outcome.facts["Finished"] == 1
 
 
 # ------------------------------------------------------------------ a learner that is cut off for ten minutes

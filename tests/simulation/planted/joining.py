@@ -34,12 +34,6 @@ def joins_before_it_is_whole(method: Any, self: Learner, now: float) -> None:
     method(self, now)
 
 
-@around(Joining, "miss")
-def donor_failure_ends_the_search(method: Any, self: Joining, now: float, event: Any, syncer_step: int) -> Any:
-    """After a donor's failure another is sought, or the syncer's snapshot is taken."""
-    return method(self, now, event, syncer_step)[:1] if event.donor else method(self, now, event, syncer_step)
-
-
 # ---------------------------------------------------------------- from one epoch to the next
 
 

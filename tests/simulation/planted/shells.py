@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from outer.background import Background
-from outer.bulk import Bulk
 from outer.journal.groups import FactRun, Item, Logged, runs
 from outer.journal.journal import StaleEpoch, StoredJournal
 from outer.journal.journal_writer import JournalWriter
@@ -143,12 +142,11 @@ def error_of_a_task_swallowed(self: Background, task: asyncio.Task[Any]) -> None
 async def mute_after_a_lost_call(self: Outbox, key: tuple[str, int], peer: Any) -> None:
     """After a call that did not arrive the next messages are sent all the same."""
     try:
-        while ready := self._waiting[key]:
-            self._waiting[key] = []
+        while ready := self._waiting.pop(key, None):
             await asyncio.wait_for(peer.ask("inbox", *ready), self._deadline_s)
     except (NoAnswer, TimeoutError):
-        return
-    del self._waiting[key]
+        self._calls[key] += 8
+    self._calls[key] -= 1
 
 
 # ---------------------------------------------------------------- calls
@@ -170,14 +168,13 @@ def facts_of_reports_not_taken(method: Any, self: SyncerShell, *given: Any) -> N
 @mutant
 def payloads_never_forgotten(plant: Plant) -> None:
     """The payload of a read that is closed is forgotten."""
-    plant.put(Bulk, "keep", lambda self, reads: None)
     plant.put(FragmentShard, "forget", lambda self, tokens: None)
 
 
-@around(Bulk, "keep")
-def payloads_forgotten_too_early(method: Any, self: Bulk, reads: Any) -> None:
+@around(FragmentShard, "forget")
+def payloads_forgotten_too_early(method: Any, self: FragmentShard, tokens: Any) -> None:
     """The payload of a read that is open is kept."""
-    method(self, sorted(reads)[-1:])
+    method(self, [held for held in self._payloads if any(held.read[0] <= each.read[0] + 1 for each in tokens)])
 
 
 @around(FragmentShard, "merge")
@@ -195,7 +192,7 @@ async def first_answer_of_a_step_kept(method: Any, self: FragmentShard, learner:
     """An answer to a later attempt takes the place of none before it."""
     answer = await method(self, learner, peer, request)
     if isinstance(answer, Answer) and isinstance(answer.contribution.payload, Token):
-        token = Token((request.syncer_step, 1), learner)
+        token = Token((request.syncer_step, 1, request.incarnation), learner)
         self._payloads.setdefault(token, self._payloads[answer.contribution.payload])
         self._payloads[answer.contribution.payload] = self._payloads[token]
     return answer

@@ -53,13 +53,6 @@ def stop_not_sent_again(method: Any, self: Sessions, now: float, member: Any, re
     member.stopped_at = float("inf")
 
 
-@around(Sessions, "_send_drain")
-def drain_not_sent_again(method: Any, self: Sessions, now: float, member: Any) -> None:
-    """Who is to leave and goes on stepping is told again."""
-    method(self, now, member)
-    member.drain_sent_at = float("inf")
-
-
 @around(Members, "note_merged")
 def merged_step_only_when_it_took_part(method: Any, self: Members, commit: Committed) -> None:
     """Every notice says up to which step the receiver's own steps are in the fragment, though it missed the commit."""
