@@ -98,7 +98,7 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
     _at_progress(world, goes, [partial(world.cluster.unwant, name) for name in guests])
     outcome = world.run(2.0 * total_s)
     assert outcome.finished_at is not None
-    asked = {fact.learner: at for at, fact in world.context.said if isinstance(fact, LearnerRequested)}
+    asked = {fact.learner: at for at, _, fact in world.context.said if isinstance(fact, LearnerRequested)}
     took = [world.steps[name][0].began - asked[name] for name in guests if world.steps.get(name)]
     return outcome.finished_at, outcome.participation, sum(took) / len(took) if took else None
 

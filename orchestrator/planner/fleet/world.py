@@ -327,9 +327,10 @@ class World:
             syncer = cluster.syncer
             if finished_at is None and syncer is not None and syncer.serves and syncer.machine.finished:
                 finished_at = syncer.machine.moved_at
-        time.close()
         stop = time.now if finished_at is None else finished_at
-        return _outcome(self, warm_up_s, stop, finished_at)
+        outcome = _outcome(self, warm_up_s, stop, finished_at)
+        time.close()  # only now: who is stopped takes back the step under way
+        return outcome
 
 
 # ------------------------------------------------------------------ values that nobody follows

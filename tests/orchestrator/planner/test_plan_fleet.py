@@ -281,8 +281,8 @@ def test_each_rate_says_where_it_comes_from() -> None:
         "merge": "benchmarks/merge.py",
         "store": "assumed",
         "failover": "commit 6429e58",
-        "encode": "benchmarks/codecs.py",
-        "decode": "benchmarks/codecs.py",
+        "encode": "commit 6429e58",
+        "decode": "commit 6429e58",
         "slowest link": "assumed",
         "link west - east": "[[fleet.links]]",
     }

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from outer.config import SyncConfig
 from outer.protocol import open_step
 from outer.protocol import read_requests as reading
 from outer.protocol.messages import STEPPING, Report
@@ -213,6 +214,15 @@ def never_at_its_end(plant: Plant) -> None:
 def late_steps_merged_again(is_usable: Any, counters: Any, member: Any, *args: Any) -> bool:
     """Who has not adopted the version that merged its steps does not contribute them again."""
     return bool(is_usable(counters, SimpleNamespace(merged_step={}), *args))
+
+
+@around(open_step, "is_usable")
+def window_off_by_one(
+    is_usable: Any, counters: Any, member: Any, fragment: int, version: int, config: SyncConfig
+) -> bool:
+    """No base is further behind than the recipe's window."""
+    wider = config.model_copy(update={"base_window": config.base_window + 1}) if config.base_window else config
+    return bool(is_usable(counters, member, fragment, version, wider))
 
 
 @mutant
