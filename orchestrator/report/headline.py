@@ -109,7 +109,11 @@ def tiles(summary: Mapping[str, Any]) -> list[Tile]:
             percent(shares.get("mean")),
             f"of all learners; {percent(shares.get('alive_mean'))} of the live ones",
         ),
-        ("Inner steps a round", _span(part(rounds, "by_learner").values()), f"{number(rounds.get('asked'))} asked for"),
+        (
+            "Steps a round",
+            _span(part(rounds, "by_learner").values()),
+            f"inner steps; {number(rounds.get('asked'))} asked for",
+        ),
         ("Global downtime", seconds(summary.get("global_downtime_s")), "in which no learner stepped"),
         ("Outer downtime", seconds(summary.get("outer_downtime_s")), "without a commit, beyond twice the median gap"),
         ("Faults", number(len(faults)), f"{recovered} recovered from" if faults else "none injected, none met"),
