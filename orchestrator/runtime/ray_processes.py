@@ -62,7 +62,6 @@ class RayPlaces:
         self._recipe, self._placement = recipe, placement
         self._groups: dict[str, Any] = {}  # by learner
         self._heads: dict[str, Any] = {}  # of slices, by learner; a learner with a head alone has no group yet
-        self._without: set[str] = set()  # learners without a place at the last look
 
     @property
     def names(self) -> list[str]:

@@ -260,7 +260,7 @@ class ObservedOrchestrator(OrchestratorShell):
 
 
 class VirtualCluster:
-    """A cluster, with the processes of one run, and whoever starts its next orchestrator. `learners`: wanted at first.
+    """A cluster, with the processes of one run, and who starts its next orchestrator. `learners`: wanted at first.
 
     It is the port orchestrator.lifecycle.ports.Processes. `spec`: the syncer's, for epoch 0; `quorum`: the pools cannot
     be scaled down to fewer learners; `every_s`: between two checkpoints; `shows`: the status is written.
