@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from chaos.simulation.cluster import Outcome, simulate
+from orchestrator.analysis.database import connect
 from orchestrator.simulation.context import Trace
 
 CHUNK = 20  # seeds that a process takes at a time
@@ -63,11 +64,11 @@ def run(
 
 def _one_by_one(seeds: Sequence[int], profile: str, trace: Trace | None = None) -> Iterator[Outcome]:
     """Garbage of a seed is in cycles; looking for it all the time costs more than the seed."""
-    enabled = gc.isenabled()
+    enabled, database = gc.isenabled(), connect()
     gc.disable()
     try:
         for number, seed in enumerate(seeds):
-            yield simulate(seed, profile, trace=trace)
+            yield simulate(seed, profile, trace=trace, used=database)
             if number % COLLECT == COLLECT - 1:
                 gc.collect()
     finally:

@@ -16,7 +16,7 @@ not occur. Other statements make tables for those after them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -28,7 +28,7 @@ from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.tables import LogPart
 
-SMALL = 20_000  # rows
+SMALL = 20_000  # rows: of fewer, to optimize a query takes longer than to execute it
 SQL = files("orchestrator.analysis") / "sql"
 FAMILIES = (
     "base", "told", "books", "roster", "time", "log", "durable", "versions", "spans", "merges", "fencing", "replayable",
@@ -49,7 +49,12 @@ class Statement:
 
     @cached_property
     def parsed(self) -> duckdb.Statement:
-        return duckdb.extract_statements(_asked(self) if self.name else self.query)[0]
+        """Of a check: how many breaches and the first, how many unknowns and the first."""
+        unknown = "unknown" if " AS unknown" in self.query else "false AS unknown"
+        asked = f"""SELECT count(*) FILTER (NOT unknown), min_by(told, position) FILTER (NOT unknown),
+            count(*) FILTER (unknown), min_by(told, position) FILTER (unknown)
+            FROM (SELECT position, told, {unknown} FROM ({self.query}))"""
+        return duckdb.extract_statements(asked if self.name else self.query)[0]
 
 
 @cache
@@ -83,18 +88,16 @@ def _halves(text: str) -> tuple[str, str]:
 
 def prepare(database: duckdb.DuckDBPyConnection, *families: str) -> None:
     """Run the statements that make tables, once; of a family with checks see `verdicts`."""
-    for family in families:
-        if not _known(database, family):
-            for each in statements(family):
-                if not each.name:
-                    database.execute(each.parsed)
+    unprepared = _unprepared(database, families)
+    for each in (each for family in families if family in unprepared for each in statements(family)):
+        if not each.name:
+            database.execute(each.parsed)
 
 
-def _known(database: duckdb.DuckDBPyConnection, family: str) -> bool:
-    """Whether a family's tables have been made; they are from now on."""
-    known = database.execute("SELECT count(*) FROM prepared WHERE family = ?", [family]).fetchall()[0][0]
-    database.execute("INSERT INTO prepared VALUES (?)", [family])
-    return bool(known)
+def _unprepared(database: duckdb.DuckDBPyConnection, families: Sequence[str]) -> set[str]:
+    """The families whose tables have not been made; they are from now on."""
+    missing = f"SELECT unnest({list(families)}::VARCHAR[]) EXCEPT FROM prepared"
+    return {family for (family,) in database.execute(f"INSERT INTO prepared {missing} RETURNING family").fetchall()}
 
 
 def check(log: Iterable[Event] | Iterable[LogPart]) -> list[Verdict]:
@@ -102,51 +105,42 @@ def check(log: Iterable[Event] | Iterable[LogPart]) -> list[Verdict]:
     return verdicts(filled(log))
 
 
-def verdicts(database: duckdb.DuckDBPyConnection, families: Iterable[str] = FAMILIES) -> list[Verdict]:
+def verdicts(database: duckdb.DuckDBPyConnection, families: Sequence[str] = FAMILIES) -> list[Verdict]:
     """Every verdict, in the order of the files. `unknown` where values of the log are such that a query fails."""
-    rows = " + ".join(
-        f"(SELECT count(*) FROM {table})" for table in ("steps", "adoptions", "contributions_told", "facts")
-    )
-    if database.execute(f"SELECT {rows} < {SMALL}").fetchall()[0][0]:  # a plan takes longer than its execution
-        database.execute("PRAGMA disable_optimizer")
-    found, wrong = [], ""
+
+    @cache
+    def count(source: str) -> int:
+        return int(database.execute(f"SELECT count(*) {source}").fetchall()[0][0])
+
+    if sum(count(f"FROM {table}") for table in ("steps", "adoptions", "contributions_told", "facts")) < SMALL:
+        database.execute("PRAGMA disable_optimizer; SET asof_loop_join_threshold = 64")
+    found, wrong, unprepared = list[Verdict](), "", _unprepared(database, families)
     for family in families:
-        known = _known(database, family)
         for each in statements(family):
             try:
                 if each.name:
-                    found.append(_verdict(each, *database.execute(each.parsed).fetchall()[0]))
-                elif not known:
+                    found.append(_verdict(each, count, *database.execute(each.parsed).fetchall()[0]))
+                elif family in unprepared:
                     database.execute(each.parsed)
             except duckdb.Error as error:
                 wrong = wrong or f"values of the log cannot be computed with: {str(error).splitlines()[0]}"
                 if each.name:
                     found.append(Verdict(each.name, each.claim, "unknown", wrong))
-    database.execute("PRAGMA enable_optimizer")
+    database.execute("PRAGMA enable_optimizer; RESET asof_loop_join_threshold")
     return found
 
 
-def _asked(check: Statement) -> str:
-    """The query for one row: how many were checked, why none, breaches and the first, unknowns and the first."""
-    source = (
-        f"({check.query})" if " AS unknown" in check.query else f"(SELECT *, false AS unknown FROM ({check.query}))"
-    )
-    idle = " ".join(f"WHEN (SELECT count(*) {where}) > 0 THEN '{words}'" for words, where in check.idle)
-    return f"""SELECT (SELECT count(*) {check.checked}), {f"CASE {idle} END" if idle else "NULL"},
-        count(*) FILTER (NOT unknown), min_by(told, position) FILTER (NOT unknown),
-        count(*) FILTER (unknown), min_by(told, position) FILTER (unknown) FROM {source}"""
-
-
 def _verdict(
-    check: Statement, checked: int, idle: str | None, breaches: int, first: str, unknowns: int, lacking: str
+    check: Statement, count: Callable[[str], int], breaches: int, first: str, unknowns: int, lacking: str
 ) -> Verdict:
     if breaches:
         more = f" (and {breaches - 1} more)" if breaches > 1 else ""
         return Verdict(check.name, check.claim, "violated", first + more)
     if unknowns:
         return Verdict(check.name, check.claim, "unknown", lacking)
-    if checked:
+    if checked := count(check.checked):
         return Verdict(check.name, check.claim, "pass", f"{checked} {check.things} checked")
-    if idle:
-        return Verdict(check.name, check.claim, "idle", idle)
+    for words, source in check.idle:
+        if count(source):
+            return Verdict(check.name, check.claim, "idle", words)
     return Verdict(check.name, check.claim, "unknown", f"the log has no {check.things}")

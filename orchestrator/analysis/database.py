@@ -32,6 +32,7 @@ MEMORY_MB = 400
 AT_ONCE = 2**19  # rows: an insertion takes its time, however few they are
 _TYPES = {INT: "BIGINT", FLOAT: "DOUBLE", TEXT: "VARCHAR"}
 _NAMES = {"commits": "commits_told", "contributions": "contributions_told"}  # a later epoch may tell one again
+Used = duckdb.DuckDBPyConnection | None  # a database whose log is no longer needed: to open another takes 20 ms
 
 
 def connect() -> duckdb.DuckDBPyConnection:
@@ -42,22 +43,27 @@ def connect() -> duckdb.DuckDBPyConnection:
     database = duckdb.connect(
         config={"threads": 1, "memory_limit": f"{MEMORY_MB}MB", "temp_directory": tempfile.gettempdir()}
     )
-    for each in _made():
+    # DuckDB guesses too few rows of what is filtered by a field in JSON, and joins them by nested loops.
+    database.execute("SET GLOBAL asof_loop_join_threshold = 0")
+    for each in (*_tables(), *_views()):
         database.execute(each)
     return database
 
 
 @cache
-def _made() -> list[duckdb.Statement]:
-    made = ["CREATE TABLE prepared (family VARCHAR)"]  # of those in sql/, whose tables there are
-    made.append("CREATE TABLE incarnations (who BIGINT, learner VARCHAR, incarnation BIGINT)")
+def _tables() -> list[duckdb.Statement]:
+    made = ["CREATE OR REPLACE TABLE prepared (family VARCHAR)"]  # of those in sql/, whose tables there are
+    made.append("CREATE OR REPLACE TABLE incarnations (who BIGINT, learner VARCHAR, incarnation BIGINT)")
     for name in SCHEMAS:
         columns = ", ".join(f"{each} {type_}" for each, (type_, _) in _columns(name).items())
-        made.append(f"CREATE TABLE {_NAMES.get(name, name)} ({columns})")
-    for kind, fact in REGISTRY.items():
-        if fact not in (StepFinished, Adopted, Committed):
-            made.append(f"CREATE VIEW {kind} AS {_view(kind, fact)}")
+        made.append(f"CREATE OR REPLACE TABLE {_NAMES.get(name, name)} ({columns})")
     return duckdb.extract_statements(";".join(made))
+
+
+@cache
+def _views() -> list[duckdb.Statement]:
+    kinds = (each for each in REGISTRY.items() if each[1] not in (StepFinished, Adopted, Committed))
+    return duckdb.extract_statements(";".join(f"CREATE VIEW {kind} AS {_view(kind, fact)}" for kind, fact in kinds))
 
 
 def _view(kind: str, fact: type[Any]) -> str:
@@ -109,10 +115,12 @@ def _insertion(table: str) -> str:
 _INSERTIONS = {name: _insertion(name) for name in SCHEMAS}
 
 
-def filled(log: Iterable[Event] | Iterable[LogPart]) -> duckdb.DuckDBPyConnection:
-    """A database of this log, given as parts or as events, in its canonical order."""
-    database, known = connect(), dict[tuple[str, int], int]()
-    waiting: list[LogPart] = []
+def filled(log: Iterable[Event] | Iterable[LogPart], used: Used = None) -> duckdb.DuckDBPyConnection:
+    """A database of this log, given as parts or as events, in its canonical order; `used` is emptied for it."""
+    database = (used or connect()).cursor()  # has no temporary tables
+    for each in _tables():
+        database.execute(each)
+    known, waiting = dict[tuple[str, int], int](), list[LogPart]()
     for part in as_parts(log):
         waiting.append(part)
         if part.stop - waiting[0].start >= AT_ONCE:

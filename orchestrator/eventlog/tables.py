@@ -11,7 +11,7 @@ import json
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from heapq import merge
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -217,7 +217,7 @@ class LogPart:
     def events(self) -> Iterator[Event]:
         """All facts as objects, in order: slow."""
         tables = (self._steps(), self._adoptions(), self._commits(), self._facts())
-        return map(itemgetter(1), merge(*tables, key=itemgetter(0)))
+        return map(itemgetter(1), sorted(chain.from_iterable(tables), key=itemgetter(0)))
 
     def in_order(self, name: str, *columns: str) -> Iterator[tuple[Any, ...]]:
         """A table's rows, in the log's order, or these columns of them; `time` as Unix seconds."""

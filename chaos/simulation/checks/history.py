@@ -11,7 +11,7 @@ from typing import Any
 
 from chaos.simulation.checks.oracle import Violation
 from orchestrator.analysis.checks import FAMILIES, verdicts
-from orchestrator.analysis.database import filled
+from orchestrator.analysis.database import Used, filled
 from orchestrator.eventlog.events import Event
 from outer.protocol.facts import Committed, FactsLost, Participant, StateRebuilt
 
@@ -27,7 +27,7 @@ COMMITS = frozenset({"durable.restarts", "versions.chain", "versions.adopted"}) 
 LOST = frozenset({"replayable.steps"})  # unknown where steps are among the facts that FactsLost names
 
 
-def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violation]:
+def judged(events: list[Event], fault_counts: Mapping[str, int], used: Used = None) -> list[Violation]:
     """The checks of real logs that fail, or are not exercised although they should be."""
     violations = []
     families = TIMELESS if UNTIMED & fault_counts.keys() else FAMILIES
@@ -35,7 +35,7 @@ def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violati
     without = any(isinstance(event.fact, StateRebuilt) and event.fact.commits_lost for event in events)
     without = without and bool(DAMAGED & fault_counts.keys())
     nothing = bool(STOPS & fault_counts.keys()) and not any(isinstance(event.fact, Committed) for event in events)
-    for verdict in verdicts(filled(events), families):
+    for verdict in verdicts(filled(events, used), families):
         if without and verdict.name in COMMITS:
             continue
         unknown = verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN | lost

@@ -134,31 +134,32 @@ WITH told AS (
         'LearnerAttached', 'LearnerFenced', 'LearnerLost', 'SetAside', 'Finished', 'RunFinished', 'RunResumed')
 ), run AS (
     SELECT * EXCLUDE (over, exact), coalesce(last_value(over IGNORE NULLS) OVER before, false) AS over,
-        first_value(if(exact IS NULL, NULL, {'exact': exact, 'position': position}) IGNORE NULLS) OVER after AS next,
-        kind = 'LearnerAttached' AND max(told_by) FILTER (kind = 'LearnerFenced') OVER earlier
-            >= coalesce(max(told_by) FILTER (kind = 'LearnerAttached') OVER earlier, 0) AND told_by >
-            coalesce(max(told_by) FILTER (kind = 'LearnerAttached') OVER (same ROWS BETWEEN UNBOUNDED PRECEDING
-                AND 1 PRECEDING), -1)
-            AS attached
+        first_value(if(exact IS NULL, NULL, {'exact': exact, 'position': position}) IGNORE NULLS) OVER after AS next
     FROM told
     WINDOW before AS (ORDER BY position ROWS UNBOUNDED PRECEDING),
-        after AS (ORDER BY position ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING),
-        same AS (PARTITION BY learner, incarnation ORDER BY position),
-        earlier AS (PARTITION BY learner, incarnation ORDER BY told_by RANGE BETWEEN UNBOUNDED PRECEDING
-            AND 1 PRECEDING)
+        after AS (ORDER BY position ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING)
+), acts AS (
+    SELECT learner, incarnation, told_by, kind = 'LearnerFenced' AS fences, min(position) AS position
+    FROM told WHERE kind IN ('LearnerAttached', 'LearnerFenced') GROUP BY ALL
+), lifted AS (
+    SELECT a.learner, a.incarnation, a.position FROM acts a JOIN acts b USING (learner, incarnation) WHERE NOT a.fences
+    GROUP BY a.learner, a.incarnation, a.position, a.told_by
+    HAVING max(b.told_by) FILTER (b.fences AND b.told_by < a.told_by)
+            >= coalesce(max(b.told_by) FILTER (NOT b.fences AND b.told_by < a.told_by), 0)
+        AND coalesce(bool_and(a.told_by > b.told_by) FILTER (NOT b.fences AND b.position < a.position), true)
 ), ended AS (
     SELECT *, kind IN ('LearnerFenced', 'LearnerLost') AND NOT (over
         AND coalesce(list_contains(next.exact, learner), false)
         AND incarnation = max(incarnation) FILTER (kind IN ('LearnerFenced', 'LearnerLost')) OVER (
             PARTITION BY learner ORDER BY next.position RANGE UNBOUNDED PRECEDING)) AS holds
     FROM run
-    QUALIFY kind = 'SetAside' OR position > coalesce(max(position) FILTER (attached) OVER (PARTITION BY learner,
-        incarnation), -1)
 ), fates AS (
     SELECT learner, incarnation, CASE WHEN arg_min(over, position) FILTER (holds) THEN 'run_ended'
         WHEN arg_min(drained, position) FILTER (holds AND kind = 'LearnerFenced') THEN 'drained'
         WHEN bool_or(holds) THEN 'killed' END AS fate, arg_max(aside, position) FILTER (kind = 'SetAside') AS aside
-    FROM ended WHERE learner IS NOT NULL GROUP BY ALL
+    FROM ended LEFT JOIN (SELECT learner, incarnation, max(position) AS lifted FROM lifted GROUP BY ALL)
+        USING (learner, incarnation)
+    WHERE learner IS NOT NULL AND (kind = 'SetAside' OR position > coalesce(lifted, -1)) GROUP BY ALL
 )
 SELECT i.*, aside, upto,
     coalesce(fate, if((SELECT arg_max(over, position) FROM told), 'run_ended', 'in_flight')) AS fate
@@ -190,11 +191,12 @@ WITH refused AS (
     ASOF JOIN StepOpened o ON r.syncer_step = o.syncer_step AND r.position > o.position
     WHERE message = 'contribution' AND r.reason <> 'doubled' AND r.fragment < (SELECT max(count) FROM rules)
 )
-SELECT r.position, r.who, r.fragment, r.fate, s.step AS upto, coalesce(max(a.after_step), -1) AS based
-FROM refused r ASOF JOIN counted s ON r.who = s.who AND s.position < r.opened
-LEFT JOIN (FROM adoptions WHERE mode IN ('bootstrap', 'overwrite')) a
-    ON a.who = r.who AND a.fragment = r.fragment AND a.position < r.position
-GROUP BY ALL;
+SELECT r.position, r.who, r.fragment, r.fate, s.step AS upto, coalesce(a.based, -1) AS based
+FROM refused r ASOF JOIN fates s ON r.who = s.who AND s.position < r.opened
+ASOF LEFT JOIN (
+    SELECT who, fragment, position, max(after_step) OVER (PARTITION BY who, fragment ORDER BY position) AS based
+    FROM adoptions SEMI JOIN refused USING (who, fragment) WHERE mode IN ('bootstrap', 'overwrite')
+) a ON a.who = r.who AND a.fragment = r.fragment AND a.position < r.position;
 
 -- It is why such a step was overwritten unread: of several, the newest of the last fragment tells.
 UPDATE fates SET fate = r.fate FROM (
@@ -216,22 +218,22 @@ CREATE OR REPLACE TEMP TABLE fragments AS SELECT unnest(range((SELECT max(count)
 -- What each incarnation leaves of each fragment in the end: the steps after `before`, at which it was last read,
 -- up to the last that an adoption overwrote, `wiped`, and the rest.
 CREATE OR REPLACE TEMP TABLE tails AS
-SELECT e.who, fragment, wiped, fate, tokens_to(wiped, w) - tokens_to(e.before, b) AS overlap,
-    whole - tokens_to(wiped, w) AS rest, coalesce(s.tokens, 0) AS set_aside
+SELECT who, fragment, wiped, fate, sum(tokens * (to_wiped - greatest(0, least(last, before) - after)))::BIGINT AS overlap,
+    sum(tokens * (count - to_wiped))::BIGINT AS rest,
+    coalesce(any_value(tokens) FILTER (aside > greatest(after, wiped) AND aside <= last), 0) AS set_aside
 FROM (
-    SELECT who, fragment, fate, aside, whole, coalesce(before, -1) AS before, greatest(before, o.upto, -1) AS wiped
-    FROM ends JOIN (SELECT who, max(upto + count * tokens) AS whole FROM stretches GROUP BY who) USING (who)
-    CROSS JOIN fragments LEFT JOIN overwritten o USING (who, fragment)
-    LEFT JOIN (SELECT who, fragment, max(step) AS before FROM covers GROUP BY ALL) USING (who, fragment)
-) e ASOF LEFT JOIN (FROM stretches WHERE count > 0) w ON w.who = e.who AND w.after < wiped
-ASOF LEFT JOIN (FROM stretches WHERE count > 0) b ON b.who = e.who AND b.after < e.before
-LEFT JOIN stretches s ON s.who = e.who AND aside > greatest(s.after, wiped) AND aside <= s.last;
+    SELECT e.*, s.* EXCLUDE (who, before), greatest(0, least(last, wiped) - after) AS to_wiped FROM (
+        SELECT who, fragment, fate, aside, coalesce(before, -1) AS before, greatest(before, o.upto, -1) AS wiped
+        FROM ends CROSS JOIN fragments LEFT JOIN overwritten o USING (who, fragment)
+        LEFT JOIN (SELECT who, fragment, max(step) AS before FROM covers GROUP BY ALL) USING (who, fragment)
+    ) e JOIN stretches s USING (who)
+) GROUP BY who, fragment, wiped, fate;
 
 -- The steps whose part of a fragment was overwritten unread because of a refusal, the newest for this fragment.
 CREATE OR REPLACE TEMP TABLE unread AS
 WITH steps AS (
     SELECT r.who, r.fragment, s.step, s.tokens, arg_max(r.fate, r.position) AS fate
-    FROM refusals r JOIN counted s ON s.who = r.who AND s.step > r.based AND s.step <= r.upto GROUP BY ALL
+    FROM refusals r JOIN fates s ON s.who = r.who AND s.step > r.based AND s.step <= r.upto GROUP BY ALL
 )
 SELECT s.fragment, s.fate, s.tokens FROM steps s JOIN tails t ON t.who = s.who AND t.fragment = s.fragment
 ASOF LEFT JOIN (FROM covers WHERE step > before) c ON c.who = s.who AND c.fragment = s.fragment AND s.step <= c.step

@@ -3,7 +3,7 @@
 
 -- The next epoch opens again what an epoch left open.
 -- check: bounded.steps
--- claim: at most max(1, tau) syncer steps are open at a time
+-- claim: at most max(1, tau) syncer steps are open at a time, or less than a round's
 -- checked: syncer steps = FROM opened WHERE (SELECT count(*) FROM rules) > 0
 SELECT c.position, format('{} steps are open at syncer step {}', running::BIGINT, syncer_step) AS told FROM (
     SELECT *, sum(change) OVER (PARTITION BY told_by ORDER BY position) AS running FROM (
@@ -14,7 +14,7 @@ SELECT c.position, format('{} steps are open at syncer step {}', running::BIGINT
                 FROM facts WHERE kind IN ('StepPassed', 'Finished')
         )
     )
-) c JOIN rules USING (told_by) WHERE opens = 1 AND running > greatest(1, overlap_steps);
+) c JOIN rules USING (told_by) WHERE opens = 1 AND running > greatest(1, overlap_steps, round_steps - 1);
 
 CREATE OR REPLACE TEMP TABLE reads AS
 SELECT epoch, syncer_step, max(position) AS position, sum(tried)::BIGINT AS tried, 1 + sum(again)::BIGINT AS attempts

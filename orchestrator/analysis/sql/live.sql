@@ -85,9 +85,11 @@ WHERE begin IS NULL OR healthy - coalesce(faulty, 0) >= quorum;
 -- agree, unless they run backwards. What was done on an old base was there before the gap.
 CREATE OR REPLACE TEMP TABLE too_long AS
 WITH far AS (
-    SELECT g.*, most, allowed_s, patience_s, dated_s IS NULL OR epoch IN (SELECT epoch FROM turns WHERE t IS NOT NULL
-        QUALIFY t < lag(t) OVER (PARTITION BY epoch ORDER BY position)) AS undated
-    FROM gaps g, limits WHERE undated OR dated_s > allowed_s
+    FROM (
+        SELECT g.*, most, allowed_s, patience_s, dated_s IS NULL OR epoch IN (SELECT epoch FROM turns
+            WHERE t IS NOT NULL QUALIFY t < lag(t) OVER (PARTITION BY epoch ORDER BY position)) AS undated
+        FROM gaps g, limits
+    ) WHERE undated OR dated_s > allowed_s
 ), parts AS (
     SELECT g.position, fragment, most, c.who, coalesce(p.step, greatest(c.base_step, after_step)) AS first,
         c.step AS last

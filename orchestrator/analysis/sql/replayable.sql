@@ -20,7 +20,8 @@ FROM (SELECT who, learner, incarnation, min(position) AS position FROM contribut
 LEFT JOIN ranges g USING (who) LEFT JOIN incomplete l USING (who)
 LEFT JOIN (SELECT who, min(after) AS after FROM taken GROUP BY who) a USING (who)
 LEFT JOIN (
-    SELECT * FROM StateReceived QUALIFY row_number() OVER (PARTITION BY told_in, told_by ORDER BY position DESC) = 1
+    FROM StateReceived
+    WHERE position IN (SELECT max(position) FROM facts WHERE kind = 'StateReceived' GROUP BY writer, incarnation)
 ) r ON r.told_in = c.learner AND r.told_by = c.incarnation;
 
 -- check: replayable.steps

@@ -69,10 +69,7 @@ FROM (
 WITH begun AS (
     SELECT who, span FROM loans SEMI JOIN steps USING (who, span)
 ), lost AS (
-    SELECT who, max(span) AS span FROM begun JOIN incarnations USING (who)
-    SEMI JOIN (SELECT fact->>'$.writer' AS learner, (fact->>'$.incarnation')::BIGINT AS incarnation FROM facts
-        WHERE kind = 'FactsLost') USING (learner, incarnation)
-    GROUP BY who
+    SELECT who, max(span) AS span FROM begun SEMI JOIN incomplete USING (who) GROUP BY who
 ), ends AS (
     SELECT learner, incarnation, bool_or(reason NOT IN ('drained', 'stopped')) AS died,
         min(t) FILTER (reason IN ('drained', 'stopped')) AS left_at

@@ -29,7 +29,7 @@ SELECT start, stop FROM (SELECT min(t - seconds - waited_s) AS start FROM steps)
     SELECT greatest(any_value(committed), min_by(t, position) FILTER (position > resumed)) AS stop
     FROM (SELECT max(t) AS committed FROM commits), (SELECT coalesce(max(position), -1) AS resumed FROM RunResumed)
     LEFT JOIN Finished ON true)
-WHERE start < stop AND EXISTS (FROM SyncerStarted);
+WHERE start < stop AND EXISTS (FROM rules);
 
 -- When each learner was wanted: the configured ones from the start, others since their pool was scaled up or, where no
 -- pool is named, since they were first asked for; until their pool was scaled down.
@@ -165,7 +165,8 @@ WITH made AS (
             SELECT DISTINCT fact->>'$.writer' AS learner, true AS missing FROM facts WHERE kind = 'FactsLost')
             USING (learner), run_window, (SELECT max_by(kind, position) AS last FROM facts
                 WHERE kind IN ('Finished', 'RunFinished', 'RunResumed'))
-        WHERE rank = 0 AND r.heir IS NULL)
+        WHERE rank = 0 QUALIFY row_number() OVER (PARTITION BY learner ORDER BY coalesce(requested > stop, false),
+            incarnation DESC) = 1)  -- its newest incarnation by the end of the window
 ), found AS (
     SELECT -1 AS position, 'the log does not tell when every learner was asked for' AS told, true AS unknown
     WHERE NOT EXISTS (FROM commits) OR EXISTS (FROM roster WHERE steps > 0 AND requested IS NULL)

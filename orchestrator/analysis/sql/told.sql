@@ -4,11 +4,16 @@ CREATE OR REPLACE TEMP TABLE opened AS SELECT position, told_by, syncer_step, fr
 
 -- The commits in the log's order: with the newest opening of the step, the commit before and the fragment's before.
 CREATE OR REPLACE TEMP TABLE chained AS
-SELECT c.*, o.position AS opened_at, o.fragment AS due, lag(c.epoch) OVER w AS epoch_before,
-    lag(c.syncer_step) OVER w AS step_before, lag(c.tokens_committed) OVER w AS tokens_before,
-    lag(c.syncer_step, 1, 0) OVER (PARTITION BY c.fragment ORDER BY c.position) AS version_before
-FROM commits c ASOF LEFT JOIN opened o ON o.syncer_step = c.syncer_step AND o.position < c.position
-WINDOW w AS (ORDER BY c.position);
+WITH openings AS (
+    SELECT c.position, max(o.position) AS opened_at, max_by(o.fragment, o.position) AS due
+    FROM commits c JOIN opened o ON o.syncer_step = c.syncer_step AND o.position < c.position GROUP BY c.position
+)
+SELECT position, told_by, epoch, syncer_step, fragment, base_version, live, tokens_committed, opened_at, due,
+    lag(epoch) OVER w AS epoch_before, lag(syncer_step) OVER w AS step_before,
+    lag(tokens_committed) OVER w AS tokens_before,
+    lag(syncer_step, 1, 0) OVER (PARTITION BY fragment ORDER BY position) AS version_before
+FROM commits LEFT JOIN openings USING (position)
+WINDOW w AS (ORDER BY position);
 
 -- The incarnations of which facts were lost, and where each first attached.
 CREATE OR REPLACE TEMP TABLE incomplete AS
