@@ -24,6 +24,7 @@ from chaos.simulation.ports.network import HostileNetwork
 from chaos.simulation.ports.storage import Header, Store
 from chaos.simulation.profile import HOME, SHARDS, SHARED, Options, between, draw, stream
 from learners.config import DataConfig
+from orchestrator.analysis.database import Used
 from orchestrator.eventlog.compactor import Compactor
 from orchestrator.eventlog.events import Event
 from orchestrator.simulation import log as log_of
@@ -33,6 +34,8 @@ from orchestrator.simulation.process import Host
 from orchestrator.simulation.timeline import Timeline
 from outer.config import OuterConfig
 from outer.journal.groups import OPENING
+from outer.journal.journal import inspect
+from outer.journal.journal_writer import FOLDER
 from outer.protocol.facts import Committed, SetAside, SpanGranted, SpanReturned
 from outer.protocol.manifest import manifest
 from outer.spec import SyncerSpec
@@ -67,6 +70,9 @@ class Cluster:
             name: Host(name, between(clocks, 0.99, 1.01), between(clocks, 0.0, 1e5), between(clocks, -0.05, 0.05))
             for name in ("syncer", *options.step_s, *SHARDS)
         }
+        apart = stream(options.seed, "clocks of ranks")
+        others = [other for name in options.ranks for other in options.others(name)]
+        ranks = {name: Host(name, between(apart, 0.99, 1.01)) for name in others}
         self.store = Store(stream(options.seed, "store"), fault_counts, options.append_s, self._taken)
         damage = Damage(options, time, oracle, hosts, fault_counts, self.store)
         chance = stream(options.seed, "supervisor")
@@ -77,7 +83,14 @@ class Cluster:
             sync=options.sync,
             data=DataConfig(span_steps=options.span_steps, ahead_s=options.ahead_s),
             specs={
-                name: SimLearner(self.hosts[name], options.batch[name], *options.place(name), options.tokens[name])
+                name: SimLearner(
+                    self.hosts[options.hosts.get(name, name)],
+                    options.batch[name],
+                    *options.place(name),
+                    options.tokens[name],
+                    tuple(ranks[other] for other in options.others(name)),
+                    int(name in options.standbys),
+                )
                 for name in options.step_s
             },
             manifest=manifest(SHARED, options.model, "", None),
@@ -92,6 +105,7 @@ class Cluster:
             oracle=oracle,
             rng=hosts,
             in_flight_max=options.in_flight_max,
+            opportunistic=options.opportunistic,
             saving=options.every_s > 0.0 or options.profile == "ended",
             shard_hosts=[self.hosts[name] for name in SHARDS],
         )
@@ -156,12 +170,12 @@ class Cluster:
                 oracle.returned(record)
 
 
-def simulate(seed: int, profile: str = "mixed", *, trace: Trace | None = None) -> Outcome:
-    """Run one seed."""
-    return play(draw(seed, profile), trace)
+def simulate(seed: int, profile: str = "mixed", *, trace: Trace | None = None, used: Used = None) -> Outcome:
+    """Run one seed; its log is judged in `used`."""
+    return play(draw(seed, profile), trace, used=used)
 
 
-def play(options: Options, trace: Trace | None = None, crash_after: float = math.inf) -> Outcome:
+def play(options: Options, trace: Trace | None = None, crash_after: float = math.inf, used: Used = None) -> Outcome:
     """Run these options, and check the outcome.
 
     `crash_after`: the first epoch dies after so many effects.
@@ -177,23 +191,26 @@ def play(options: Options, trace: Trace | None = None, crash_after: float = math
         oracle.violations.append(_raised("world.raises", error))
     log: list[Event] = []
     try:
-        log = _judged(cluster)
+        log = _judged(cluster, used)
     except Exception as error:  # so that the following seeds still run
         oracle.violations.append(_raised("checks.raise", error))
     cluster.context.time.close()
     return _outcome(cluster, log)
 
 
-def _judged(cluster: Cluster) -> list[Event]:
+def _judged(cluster: Cluster, used: Used) -> list[Event]:
     """Read the log, and have it checked."""
     context, counts = cluster.context, cluster.context.fault_counts
     cluster.store.heal()
     log, damage = log_of.read(context)
     tail_lost = bool(counts[TAIL_LOST])
+    found = inspect(context.store, FOLDER)
+    if not (cluster.store.damaged or context.fault_counts["storage_torn"]):
+        damage += found
     context.oracle.violations += [Violation("log.damage", each) for each in damage]
     waits(cluster.options, context.oracle, log)
     context.oracle.violations += kept(log, context.faults.acknowledged, tail_lost, cluster.virtual)
-    context.oracle.violations += history.judged(log, counts)
+    context.oracle.violations += history.judged(log, counts, used)
     return log
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
+from learners.protocol.fact_buffer import ANSWER_MAX
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.schedule import Budget
@@ -24,7 +25,6 @@ HOME, FAR = "home", "far"  # regions: the syncer's, and one whose learners give 
 SHARDS = ("shard.0", "shard.1", "shard.2")  # hosts
 EVERYBODY = "all"
 SHARED = {"seed": 0}  # of the recipe, what everybody agrees on
-OTHER_MANIFEST = {"seed": 1}
 
 # By topic, and for each kind of fault the share of the seeds that plan one.
 KINDS: dict[str, dict[str, float]] = {
@@ -35,25 +35,32 @@ KINDS: dict[str, dict[str, float]] = {
     "hosts": {
         "crash": 0.3, "crash_joining": 0.2, "crash_transferring": 0.2, "crash_answering": 0.15, "freeze": 0.3,
         "slow": 0.25, "straggle": 0.15, "wall_skew": 0.3, "wall_jump": 0.25, "clock_rate": 0.3, "clock_jump": 0.2,
+        "batch_late": 0.15,
     },
     "storage": {
         "storage_slow": 0.2, "storage_failing": 0.2, "storage_full": 0.15, "storage_torn": 0.2, "storage_lost": 0.2,
         "storage_stale": 0.2, "tail_lost": 0.2,
     },
-    "syncer": {"syncer_crash": 0.35, "zombie": 0.2},
+    "syncer": {"syncer_crash": 0.35, "zombie": 0.2, "kill_point": 0.35},
     "shards": {"shard_crash": 0.4, "shard_freeze": 0.3, "shard_cut": 0.3},
-    "sessions": {"suspend": 0.4, "checkpoint_damaged": 0.2},
-    "orchestrator": {"orchestrator_crash": 0.25, "orchestrator_freeze": 0.15},
+    "sessions": {"suspend": 0.5, "checkpoint_damaged": 0.35},
+    "orchestrator": {
+        "orchestrator_crash": 0.25, "orchestrator_freeze": 0.15, "folder_away": 0.2, "control_dies": 0.15,
+    },
     "membership": {
         "scale_out": 0.2, "drain": 0.2, "leave": 0.2, "flap": 0.15, "rejoin_storm": 0.15, "all_die": 0.12,
-        "donor_dies": 0.25, "two_joiners": 0.15,
+        "donor_dies": 0.25, "two_joiners": 0.15, "no_place": 0.15, "node_away": 0.15,
     },
     "payloads": {
         "bit_flip": 0.2, "fetch_damage": 0.2, "state_damage": 0.2, "non_finite": 0.2, "wrong_manifest": 0.15,
         "overflow": 0.12, "bad_sample": 0.2,
     },
     "confusion": {"garbled": 0.15, "echo": 0.15, "linger": 0.2},
-    "joining": {"donor_leaves": 0.3, "state_late": 0.25, "starved": 0.2},
+    "joining": {"donor_leaves": 0.3, "state_late": 0.25, "starved": 0.2, "leave_joining": 0.2},
+    "standbys": {  # where there are some
+        "standby_crash": 0.5, "standby_freeze": 0.3, "standby_cut": 0.3, "standby_late": 0.3,
+    },
+    "islands": {"rank_crash": 0.4, "rank_freeze": 0.3, "rank_cut": 0.3, "rank_late": 0.3},  # likewise
     "rebuilding": {"value_damaged": 0.15, "journal_damaged": 0.15},
     "ending": {"stop": 0.5, "stop_committing": 0.5, "crash_ending": 0.5},
 }  # fmt: skip
@@ -68,10 +75,12 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
     "payloads": ("payloads", "membership"),
     "confusion": ("confusion", "syncer"),
     "joining": ("joining",),
-    "lockstep": ("reordering", "slow_link", "slow"),  # in strict overlap nobody joins or leaves: there are only delays
+    "lockstep": ("reordering", "slow_link", "slow", "stop"),  # in strict overlap nobody joins: there are only delays
     "shards": ("shards", "storage", "syncer"),
     "sessions": ("sessions", "syncer", "orchestrator", "storage_failing", "storage_full"),
     "rebuilding": ("rebuilding", "syncer", "cut_two_way", "loss", "crash"),  # so that versions are lost, too
+    "standbys": ("standbys", "orchestrator", "crash", "freeze", "drain", "flap", "rejoin_storm"),
+    "islands": ("islands", "orchestrator", "crash", "freeze", "drain"),
     "ended": ("ending", "network", "syncer", "membership", "confusion"),
 }
 ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
@@ -120,6 +129,8 @@ class Options:
     jitter_s: float
     append_s: float
     merge_s: float
+    carried_max: int  # facts of a learner's answer
+    warm_s: float  # until a shard's merge is compiled
     import_s: float
     compile_s: float
     start_s: float
@@ -137,7 +148,11 @@ class Options:
     dealt: tuple[Fragment, ...] = ()  # the model's own fragments; none: a model that is made up
     shards: int = 1
     every_s: float = 0.0  # between two checkpoints; 0: none is taken
+    opportunistic: bool = False  # pools take every learner that has a place
     places: dict[str, Place] = field(default_factory=dict)  # of those that are not in PLACE
+    ranks: dict[str, int] = field(default_factory=dict)  # of those that are islands
+    standbys: tuple[str, ...] = ()  # learners that have one
+    hosts: dict[str, str] = field(default_factory=dict)  # of those that are on another learner's, and like it
 
     @property
     def budget(self) -> Budget:
@@ -150,6 +165,10 @@ class Options:
 
     def place(self, learner: str) -> Place:
         return self.places.get(learner, PLACE)
+
+    def others(self, learner: str) -> list[str]:
+        """Where the other ranks of an island are."""
+        return [f"{learner}.{rank}" for rank in range(1, self.ranks.get(learner, 1))]
 
     @property
     def fragments(self) -> int:
@@ -217,6 +236,11 @@ def draw(
     stormy = 1.0 if profile == "ended" else 0.6  # of the run: that one may end in the storm
     storm_s = 8.0 + stormy * syncer_steps * common_s if PROFILES[profile] else 0.0
     batch = {name: 1 + int(chance.random() * 3) for name in step_s}
+    ranks = _ranks(stream(seed, "ranks"), profile)
+    standbys, hosts = _standbys(stream(seed, "standbys"), profile, ranks)
+    places = _places(stream(seed, "regions"), profile)
+    for name, other in hosts.items():
+        step_s[name], batch[name], places[name] = step_s[other], batch[other], places.get(other, PLACE)
     patience = between(stream(seed, "patience"), 1.0, 4.0)
     return Options(
         seed=seed,
@@ -233,6 +257,8 @@ def draw(
         jitter_s=between(chance, 0.0, 0.02),
         append_s=between(chance, 0.001, 0.05),
         merge_s=between(chance, 0.001, 0.05),
+        carried_max=pick(stream(seed, "carried"), (ANSWER_MAX, ANSWER_MAX, ANSWER_MAX, ANSWER_MAX, 24)),
+        warm_s=max(0.0, between(stream(seed, "warming"), -16.0, 5.0)),
         import_s=between(chance, 0.2, 1.0),
         compile_s=between(chance, 0.2, 1.5),
         start_s=20.0,
@@ -246,13 +272,17 @@ def draw(
         in_flight_max=pick(stream(seed, "in flight"), (1, 2, 2)),
         every_s=_every_s(stream(seed, "checkpoints"), profile),
         shards=_shards(stream(seed, "shards"), profile),
-        places=_places(stream(seed, "regions"), profile),
+        opportunistic="membership" in PROFILES[profile] and stream(seed, "pools").random() < 0.4,
+        places=places,
+        ranks=ranks,
+        standbys=standbys,
+        hosts=hosts,
     )
 
 
 def _every_s(chance: Random, profile: str) -> float:
     """A third of the seeds takes checkpoints."""
-    share = 0.0 if profile == "lockstep" else 1.0 if profile == "sessions" else 0.33
+    share = {"lockstep": 0.0, "sessions": 1.0}.get(profile, 0.33)
     return between(chance, 2.0, 10.0) if chance.random() < share else 0.0
 
 
@@ -267,6 +297,21 @@ def _places(chance: Random, profile: str) -> dict[str, Place]:
     if profile == "calm" or chance.random() >= 0.33:
         return {}
     return {name: Place(PLACE.pool, pick(chance, (FAR, FAR, HOME))) for name in (*LEARNERS, *NEWCOMERS)}
+
+
+def _ranks(chance: Random, profile: str) -> dict[str, int]:
+    """Of a fifth of the seeds some learners are islands."""
+    if chance.random() >= {"islands": 1.0, "mixed": 0.2}.get(profile, 0.0):
+        return {}
+    return {name: pick(chance, (2, 3)) for name in (*LEARNERS, *NEWCOMERS) if chance.random() < 0.6}
+
+
+def _standbys(chance: Random, profile: str, ranks: dict[str, int]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Of a quarter of the seeds the learners with standbys; and who is like whom, on one host."""
+    if chance.random() >= {"standbys": 1.0, "mixed": 0.25}.get(profile, 0.0):
+        return (), {}
+    names = tuple(name for name in (*LEARNERS, *NEWCOMERS) if name not in ranks and chance.random() < 0.7)
+    return names, {"b": "a"} if {"a", "b"}.issubset(names) and chance.random() < 0.7 else {}
 
 
 def _tokens(chance: Random, syncer_steps: int) -> int | None:

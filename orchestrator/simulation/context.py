@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from numpy.typing import NDArray
 
 from learners.config import DataConfig
+from learners.protocol.fact_buffer import ANSWER_MAX
 from orchestrator.simulation.peers import Network
 from orchestrator.simulation.process import Host
 from orchestrator.simulation.timeline import Timeline
@@ -36,6 +37,8 @@ class SimLearner(NamedTuple):
     pool: str
     region: str | None
     tokens: int  # of a step
+    ranks: tuple[Host, ...] = ()  # where the other ranks of an island are
+    standbys: int = 0
 
 
 class Durations(Protocol):
@@ -110,6 +113,8 @@ class SimProposal:
 class Faults:
     """Hooks at which a world injects faults. This class injects none."""
 
+    carried_max = ANSWER_MAX  # facts of a learner's answer
+
     def damages(self, kind: str) -> bool:
         """True if a fault of that kind hits this payload (for `linger`: this process)."""
         return False
@@ -169,6 +174,9 @@ class Observer:
     def welcomed(self, message: Any) -> None:
         """The syncer has accepted a learner's attach."""
 
+    def concluded(self, thetas: Sequence[NDArray[Any]]) -> None:
+        """The orchestrator has the run's result."""
+
     def told(self, syncer: Any, event: Any, effects: list[Any]) -> None:
         """The syncer has handled an event from the orchestrator."""
 
@@ -200,6 +208,7 @@ class SimContext:
     fault_counts: Counter[str] = field(default_factory=Counter)  # by kind of fault: how often it had an effect
     trace: Trace | None = None
     in_flight_max: int = 1  # steps of one learner
+    opportunistic: bool = False  # pools take every learner that has a place
     saving: bool = False  # learners save their state for checkpoints
     shard_hosts: Sequence[Host] = ()  # where shards are that are processes of their own
     # Facts of the orchestrators: virtual seconds, whose by its number, and the fact.

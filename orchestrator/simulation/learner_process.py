@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,17 +18,20 @@ from learners.config import InnerConfig
 from learners.fault_effects import FaultEffects
 from learners.protocol import events_effects
 from learners.protocol.facts import DeviceTaken
+from learners.rank import RankShell
 from learners.shell import LearnerShell
 from learners.spec import LearnerSpec
 from learners.step_runner import PAUSE_MIN_S
-from orchestrator.simulation.context import SimContext
+from learners.training.rank_call import END, RankCall
+from orchestrator.simulation.context import Key, SimContext
 from orchestrator.simulation.peers import SimPeer
-from orchestrator.simulation.process import Process
+from orchestrator.simulation.process import Host, Process
 from outer.ports import Here, NoAnswer, Peer
 from outer.protocol.fragments import Fragment
 from outer.protocol.messages import STARTING, Contribution, Report, State, StateRequest
 
 LOSS = 2.0
+STRANGE = {"seed": 1}  # the manifest of another recipe
 ONE_AT_A_TIME = math.nextafter(1.0, 2.0)  # of `slowdown`: with more than 1 there is one step in flight
 DEVICE = DeviceTaken("cpu", "virtual", 1, 1, "virtual", "", {}, {})
 
@@ -41,9 +44,16 @@ class LearnerProcess(Process):
     def __init__(self, context: SimContext, spec: LearnerSpec, syncer: Peer | None) -> None:
         super().__init__(context.time, context.specs[spec.name].host, (spec.name, spec.incarnation))
         self.name, self.incarnation, self.context = spec.name, spec.incarnation, context
+        self.made_at = context.time.now
         self.training = False  # its loop runs
         self.exited = ""  # why its loop has ended
         self.detected = False  # its death is noticed at once
+        self.others: Sequence[Peer] = ()  # the other ranks of an island, once it leads them
+        self.elders: list[RankProcess] = []  # ranks of its earlier incarnations that were there when it was started
+        self.repeated: dict[int, int] = {}  # by rank: how many steps it has done, too
+        self.together = asyncio.Event()  # one has done another
+        self._told = 0  # calls that the other ranks were told
+        self.promoted: Callable[[LearnerProcess], None] = lambda process: None  # told if it was a standby
         self.reported_at = context.time.now  # virtual seconds, like what follows
         self.stepped_at = 0.0  # when its newest step is, or was, done
         self.values = context.make_values(self.key)
@@ -53,6 +63,19 @@ class LearnerProcess(Process):
         self.me, self.raised = SimPeer(context.network, self), context.observer.raised
         here = Here(self.me, self.end, identity={"pid": spec.incarnation, "node": self.host.name}, wall=self._date)
         self.shell = ObservedLearner(self, spec, here, syncer)
+
+    def become(self, name: str, incarnation: int) -> None:
+        """A standby is promoted to this incarnation."""
+        self.name, self.incarnation, self.key = name, incarnation, (name, incarnation)
+        self.label, self.values = f"{name} {incarnation}", self.context.make_values(self.key)
+        self.device.fragment_io = SimFragments(self)
+        self.promoted(self)
+
+    def lead(self, method: str, *arguments: Any) -> None:
+        """Tell the other ranks of a call."""
+        call, self._told = RankCall(self._told, method, arguments), self._told + 1
+        for other in self.others:
+            self.deliver(other.tell, "put", call)
 
     @property
     def machine(self) -> Any:
@@ -97,12 +120,59 @@ class LearnerProcess(Process):
             self.context.durations.died(self)
 
 
+class RankProcess(Process):
+    """Another rank of an island: the production shell, on devices that do each step which rank 0 tells it of."""
+
+    def __init__(self, leader: LearnerProcess, rank: int, host: Host) -> None:
+        context = leader.context
+        super().__init__(context.time, host, (f"{leader.name}/{rank}", leader.incarnation))
+        self.leader, self.name, self.rank = leader, leader.name, rank
+        self.died_at, self.exited = math.inf, ""
+        leader.repeated[rank] = 0
+        self._performed = 0
+        self.jobs.takes, self.raised = context.durations.job, context.observer.raised
+        self.me = SimPeer(context.network, self)
+        here = Here(self.me, self.end, identity={"pid": leader.incarnation, "node": host.name}, wall=self.wall)
+        self.shell = RankShell(here, self.begin, FaultEffects(self.clock), None)
+
+    def die(self) -> None:
+        self.died_at = min(self.died_at, self.time.now)
+        super().die()
+
+    def begin(self, address: str) -> RankProcess:
+        if address != self.leader.host.name:
+            raise ConnectionError(f"no rank 0 at {address!r}")
+        return self
+
+    def perform(self, calls: Sequence[RankCall]) -> bool:
+        for call in calls:
+            if call.number != self._performed:
+                self.raised(self, ValueError(f"it performs call {call.number} for {self._performed}"))
+            self._performed += 1
+            if call.method == "dispatch":
+                self.leader.repeated[self.rank] += 1
+                self.leader.deliver(self.leader.together.set)
+        return calls[-1].method == END
+
+
 class ObservedLearner(LearnerShell):
     """The production shell, whose doings are told to the world."""
 
     def __init__(self, process: LearnerProcess, spec: LearnerSpec, here: Here, syncer: Peer | None) -> None:
         self._process, self._context = process, process.context
         super().__init__(spec, here, syncer, process.faults, process.device, SimPace(process))
+        self._facts.carried_max = self._context.faults.carried_max
+
+    async def promote(self, number: int, name: str, incarnation: int, core: int | None, syncer: Peer) -> dict[str, Any]:
+        again = self._promoted.is_set()
+        info = await super().promote(number, name, incarnation, core, syncer)
+        if not again:
+            self._process.become(name, incarnation)
+        return info
+
+    def _meet(self, ranks: Sequence[Peer]) -> str:
+        self._process.others = ranks
+        return self._process.host.name
 
     async def run(self) -> str:
         reason = "failed"
@@ -159,6 +229,7 @@ def learner_spec(context: SimContext, name: str, incarnation: int) -> LearnerSpe
         core=None,
         platform="cpu",
         store=context.store if context.saving else None,
+        ranks=1 + len(context.specs[name].ranks),
     )
 
 
@@ -198,16 +269,25 @@ class SimPace:
         process = self._process
         if (left_s := pending.ends_at - process.time.now) > 0.0:
             await asyncio.sleep(left_s * process.host.rate)
+        ended_at = process.stepped_at
+        while min(process.repeated.values(), default=math.inf) < pending.number:
+            process.stepped_at = math.inf  # who knows
+            process.together.clear()
+            await process.together.wait()
+            process.stepped_at = max(ended_at, process.time.now)
         return process.device.trainer.loss(), {}
 
     async def ready(self, steps: Any, start: int, count: int, seconds: float) -> bool:
-        return True
+        if (left_s := self._process.host.data_at - self._process.time.now) > 0.0:
+            await asyncio.sleep(min(left_s, seconds))
+        return left_s <= seconds
 
 
 class SimStep(NamedTuple):
     """A step in flight, until this virtual second; SimPace waits for it."""
 
     ends_at: float
+    number: int  # from 1 on
 
 
 class SimDevice:
@@ -217,17 +297,29 @@ class SimDevice:
 
     def __init__(self, process: LearnerProcess, spec: LearnerSpec) -> None:
         context = process.context
-        self.key = process.key
+        self.prepared = False  # ahead of time
+        self._process, self._ranks = process, spec.ranks
         self.fragments: tuple[Fragment, ...] = context.model.fragments
         self.tokens_per_step = context.specs[spec.name].tokens
         self.manifest = dict(context.manifest)
         self.trainer = SimTrainer(process)
         self.fragment_io = SimFragments(process)
 
-    def ahead(self) -> None: ...
-    def load(self) -> None: ...
+    @property
+    def key(self) -> Key:
+        return self._process.key
+
+    def ahead(self) -> None:
+        self.prepared = True
+
+    def load(self) -> None:
+        if len(self._process.others) != self._ranks - 1:
+            raise ConnectionError("nobody said who the other ranks are")
+
     def compile(self) -> None: ...
-    def end(self) -> None: ...
+
+    def end(self) -> None:
+        self._process.lead(END)
 
 
 class SimTrainer:
@@ -236,7 +328,7 @@ class SimTrainer:
     def __init__(self, process: LearnerProcess) -> None:
         self.poisoned = self.known_poisoned = False  # its numbers are not finite; its loss has shown so
         self.fragments = process.context.model.fragments
-        self._process = process
+        self._process, self._steps = process, 0
 
     def load(self, index: int, flat: NDArray[Any]) -> None:
         self.poisoned = True
@@ -254,9 +346,12 @@ class SimTrainer:
         process.values.step += 1  # what a copy holds once the device has come to it
         begins_at = max(context.time.now, process.stepped_at)
         process.stepped_at = context.durations.step_until(process, begins_at)
-        return SimStep(process.stepped_at)
+        process.lead("dispatch", start, count, progress)
+        self._steps += 1
+        return SimStep(process.stepped_at, self._steps)
 
-    def expect(self, starts: Sequence[int], count: int) -> None: ...
+    def expect(self, starts: Sequence[int], count: int) -> None:
+        self._process.lead("expect", starts, count)
 
     def loss(self) -> float:
         self.known_poisoned = self.poisoned

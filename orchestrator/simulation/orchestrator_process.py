@@ -7,6 +7,7 @@ decision is in orchestrator/lifecycle; here is what a cluster, a run's folder an
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +20,12 @@ from orchestrator.eventlog.chain_reader import ChainReader, Findings
 from orchestrator.eventlog.reader import records
 from orchestrator.lifecycle.actions import Action
 from orchestrator.lifecycle.controller import Controller, RankState
-from orchestrator.lifecycle.orchestrator import STOP_FILE, OrchestratorShell
+from orchestrator.lifecycle.orchestrator import SNAPSHOT_S, STOP_FILE, OrchestratorShell
 from orchestrator.lifecycle.ports import ORCHESTRATOR, Ports
 from orchestrator.lifecycle.scaling import request_file, requested
 from orchestrator.recipe.config import BudgetConfig, DurabilityConfig, PoolConfig, Recipe, RunConfig
 from orchestrator.simulation.context import SimContext
-from orchestrator.simulation.learner_process import LearnerProcess, learner_spec
+from orchestrator.simulation.learner_process import STRANGE, LearnerProcess, RankProcess, learner_spec
 from orchestrator.simulation.peers import SimPeer
 from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.syncer_process import SyncerProcess
@@ -86,15 +87,17 @@ def _recipe(context: SimContext, first: Collection[str], quorum: int, every_s: f
             min=0,
             max=len(names),
             members=names,
+            opportunistic=context.opportunistic,
         )
         for pool, names in members.items()
     ]
-    homes = {
-        name: pool.model_copy(update={"batch_size": spec.batch_size, "region": spec.region})
-        for pool in pools
-        for name, spec in context.specs.items()
-        if spec.pool == pool.name
-    }
+    homes: dict[str, SimPool] = {}
+    alike: dict[tuple[Any, ...], SimPool] = {}
+    for name, spec in context.specs.items():
+        pool = next(pool for pool in pools if pool.name == spec.pool)
+        own = {"batch_size": spec.batch_size, "region": spec.region}
+        own |= {"standby": spec.standbys, "processes": 1 + len(spec.ranks)}
+        homes[name] = alike.setdefault((pool.name, *own.values()), pool.model_copy(update=own))
     durations = context.durations
     run = RunConfig.model_construct(
         restart_backoff_s=durations.backoff_s,
@@ -117,26 +120,35 @@ def _recipe(context: SimContext, first: Collection[str], quorum: int, every_s: f
 
 
 class SimRunStore(RunStore):
-    """A run's folder in memory, as far as the orchestrator uses it."""
+    """A run's folder in memory, as far as the orchestrator uses it. `away`: its file system does not answer."""
 
     def __init__(self) -> None:
         self.files: dict[str, Any] = {}
+        self.away = False
         self._grants: dict[tuple[str, str], int] = {}
+
+    def _there(self) -> None:
+        if self.away:
+            raise OSError(errno.ESTALE, "the folder is away")
 
     def grant(self, kind: str, who: str) -> int:
         self._grants[kind, who] = self.granted(kind, who) + 1
         return self._grants[kind, who]
 
     def granted(self, kind: str, who: str) -> int:
+        self._there()
         return self._grants.get((kind, who), 0)
 
     def holders(self, kind: str) -> list[str]:
+        self._there()
         return sorted(who for each, who in self._grants if each == kind)
 
     def read_json(self, name: str) -> Any:
+        self._there()
         return self.files.get(name)
 
     def write_json(self, name: str, value: Any) -> None:
+        self._there()
         self.files[name] = value
 
 
@@ -145,6 +157,8 @@ class SimPlaces:
 
     def __init__(self, context: SimContext) -> None:
         self.taken: set[str] = set()  # learners whose place has, or had, a process
+        self.given_back: dict[str, tuple[float, Any]] = {}  # by learner: when last, and by which orchestrator
+        self.lost_until = dict[str, float]()  # virtual seconds from which there is hardware for a learner again
         self._context, self._ready_at = context, dict[str, float]()
         self._before: set[str] = set()  # learners that had a place before
 
@@ -155,12 +169,13 @@ class SimPlaces:
     def claim(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self._ready_at:
-                self._ready_at[name] = self._context.time.now + self._context.durations.place_s(name in self._before)
+                ready_at = self._context.time.now + self._context.durations.place_s(name in self._before)
+                self._ready_at[name] = max(ready_at, self.lost_until.get(name, 0.0))
                 self._before.add(name)
 
     async def wait(self, name: str) -> None:
         if name in self.taken:
-            self.release(name)
+            self._lose(name)
         self.claim([name])
         await asyncio.sleep(max(0.0, self._ready_at[name] - self._context.time.now))
 
@@ -173,6 +188,10 @@ class SimPlaces:
         self.taken.add(name)
 
     def release(self, name: str) -> None:
+        self.given_back[name] = self._context.time.now, asyncio.get_running_loop()
+        self._lose(name)
+
+    def _lose(self, name: str) -> None:
         self._ready_at.pop(name, None)
         self.taken.discard(name)
 
@@ -190,8 +209,8 @@ class OrchestratorProcess(Process):
 
     def notice_s(self, target: Process) -> float:
         durations = self.shell.cluster.context.durations
-        if isinstance(target, LearnerProcess):
-            return 0.0 if target.detected else durations.notice_s()
+        if isinstance(target, LearnerProcess | RankProcess):
+            return 0.0 if getattr(target, "detected", False) else durations.notice_s()
         return durations.outage_s()
 
 
@@ -227,7 +246,14 @@ class ObservedOrchestrator(OrchestratorShell):
 
     async def begin(self) -> None:
         await super().begin()
-        while True:  # its lock
+        self.process.spawn(self._hold_lock())
+        await self.result()
+        if self._state == "failed":
+            self.cluster.context.observer.raised(self.process, RuntimeError(self._reason))
+        self.process.time.after(0.0, self.cluster.ended, self.process)
+
+    async def _hold_lock(self) -> None:
+        while True:
             await asyncio.sleep(LOCK_S)
             if self.cluster.process is not self.process:
                 self._ports.replaced("another has the lock of the run")
@@ -243,10 +269,10 @@ class ObservedOrchestrator(OrchestratorShell):
             self.cluster.finish(self._stop_reason or self._view["finished"])
         await super()._end()
 
-    async def _ended(self) -> None:
-        if self._state == "failed":
-            self.cluster.context.observer.raised(self.process, RuntimeError(self._reason))
-        self.process.time.after(0.0, self.cluster.ended, self.process)
+    async def _conclude(self) -> None:
+        """The result is the newest version of every fragment."""
+        _, thetas, _ = await self._syncer.newest(SNAPSHOT_S)
+        self.cluster.context.observer.concluded(thetas)
 
     def act(self, actions: list[Action]) -> None:
         """Carry out what somebody beside the orchestrator has the controller do."""
@@ -286,10 +312,13 @@ class VirtualCluster:
         self.suspending = False  # nobody is replaced any more
         self.paused = False  # between two sessions there is nothing
         self.over = False
+        self.unseen_nodes: set[str] = set()  # the cluster has lost sight of them
         self.records, self.places, self.host = SimRunStore(), SimPlaces(context), Host(ORCHESTRATOR)
         self.process: OrchestratorProcess = self._next()
         self._syncer_host = syncer_host
-        self._made: dict[tuple[str, int], LearnerProcess] = {}
+        self.ranks: list[RankProcess] = []  # all that there ever were, but for ranks 0
+        self.standbys: list[LearnerProcess] = []  # likewise, promoted or not
+        self._made: dict[tuple[str, int], tuple[LearnerProcess | RankProcess, ...]] = {}  # by rank
         self._noticed: dict[str, LearnerProcess] = {}  # by node: whom its end was announced to
 
     # -------------------------------------------------------------- orchestrators
@@ -304,8 +333,10 @@ class VirtualCluster:
         process.deliver(lambda: process.spawn(process.shell.begin()))
 
     def _succeed(self, before: OrchestratorProcess) -> None:
-        """Start another orchestrator, unless there is one."""
-        if before is self.process and not (self.over or self.paused or before.running):
+        """Start another orchestrator, unless there is one. Without the run's folder none starts."""
+        if self.records.away:
+            self.time.after(PAUSE_S, self._succeed, before)
+        elif before is self.process and not (self.over or self.paused or before.running):
             self.process = self._next()
             self.start()
 
@@ -320,6 +351,9 @@ class VirtualCluster:
             self.time.after(PAUSE_S, self._resume)
 
     def _resume(self) -> None:
+        if self.records.away:
+            self.time.after(PAUSE_S, self._resume)
+            return
         self.records.files.pop(STOP_FILE, None)
         self.suspending = self.paused = False
         self.process = self._next()
@@ -415,7 +449,7 @@ class VirtualCluster:
 
     def _up(self, process: Process) -> None:
         if process.alive:
-            if isinstance(process, LearnerProcess):
+            if isinstance(process, LearnerProcess) and process.incarnation:
                 before = self.learners.get(process.name)
                 if before is None or before.incarnation <= process.incarnation:
                     self.learners[process.name] = process
@@ -440,39 +474,67 @@ class VirtualCluster:
         self, name: str, incarnation: int, saved: SavedPart | None, syncer: Peer, strange: bool
     ) -> Sequence[Peer]:
         spec = replace(learner_spec(self.context, name, incarnation), saved=saved)
-        process = self._made[name, incarnation] = LearnerProcess(self.context, spec, syncer)
+        process = LearnerProcess(self.context, spec, syncer)
+        if strange:
+            process.device.manifest = STRANGE
+        process.elders = [each for each in self.ranks if each.name == name and each.alive]
+        others = [RankProcess(process, *each) for each in enumerate(self.context.specs[name].ranks, 1)]
+        self.ranks += others
+        made = self._made[name, incarnation] = process, *others
         self.places.taken.add(name)
-        self._come(process)
-        return [process.me]
+        for each in made:
+            self._come(each)
+        return [each.me for each in made]
 
     def left_rank(self, name: str, incarnation: int, rank: int) -> Peer | None:
-        there = self._made.get((name, incarnation))
-        return there.me if there is not None and there.alive else None
+        there = self._made.get((name, incarnation), ())[rank : rank + 1]
+        return there[0].me if there and there[0].alive else None
 
     def start_standby(self, name: str, node: str | None, shown: Mapping[str, str]) -> Peer:
-        raise NotImplementedError("pools of simulated runs have no standbys")
+        process = LearnerProcess(self.context, learner_spec(self.context, name, 0), None)
+        process.promoted = self._promoted
+        self.standbys.append(process)
+        self._come(process)
+        return process.me
+
+    def _promoted(self, process: LearnerProcess) -> None:
+        if process.key not in self._made:  # else it heard of that too late, and another process was started
+            self.places.taken.add(process.name)
+            self._up(process)
 
     async def left_standbys(self) -> Sequence[Peer]:
-        return []
+        return [each.me for each in self.standbys if each.alive]
 
     def core(self, name: str) -> int | None:
         return None
 
     def end(self, process: Peer) -> None:
-        """A frozen syncer is not ended before it thaws: its node may be cut off."""
+        """A frozen syncer, or a rank of an island, is not ended before it thaws: its node may be cut off."""
         assert isinstance(process, SimPeer)
         ending = process.process
+        if ending.host.name in self.unseen_nodes:
+            self.time.after(ZOMBIE_S, self.end, process)
+            return
         if isinstance(ending, SyncerProcess) and not ending.running and ending.alive:
             self.time.reach(0.0, ending, self.time.after, ZOMBIE_S, ending.die)
+            return
+        if isinstance(ending, RankProcess) and not ending.running:
+            self.time.reach(0.0, ending, ending.end)
             return
         lingers = isinstance(ending, LearnerProcess) and ending.exited and self.context.faults.damages("linger")
         self.time.after(self.context.durations.end_s + (LINGER_S if lingers else 0.0), ending.die)
 
     async def kill(self, ranks: Iterable[RankState]) -> str:
+        there = {(rank.node, rank.pid) for rank in ranks}
+        if any(node in self.unseen_nodes for node, _ in there):
+            return "NodeAway"
+        for each in self.ranks:
+            if (each.host.name, each.leader.incarnation) in there:
+                self.time.after(self.context.durations.end_s, each.die)
         return ""
 
     async def unseen(self, node: str) -> str:
-        return ""
+        return "its node cannot be seen" if node in self.unseen_nodes else ""
 
     def notices(self) -> Mapping[str, float | None]:
         return {

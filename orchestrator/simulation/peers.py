@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, Protocol
 
 from orchestrator.simulation.process import Process, ProcessLoop
@@ -71,11 +72,14 @@ class Call:
 
     def _gone(self) -> None:
         """The process that was asked is dead, and the caller's own system says so, sooner or later."""
-        dead = self._target, self._caller, self._method, None, self._resolve, None, Gone("ActorDiedError")
         if seconds := self._caller.notice_s(self._target):
-            self._caller.time.reach(seconds, self._caller, self._network.carry, *dead)
+            self._caller.time.reach(seconds, self._caller, self._bereave)
         else:
-            self._network.carry(*dead)
+            self._bereave()
+
+    def _bereave(self) -> None:
+        dead = self._target, self._caller, self._method, None, self._resolve, None, Gone("ActorDiedError")
+        self._carried(self._network.carry(*dead))
 
     def _arrive(self) -> None:
         try:
@@ -83,7 +87,7 @@ class Call:
         except Exception as error:
             self._reply(None, error)
             return
-        if asyncio.iscoroutine(given):
+        if isinstance(given, CoroutineType):
             self._target.task(given).add_done_callback(self._answered)
         else:
             self._reply(given, None)

@@ -34,7 +34,7 @@ class Died(BaseException):
 class Host:
     """A machine's clocks. The monotonic one never falls; the wall clock dates facts and may jump either way."""
 
-    __slots__ = ("jumped", "name", "offset_s", "rate", "slowdown", "wall_s")
+    __slots__ = ("data_at", "jumped", "name", "offset_s", "rate", "slowdown", "wall_s")
 
     def __init__(self, name: str, rate: float = 1.0, offset_s: float = 0.0, wall_s: float = 0.0) -> None:
         self.name = name
@@ -42,6 +42,7 @@ class Host:
         self.wall_s = wall_s  # the wall clock's lead over virtual time
         self.jumped = False  # the wall clock jumped, and no fact was dated since
         self.slowdown = 1.0  # factor on every step
+        self.data_at = 0.0  # virtual seconds; until then no batch is there
 
     def set_rate(self, now: float, rate: float) -> None:
         """Change the clock's rate from this virtual second on. The clock does not jump."""
@@ -68,7 +69,7 @@ class Process:
         self.jobs = ThreadJobs(self)
         time.processes.append(self)
         self._queued: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self._mourners: list[Callable[[], None]] = []
+        self._mourners: dict[Callable[[], None], None] = {}  # in their order
 
     def notice_s(self, target: Process) -> float:
         """Seconds until it hears that a process is dead which it has asked."""
@@ -89,36 +90,38 @@ class Process:
     def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
         """Run the callback now, queue it if the process is frozen, or drop it if the process is dead."""
         if self.running:
-            self.run(happen, *args)
+            self.run(happen, args)
         elif self.alive:
             self._queued.append((happen, args))
 
-    def run(self, happen: Callable[..., Any], *args: Any) -> None:
+    def run(self, happen: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Run a callback, in the process's loop, and everything in it that is due then."""
-        if events._get_running_loop() is not None:  # another process, or this one, is in the midst of a callback
-            self.time.reach(0.0, self, happen, *args)
+        time, loop = self.time, self.loop
+        if time.inside is not None:  # another process, or this one, is in the midst of a callback
+            time.reach(0.0, self, happen, *args)
             return
-        loop = self.loop
+        time.inside, ready, before = self, loop.ready, self.turns
         events._set_running_loop(loop)
         try:
-            self._turn(happen, args)
-            ready, spun = loop.ready, 0
+            self.turns += 1
+            if self.turns >= self.dies_at:
+                self.end()
+            happen(*args)
             while ready and self.running:
-                handle = ready.popleft()
-                if not handle.cancelled():
-                    self._turn(handle._run, ())
-                    spun += 1
-                    assert spun < SPIN, f"{self.label} spins"
+                happen, args = ready.popleft()
+                self.turns += 1
+                if self.turns >= self.dies_at:
+                    self.end()
+                assert self.turns - before < SPIN, f"{self.label} spins"
+                try:
+                    happen(*args)
+                except Exception as error:
+                    self.raised(self, error)
         except Died:
             assert not self.alive
         finally:
+            time.inside = None
             events._set_running_loop(None)
-
-    def _turn(self, happen: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.turns += 1
-        if self.turns >= self.dies_at:
-            self.end()
-        happen(*args)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task; call it in the process's loop. `raised` is told of what ends it."""
@@ -147,20 +150,20 @@ class Process:
         for happen, args in queued:
             self.deliver(happen, *args)  # one of them may end the process
         if self.loop.ready and self.running:
-            self.run(int)
+            self.run(int, ())
         return len(queued)
 
     def mourn(self, died: Callable[[], None]) -> None:
         """Have this called when the process dies; at once if it is dead."""
         if self.alive:
-            self._mourners.append(died)
+            self._mourners[died] = None
         else:
             died()
 
     def forget(self, died: Callable[[], None]) -> None:
         """Take back what `mourn` said."""
         if self.alive:
-            self._mourners.remove(died)
+            del self._mourners[died]
 
     def die(self) -> None:
         """It is dead from now on; a callback under way runs on until it ends or awaits."""
@@ -169,7 +172,7 @@ class Process:
         self.alive = self.running = False
         self._queued = []
         self.loop.stop()
-        mourners, self._mourners = self._mourners, []
+        mourners, self._mourners = self._mourners, {}
         for died in mourners:
             died()
 
@@ -179,12 +182,35 @@ class Process:
         raise Died
 
 
+class Timer:
+    """A callback at a time. One that is cancelled stays in the timeline until then."""
+
+    __slots__ = ("_args", "_callback", "_process")
+
+    def __init__(self, process: Process, callback: Any, args: tuple[Any, ...]) -> None:
+        self._process, self._callback, self._args = process, callback, args
+
+    def fire(self) -> None:
+        if self._callback is not None:
+            try:
+                self._callback(*self._args)
+            except Exception as error:
+                self._process.raised(self._process, error)
+
+    def cancel(self) -> None:
+        self._callback = None
+
+
 class ProcessLoop(LoopBase):  # type: ignore[misc]
-    """The part of an asyncio loop that shells use. Tasks of a dead process are kept, so that none of them unwinds."""
+    """The part of an asyncio loop that shells use. Tasks of a dead process are kept, so that none of them unwinds.
+
+    Callbacks are many, so they are plain: none enters a context, and none that is called soon can be called off."""
+
+    get_debug = staticmethod(bool)  # never: each new future asks
 
     def __init__(self, process: Process) -> None:
-        self.process = process
-        self.ready: deque[asyncio.Handle] = deque()
+        self.process, self.time = process, process.clock
+        self.ready: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._tasks: list[asyncio.Task[Any]] = []
 
     def stop(self) -> None:
@@ -206,12 +232,6 @@ class ProcessLoop(LoopBase):  # type: ignore[misc]
                 task.get_coro().close()
         events._set_running_loop(None)
 
-    def time(self) -> float:
-        return self.process.clock()
-
-    def get_debug(self) -> bool:
-        return False
-
     def is_running(self) -> bool:
         return True
 
@@ -232,37 +252,24 @@ class ProcessLoop(LoopBase):  # type: ignore[misc]
             self._tasks = [each for each in self._tasks if not each.done()]
         return task
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> None:
         process = self.process
-        if not process.alive:
-            return handle
-        if not self.ready and events._get_running_loop() is not self:
-            process.time.reach(0.0, process, self._look)
-        self.ready.append(handle)
-        return handle
+        if process.alive:
+            if not self.ready and process.time.inside is not process:
+                process.time.reach(0.0, process, int)  # Process.run works off what is ready
+            self.ready.append((callback, args))
 
     call_soon_threadsafe = call_soon
 
-    def _look(self) -> None:
-        """Something is ready; Process.run works it off."""
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Timer:
+        return self.call_at(self.time() + delay, callback, *args)
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
-
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Timer:
         process = self.process
-        handle, time = asyncio.TimerHandle(when, callback, args, self, context), process.time
+        timer, time = Timer(process, callback, args), process.time
         seconds = max(0.0, (when - process.clock()) / process.host.rate)
-        heappush(time.queue, (time.now + seconds, time.number(), process, self._fire, (handle,)))
-        return handle
-
-    def _fire(self, handle: asyncio.TimerHandle) -> None:
-        if not handle.cancelled():
-            handle._run()
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays in the timeline until its time."""
+        heappush(time.queue, (time.now + seconds, time.number(), process, timer.fire, ()))
+        return timer
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
         return self.process.jobs.submit(executor, func, args)
@@ -290,9 +297,9 @@ class ThreadJobs:
         kind = "" if executor is None else executor._thread_name_prefix
         threads = self._free_at.setdefault(kind, [0.0] * (8 if executor is None else executor._max_workers))
         before_s, after_s = self.takes(kind, func, args)
-        thread = min(range(len(threads)), key=threads.__getitem__)
-        happens_at = max(time.now, threads[thread]) + before_s
-        threads[thread] = happens_at + after_s
+        free_at = min(threads)
+        happens_at = max(time.now, free_at) + before_s
+        threads[threads.index(free_at)] = happens_at + after_s
         done = process.loop.create_future()
         time.reach(happens_at - time.now, None, self._happen, kind, func, args, after_s, done)
         return done
@@ -307,15 +314,17 @@ class ThreadJobs:
             self._do(func, args, after_s, done)
 
     def _do(self, func: Callable[..., Any], args: tuple[Any, ...], after_s: float, done: asyncio.Future[Any]) -> None:
-        running = events._get_running_loop()
+        time, inside = self._process.time, self._process.time.inside
+        time.inside = None
         events._set_running_loop(None)  # a thread has none
         try:
             result, error = func(*args), None
         except Exception as raised:
             result, error = None, raised
         finally:
-            events._set_running_loop(running)
-        self._process.time.reach(after_s, self._process, self._settle, done, result, error)
+            time.inside = inside
+            events._set_running_loop(None if inside is None else inside.loop)
+        time.reach(after_s, self._process, self._settle, done, result, error)
 
     @staticmethod
     def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

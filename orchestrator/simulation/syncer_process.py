@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from orchestrator.simulation.context import SimContext
 from orchestrator.simulation.peers import SimPeer
 from orchestrator.simulation.process import Host, Process
-from outer.bulk import Bulk
 from outer.first_values import FirstValues, Make
 from outer.journal.rebuild import RecoverySources
 from outer.ports import Here
@@ -89,7 +88,7 @@ class SyncerProcess(Process):
     def drive(self, event: Any) -> list[Any]:
         """Hand an event to the machine, and perform its effects."""
         self.shell.performed = []
-        self.run(self.shell._drive, event)
+        self.run(self.shell._drive, (event,))
         return self.shell.performed
 
     def _date(self) -> float:
@@ -106,6 +105,7 @@ class ObservedShell(SyncerShell):
         self._undurable: deque[events_effects.Append] = deque()
         self.performed: list[events_effects.Effect] = []  # of the newest event
         super().__init__(spec, self._first_values, here, sources)
+        self._points.die = process.end
 
     @property
     def serves(self) -> bool:
@@ -115,8 +115,8 @@ class ObservedShell(SyncerShell):
         model = self._context.model
         return model.fragments, [model.origin(each.index) for each in model.fragments], {}, model.task
 
-    def _make_bulk(self, initial: Make) -> SimBulk:
-        return SimBulk(self._spec, initial, self._process, self._here)
+    def _shard(self, spec: SyncerSpec, make: Make) -> FragmentShard:
+        return SimShard(spec, make, self._process, 0)
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
         started = await super().start(living)
@@ -191,9 +191,8 @@ class ObservedShell(SyncerShell):
             self._context.trace(self._process.time.now, self._process.label, what)
 
     def _fail(self, error: BaseException) -> None:
-        """The error is the seed's to tell, and not printed."""
         self._context.observer.raised(self._process, error)
-        self._end(f"{type(error).__name__}: {error}")
+        super()._fail(error)
 
 
 # ------------------------------------------------------------------ fragments
@@ -212,26 +211,18 @@ class ShardProcess(Process):
         self.shell = SimShard(spec, make, self, number)
 
 
-class SimBulk(Bulk):
-    """Control's side of shards whose values are the world's."""
-
-    def __init__(self, spec: SyncerSpec, make: Make, process: SyncerProcess, here: Here) -> None:
-        self._process = process
-        super().__init__(spec, make, here.shard)
-
-    def _shard(self, make: Make) -> FragmentShard:
-        return SimShard(self._spec, make, self._process, 0)
-
-
 class SimShard(FragmentShard):
     """A shard whose values are the world's: an array of one number stands for each."""
 
     def __init__(self, spec: SyncerSpec, make: Make, process: SyncerProcess | ShardProcess, number: int) -> None:
         super().__init__(spec, make, number)
         self._process = process
+        self._points.die = process.end
 
     def _parameters(self, fragments: Any, thetas: Any, patterns: Any) -> Any:
         return SimParameters(fragments, thetas, self._process)
+
+    def _tell(self, what: str) -> None: ...
 
     def _checked(self, contribution: Contribution, codec: str, size: int) -> Contribution:
         return self._process.context.model.examined(contribution)

@@ -5,14 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any, Protocol
-
-
-class Receiver(Protocol):
-    """A process to which a callback may be addressed."""
-
-    def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
-        """Run a callback, or take it for later."""
+from typing import Any
 
 
 class Timeline:
@@ -25,7 +18,8 @@ class Timeline:
         self.now = 0.0  # virtual seconds
         self.halted = False
         self.processes: list[Any] = []  # all that there ever were
-        self.queue: list[tuple[float, int, Receiver | None, Callable[..., Any], tuple[Any, ...]]] = []
+        self.inside: Any = None  # the process that is in the midst of a callback
+        self.queue: list[tuple[float, int, Any, Callable[..., Any], tuple[Any, ...]]] = []  # third: process or None
         self.number = itertools.count().__next__  # hot paths push onto `queue` themselves, as `reach` does
 
     def close(self) -> None:
@@ -42,18 +36,20 @@ class Timeline:
     def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
         heapq.heappush(self.queue, (self.now + seconds, self.number(), None, happen, args))
 
-    def reach(self, seconds: float, receiver: Receiver | None, happen: Callable[..., Any], *args: Any) -> None:
-        """Schedule a callback that is addressed to a process."""
-        heapq.heappush(self.queue, (self.now + seconds, self.number(), receiver, happen, args))
+    def reach(self, seconds: float, process: Any, happen: Callable[..., Any], *args: Any) -> None:
+        """Schedule a callback that is addressed to a process; None: as `after`."""
+        heapq.heappush(self.queue, (self.now + seconds, self.number(), process, happen, args))
 
     def run(self, until: float) -> None:
         """Run every callback up to that time, unless `halted` is set on the way."""
         queue, pop = self.queue, heapq.heappop
         while queue and not self.halted and queue[0][0] <= until:
-            self.now, _, receiver, happen, args = pop(queue)
-            if receiver is None:
+            self.now, _, process, happen, args = pop(queue)
+            if process is None:
                 happen(*args)
+            elif process.running:
+                process.run(happen, args)
             else:
-                receiver.deliver(happen, *args)
+                process.deliver(happen, *args)
         if not self.halted:
             self.now = max(self.now, until)

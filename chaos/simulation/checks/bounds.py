@@ -18,10 +18,13 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
 
 from __future__ import annotations
 
+import math
+
 from chaos.simulation.checks.invariants import Invariants
 from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.profile import Options
 from learners.protocol import fact_buffer
+from orchestrator.lifecycle.orchestrator import LEAVE_S
 from orchestrator.simulation.orchestrator_process import VirtualCluster
 from orchestrator.simulation.process import Process
 from outer.protocol.messages import STEPPING
@@ -35,6 +38,8 @@ EVENTS_PER_STEP_MAX = 40  # that the syncer handles for one step of one learner,
 EVENTS_PER_S_MAX = 200  # and beside that
 WAITING_MAX = 96  # reads, gifts and fetches of one learner: one that thaws may hear of 64 versions at once
 ROUND_STEPS_MIN = 8  # the slowest takes 2.3 times as long as the fastest for a step
+ENDED_S = 2.0  # until a process has ended that is to end
+SERVED_S = 25.0  # until an orchestrator has found whatever an earlier one has left
 JOURNAL_MAX = 2048  # messages of facts and records that wait for the store
 
 
@@ -55,12 +60,14 @@ class Bounds:
         self._held: dict[str, tuple[tuple[int, int], float]] = {}  # (incarnation, oldest fact), and since when
         self._committed: dict[int, float] = {}  # by fragment, when its newest commit was seen
         self._tips: list[int] = [0] * options.fragments
+        self._served: tuple[Process | None, float] = None, 0.0  # the orchestrator, and since when it runs
+        self._wanted: set[str] = set()
         sync, messages_s = options.sync, options.latency_s + options.jitter_s
         slow = 1.1 * max(options.step_s.values())
         grace = sync.grace if isinstance(sync.grace, float | int) else slow
         self.step_s = 4 * slow + grace + sync.read_timeout_s + 8 * messages_s
         self.step_s += 2 * (RESEND_S + 1.5 * options.append_s + options.merge_s)
-        up_s = options.notice_s + 0.1 + options.import_s + options.compile_s
+        up_s = options.notice_s + 0.1 + options.import_s + options.compile_s + options.warm_s
         lease_s = max(sync.lease_s, sync.lease_steps * slow)
         self.ready_s = options.hang_s + 2 * up_s + options.backoff_s + ATTACH_S + sync.join_s + lease_s + 2 * slow
         self.silent_s = 1.1 * fact_buffer.RESEND_S + 2 * self.step_s
@@ -104,7 +111,8 @@ class Bounds:
             return
         self._look_at_sizes()
         if self._healed_at is not None:
-            if virtual.suspending or virtual.paused or not virtual.process.running:
+            wanted, self._wanted = self._wanted, set(virtual.controller.wanted)
+            if virtual.suspending or virtual.paused or not virtual.process.running or wanted != self._wanted:
                 self._begin(self._time.now)
             for name, incarnation in self._oracle.spoilt[: 2 * self._options.aside_max]:
                 unit = virtual.controller.units[name]
@@ -125,6 +133,7 @@ class Bounds:
             self._handled[id(process)] = process.handled
             if handled > limit:
                 self._broken("bounds.spin", f"{process.label} handled {handled} events in a second, not {limit:.0f}")
+        self._look_at_standbys_and_ranks()
         for learner in virtual.learners.values():
             self._invariants.reports(learner)
             if learner.alive and learner.waiting > WAITING_MAX:
@@ -139,8 +148,26 @@ class Bounds:
             if here is not None and (over := here._payloads.keys() - held):
                 self._broken("bounds.waiting", f"{syncer.label} keeps payloads that nothing merges: {over}")
             opened = syncer.machine.syncer_step - syncer.machine.committed_step
-            if opened > max(1, options.sync.overlap_steps):
-                self._broken("bounds.open", f"{opened} syncer steps are open, tau is {options.sync.overlap_steps}")
+            if opened > (most := max(1, options.sync.overlap_steps, options.sync.round_steps - 1)):
+                self._broken("bounds.open", f"{opened} syncer steps are open, not {most} at most")
+
+    def _look_at_standbys_and_ranks(self) -> None:
+        """No standby outlasts its place, and no learner one of its ranks, where the orchestrator has not just begun."""
+        virtual, now = self._virtual, self._time.now
+        orchestrator = virtual.process
+        if self._served[0] is not orchestrator or not orchestrator.running or virtual.unseen_nodes:
+            self._served = orchestrator, now
+        for standby in virtual.standbys:
+            at, by = virtual.places.given_back.get(standby.name, (math.inf, None))
+            late = standby.alive and not standby.incarnation and standby.made_at < at < now - ENDED_S
+            if late and by is orchestrator.loop and orchestrator.running:
+                self._broken("bounds.standbys", f"a standby of {standby.name} is there, whose place was given back")
+        if now < self._served[1] + SERVED_S or virtual.syncer is None or not virtual.syncer.serves:
+            return
+        for rank in virtual.ranks:
+            learner = rank.leader
+            if learner.running and learner.phase == STEPPING and rank.died_at < now - self._options.notice_s - ENDED_S:
+                self._broken("bounds.ranks", f"{learner.label} is there {now - rank.died_at:.1f} s after {rank.label}")
 
     # -------------------------------------------------------------- once all is healed
 
@@ -152,7 +179,9 @@ class Bounds:
             self._give_up(f"the run is at version {newest}, {since_s:.0f} s after all was healed")
             return
         if virtual.finished_at is not None:
-            if self._time.now > virtual.finished_at + EXIT_S + options.sync.drain_s:
+            # An island whose rank has missed a call hangs in its step: no healing helps it, nor is it a loss any more.
+            leave_s = max(options.sync.drain_s, LEAVE_S if options.ranks else 0.0)
+            if self._time.now > virtual.finished_at + EXIT_S + leave_s:
                 self._give_up("learners are there long after the end: " + self._phases())
             return
         syncer = virtual.syncer

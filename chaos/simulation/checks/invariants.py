@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from chaos.simulation.checks.oracle import Oracle
-from chaos.simulation.profile import OTHER_MANIFEST, Options
+from chaos.simulation.profile import Options
 from learners.protocol.events_effects import Donate
 from learners.protocol.learner import HOLD_S
 from orchestrator.eventlog.events import Event
 from orchestrator.simulation.context import Key, Observer
-from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.learner_process import STRANGE, LearnerProcess
 from orchestrator.simulation.objects import StoreBroken
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.syncer_process import SyncerProcess
@@ -86,6 +86,13 @@ class Invariants(Observer):
         """No learner steps while it joins, leaves or has stopped."""
         if learner.phase != STEPPING:
             self._broken("invariants.steps", f"{learner.label} steps while it is {learner.phase}")
+        if learner.elders:
+            elders, learner.elders = learner.elders, []
+            left = any(
+                fault.kind.startswith("orchestrator") for fault in self._options.faults
+            )  # then they end on thawing
+            if there := [each.label for each in elders if each.running or (each.alive and not left)]:
+                self._broken("invariants.ranks", f"{learner.label} steps beside {', '.join(there)}")
 
     def gives(self, learner: LearnerProcess, effect: Donate) -> None:
         """A donor is whole, finite as far as it knows, and has seen the syncer step that the joiner was told."""
@@ -167,9 +174,14 @@ class Invariants(Observer):
 
     def welcomed(self, message: Attach) -> None:
         """No learner of another recipe is welcome."""
-        if message.manifest == OTHER_MANIFEST:
+        if message.manifest == STRANGE:
             name = f"{message.learner} {message.incarnation}"
             self._broken("invariants.attaches", f"{name} is welcome with another recipe")
+
+    def concluded(self, thetas: Sequence[Any]) -> None:
+        """A run's result is the newest durable version of every fragment."""
+        if any(self._oracle.values.of(theta) is not tip for theta, tip in zip(thetas, self._oracle.tips, strict=True)):
+            self._broken("oracle.durable", "the run ends with versions that are not the newest durable ones")
 
     def told(self, syncer: SyncerProcess, event: Told, effects: list[Effect]) -> None:
         """A fence ends the incarnation that it names, and no other."""
@@ -194,8 +206,8 @@ class Invariants(Observer):
             until = syncer.clock() + report.lease_s if report.sequence > before.sequence else before.lease_until
             newest = max(before.sequence, report.sequence)
             heard[key] = Heard(max(before.step, report.step), newest, until)
-        there = syncer.peers.get(report.learner)
-        if there is not None and there.key == key:
+        there: Any = syncer.shell._peers.get(report.learner)
+        if there is not None and there.peer.process.key == key:
             return None
         return partial(self._reported, syncer, report, _known(syncer, report.learner))
 

@@ -63,7 +63,7 @@ class Oracle:
         self.values = ValueTable()
         self.appends: dict[tuple[int, int], Append] = {}  # records, by epoch and sequence
         self.proposed: dict[tuple[int, int, int], MergedProposal] = {}  # by epoch, fragment and version: the newest
-        self._again = set[ValueVersion]()  # lost ones, and those that were left: learners that hold one adopt again
+        self.again = set[ValueVersion]()  # lost ones, and those that were left: learners that hold one adopt again
         self._spans: set[int] = set()  # whose grant is durable
         self._lent: dict[Key, int] = {}  # samples, durably
         self._committed: dict[Key, int] = {}  # the last step of each that is in any durable version
@@ -139,9 +139,9 @@ class Oracle:
         for fragment, left in zip(fact.commits_lost, fact.versions_left, strict=True):
             tip = self.tips[fragment]
             while tip.number > left and tip.parent is not None:
-                self._again.add(tip)
+                self.again.add(tip)
                 tip = tip.parent
-            self._again.add(tip)
+            self.again.add(tip)
             self.tips[fragment] = tip
 
     def recovered(self, epoch: int, versions: list[ValueVersion], told: list[int]) -> None:
@@ -186,12 +186,12 @@ class Oracle:
     # -------------------------------------------------------------- the learners' side
 
     def applied(self, effect: Apply, before: ValueVersion | None, after: Content, bootstrapped: int) -> None:
-        """A learner adopted a version. `bootstrapped`: the step after which this fragment first came to it."""
+        """A learner adopted a version. `bootstrapped`: the step after which it took this fragment as it is."""
         version, unit = effect.payload, after.unit
         name = f"{unit[0]} {unit[1]} adopted version {version.number} of fragment {effect.fragment}"
         if version.number != effect.version:
             self.broken("oracle.adopted", f"{name} as version {effect.version}")
-        if before is not None and version.number <= before.number and before not in self._again:
+        if before is not None and version.number <= before.number and before not in self.again:
             self.broken("oracle.adopted", f"{name} after version {before.number}")
         if not version.durable:
             self.broken("oracle.durable", f"{name}, which is not durable")

@@ -48,7 +48,7 @@ class LearnerValues:
         self._carried: list[Any] = [()] * len(self._roots)
         self._since = [0] * len(self._roots)
         self._bases: list[ValueVersion | None] = [None] * len(self._roots)
-        self._first = [0] * len(self._roots)  # the step after which a fragment first came from the syncer
+        self._first = [0] * len(self._roots)  # the step after which it came from the syncer, not to be rebased
         self._read: dict[tuple[int, int], Content] = {}  # by fragment and step: what was handed out since
 
     @property
@@ -85,7 +85,7 @@ class LearnerValues:
             mine = rebased(mine, anchor, version)
         else:
             mine = Content(version, (), self._unit, self.step, self.step)
-        if base is None:
+        if base is None or (effect.mode == "bootstrap" and base in self._oracle.again):
             self._first[fragment] = self.step
         self._oracle.applied(effect, base, mine, self._first[fragment])
         self._bases[fragment] = self._roots[fragment] = version

@@ -96,7 +96,11 @@ class ProtocolFaults:
     # -------------------------------------------------------------- the end of a session, and of a run
 
     def suspend(self, fault: Fault) -> None:
-        """Stop the run as people do, and resume it."""
+        """Stop the run as people do, and resume it. At times the store is full meanwhile."""
+        store = self._context.store
+        if fault.strength < 0.4:
+            store.full = True
+            self._context.time.after(4.0 * fault.duration_s, setattr, store, "full", False)
         self._context.fault_counts[fault.kind] += self._virtual.suspend(f"suspended at {self._context.time.now:.3f} s")
 
     def stop(self, fault: Fault) -> None:

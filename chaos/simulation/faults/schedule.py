@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -16,7 +17,8 @@ from chaos.simulation.faults.triggered_faults import TRIGGERS, TriggeredFaults
 from chaos.simulation.ports.context import HostileContext
 from chaos.simulation.ports.network import NetworkLink
 from chaos.simulation.ports.storage import Store
-from chaos.simulation.profile import EVERYBODY, SHARDS, Fault, between, pick
+from chaos.simulation.profile import EVERYBODY, KINDS, SHARDS, Fault, between, pick
+from orchestrator.lifecycle.ports import ORCHESTRATOR
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.objects import MemoryObjects
 from orchestrator.simulation.orchestrator_process import VirtualCluster
@@ -25,6 +27,7 @@ from orchestrator.simulation.syncer_process import ShardProcess, SyncerProcess
 from outer.journal import checkpoint_parts, values
 from outer.journal.chain import IDENTITY
 from outer.journal.journal_writer import FOLDER
+from outer.kill_points import MERGING, POINTS
 from outer.protocol.events_effects import Tick
 
 POLL_S = 0.05
@@ -43,8 +46,16 @@ STORE = {
     "storage_failing": ("failing", 0.2, 0.7),
     "storage_full": ("full", 1, 0),
 }
-DAMAGE = ("bit_flip", "fetch_damage", "overflow", "garbled")
-METHODS = dict.fromkeys(LINKS, "_worse_links") | dict.fromkeys(STORE, "_worse_store") | dict.fromkeys(DAMAGE, "_damage")
+WRITES = {"storage_torn": "tearing", "storage_lost": "losing"}
+DAMAGE = ("fetch_damage", "overflow", "garbled")
+BESIDE = KINDS["standbys"] | KINDS["islands"]
+METHODS = (
+    dict.fromkeys(BESIDE, "_strike_beside")
+    | dict.fromkeys(WRITES, "_dies_writing")
+    | dict.fromkeys(LINKS, "_worse_links")
+    | dict.fromkeys(STORE, "_worse_store")
+    | dict.fromkeys(DAMAGE, "_damage")
+)
 PROTOCOL = ("echo", "linger", "suspend", "stop", "stop_committing", "crash_ending")
 
 
@@ -77,12 +88,16 @@ class FaultSchedule:
         self._context.faults.heal(self._virtual.syncer)
         self._context.network.heal()
         self._store.heal()
+        self._virtual.records.away = False
+        self._virtual.unseen_nodes.clear()
         for host in self._hosts.values():
-            host.slowdown = 1.0
+            host.slowdown, host.data_at = 1.0, 0.0
         for learner in self._virtual.learners.values():
             learner.faults.end()
         for process in self._frozen:
             self._thaw(process)
+        for process in [*self._virtual.standbys, *self._virtual.ranks]:
+            process.dies_at = math.inf
         if self._virtual.finished_at is None:
             for pool in self._virtual.controller.pools.sizes:
                 self._virtual.restore(pool)
@@ -235,14 +250,6 @@ class FaultSchedule:
         setattr(self._store, name, least + more * fault.strength)
         self._later(fault.duration_s, setattr, self._store, name, 0.0)
 
-    def _storage_torn(self, fault: Fault) -> None:
-        self._store.tearing = True
-        self._syncer_dies_writing()
-
-    def _storage_lost(self, fault: Fault) -> None:
-        self._store.losing = True
-        self._syncer_dies_writing()
-
     def _storage_stale(self, fault: Fault) -> None:
         self._store.stale = True
         self._syncer_crash(fault)
@@ -274,10 +281,12 @@ class FaultSchedule:
             self._later(POLL_S, self._checkpoint_damaged, fault)
 
     def _value_damaged(self, fault: Fault) -> None:
-        """The syncer dies with the newest value of a fragment that a shard has written."""
+        """The syncer dies with the newest value of a fragment that a shard has written, or the journal's identity."""
         tip = pick(self._rng, self._context.oracle.tips)
         names = MemoryObjects.names(self._store, f"{values.FOLDER}/{tip.fragment:04d}")
-        if not self._lose(fault, [name for name in names if f"/{tip.number:012d}." in name]):
+        if self._context.options.shards == 1:  # values are in the journal's groups
+            names = MemoryObjects.names(self._store, FOLDER)
+        if not self._lose(fault, [name for name in names if f"/{tip.number:012d}." in name or IDENTITY in name]):
             self._later(POLL_S, self._value_damaged, fault)
 
     def _journal_damaged(self, fault: Fault) -> None:
@@ -300,8 +309,9 @@ class FaultSchedule:
         self._count(fault.kind)
         return True
 
-    def _syncer_dies_writing(self) -> None:
+    def _dies_writing(self, fault: Fault) -> None:
         """The syncer dies as soon as a record is on its way to the store."""
+        setattr(self._store, WRITES[fault.kind], True)
         syncer = self._virtual.syncer
         if syncer is not None:
             self._context.faults.dies_writing.add(syncer.epoch)
@@ -314,6 +324,15 @@ class FaultSchedule:
                 syncer.crash_at = syncer.performed + after
             else:
                 syncer.dies_at = syncer.turns + 3 * after
+
+    def _kill_point(self, fault: Fault) -> None:
+        """The syncer, or one of its shards, dies where chaos has it die in a real run."""
+        syncer = self._virtual.syncer
+        if syncer is not None and syncer.serves:
+            self._count(fault.kind)
+            point = MERGING if syncer.shards and fault.strength < 0.5 else pick(self._rng, POINTS)
+            call = syncer.shell.die, point, 1 + int(4 * fault.strength)
+            syncer.deliver(partial(_spawn, syncer, *call))
 
     def _zombie(self, fault: Fault) -> None:
         """Freeze the syncer until another takes its place, then thaw it."""
@@ -361,7 +380,71 @@ class FaultSchedule:
             self._frozen.append(process)
             self._later(2.0 * fault.duration_s, self._thaw, process, fault.kind)
 
+    def _folder_away(self, fault: Fault) -> None:
+        """The run's folder cannot be reached for a while."""
+        self._virtual.records.away = True
+        self._count(fault.kind)
+        self._later(fault.duration_s, setattr, self._virtual.records, "away", False)
+
+    def _control_dies(self, fault: Fault) -> None:
+        """The node of orchestrator and syncer is lost."""
+        process, syncer = self._virtual.process, self._virtual.syncer
+        if process.running and syncer is not None and syncer.serves:
+            self._count(fault.kind)
+            self._lose_node(syncer)
+            process.die()
+
+    # -------------------------------------------------------------- standbys, and ranks of islands
+
+    def _strike_beside(self, fault: Fault) -> None:
+        """A standby that prepares or waits, or a rank, dies between any two awaits, freezes, is cut off from whom it
+        hears, or hears late and twice; and a standby's learner is lost, so that it is promoted just then.
+        """
+        who, what = fault.kind.split("_")
+        virtual, of_island = self._virtual, who == "rank"
+        there: list[Any] = [each for each in virtual.standbys if each.alive and not each.incarnation]
+        if of_island:
+            there = [each for each in virtual.ranks if each.alive and each.leader.alive]
+        if not there:
+            if self._context.options.ranks if of_island else self._context.options.standbys:
+                self._later(1.0, self.strike, fault)  # there will be some
+            return
+        self._count(fault.kind)
+        one = pick(self._rng, there)
+        heard, here = one.leader.host.name if of_island else ORCHESTRATOR, one.host.name
+        if what == "crash":
+            one.dies_at = one.turns + 1 + int(40 * fault.strength)
+        elif what == "freeze":
+            self._freeze_process(one, fault)
+        elif what == "cut":  # what the orchestrator and others say comes late, not never
+            links = [self._context.network.link(*pair) for pair in ((here, heard), (heard, here))]
+            self._cut(fault if of_island else replace(fault, strength=0.0), links)
+        else:
+            link = self._context.network.link(heard, here)
+            link.delay_s, link.doubled = 0.5 * fault.strength, 0.5
+            link.update()
+            for name in ("delay_s", "doubled"):
+                self._later(fault.duration_s, self._mend, link, name)
+        if not of_island:
+            virtual.crash(one.name, detected=fault.strength < 0.3)
+
     # -------------------------------------------------------------- membership
+
+    def _no_place(self, fault: Fault) -> None:
+        """A learner's node is gone, and for long there is no other."""
+        until = min(self._context.options.storm_s, self._context.time.now + 15.0 + 30.0 * fault.strength)
+        for learner in self._targets(fault)[:1]:
+            self._virtual.places.lost_until[learner.name] = until
+            self._kill(fault, [learner.name])
+
+    def _node_away(self, fault: Fault) -> None:
+        """A learner's node is cut off from everybody, and neither seen nor reached by the cluster."""
+        for learner in self._targets(fault)[:1]:
+            name, fault = learner.host.name, replace(fault, target=learner.name, duration_s=4.0 * fault.duration_s)
+            links = [self._context.network.link(*pair) for pair in ((name, ORCHESTRATOR), (ORCHESTRATOR, name))]
+            self._cut(fault, self._links(fault) + links)
+            self._virtual.unseen_nodes.add(name)
+            self._later(fault.duration_s, self._virtual.unseen_nodes.discard, name)
 
     def _scale_out(self, fault: Fault) -> None:
         for name in self._context.options.newcomers[: 1 + int(2 * fault.strength)]:
@@ -390,9 +473,8 @@ class FaultSchedule:
             self._later(number * (1.0 + fault.duration_s), self._strike_one, fault)
 
     def _strike_one(self, fault: Fault) -> None:
-        for learner in self._targets(fault)[:1]:
-            if not self.calm and self._virtual.crash(learner.name):
-                self._count(fault.kind)
+        if not self.calm:
+            self._kill(fault, [each.name for each in self._targets(fault)[:1]])
 
     def _rejoin_storm(self, fault: Fault) -> None:
         """All but one die at once, and come back at once."""
@@ -427,14 +509,23 @@ class FaultSchedule:
         for learner in self._targets(fault)[:1]:
             learner.deliver(partial(_spawn, learner, learner.shell.disturb, "non_finite", 0.0, 0.0, "", math.inf))
 
+    def _bit_flip(self, fault: Fault) -> None:
+        self._disturb(fault, "corrupt")
+
+    def _batch_late(self, fault: Fault) -> None:
+        for learner in self._targets(fault):
+            learner.host.data_at = self._context.time.now + fault.duration_s
+            self._count(fault.kind)
+
     def _bad_sample(self, fault: Fault) -> None:
         self._context.faults.to_spoil += 1
 
     def _wrong_manifest(self, fault: Fault) -> None:
         """Kill a learner, so that its next incarnation comes with another recipe."""
         for learner in self._targets(fault)[:1]:
-            self._context.faults.misled.add(learner.name)
-            self._virtual.crash(learner.name)
+            orchestrator = self._virtual.process
+            orchestrator.deliver(orchestrator.shell._learners.misconfigure, learner.name, learner.incarnation)
+            self._kill(fault, [learner.name])
 
 
 def _spawn(process: Process, method: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:

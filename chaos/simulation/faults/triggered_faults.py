@@ -28,6 +28,7 @@ class Trigger(NamedTuple):
 
 TRIGGERS = {
     "crash_joining": Trigger("joining", 0.1, "one"),
+    "leave_joining": Trigger("joining", 0.1, "one"),
     "crash_transferring": Trigger("transferring", 0.02, "one"),
     "crash_answering": Trigger("answered", 0.0, "one"),
     "donor_dies": Trigger("giving", 0.1, "any"),
@@ -97,9 +98,9 @@ class TriggeredFaults:
             self._cut(Fault(0.0, kind, name, late_s, 0.0), [link(name, "syncer")])
         elif kind == "starved":  # nothing comes for longer than it waits for a state
             self._cut(Fault(0.0, kind, name, options.start_s + 2.0, 1.0), [link("syncer", name)])
-        elif kind == "donor_leaves":
+        elif kind in ("donor_leaves", "leave_joining"):
             learner = self._virtual.learners[name]
-            learner.deliver(learner.leave)
             self._context.fault_counts[kind] += learner.running
+            learner.deliver(learner.leave)
         elif self._virtual.crash(name, detected=kind == "crash_answering"):
             self._context.fault_counts[kind] += 1

@@ -15,7 +15,7 @@ from typing import Any
 from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.ports import byzantine_messages
 from chaos.simulation.ports.storage import Store
-from chaos.simulation.profile import OTHER_MANIFEST, Options
+from chaos.simulation.profile import Options
 from learners.fault_effects import flipped
 from learners.link import Version
 from orchestrator.simulation.context import Faults, Key
@@ -40,12 +40,11 @@ class Damage(Faults):
         self.trapped: Callable[[str, str], None] = lambda name, moment: None
         self.to_spoil = 0  # batches that come: the first sample of each cannot be read, now or ever
         self.bad: set[int] = set()  # samples
-        self.misled: set[str] = set()  # whose next incarnation comes with another recipe
         self.dies_writing: set[int] = set()  # epochs that die as soon as something is on its way to the store
         self.dies_ending: dict[int, int] = {}  # epoch -> it dies so many effects after it has said that the run is over
         self.committing: dict[int, Callable[[], None]] = {}  # epoch -> happens once, while a commit is being written
         self._options, self._time, self._oracle, self._rng, self._counts = options, time, oracle, rng, fault_counts
-        self._store = store
+        self._store, self.carried_max = store, options.carried_max
 
     def heal(self, syncer: SyncerProcess | None) -> None:
         """Nothing is to be harmed any more."""
@@ -53,6 +52,8 @@ class Damage(Faults):
         self.traps.clear()
         self.flips.clear()
         if syncer is not None:
+            for points in (syncer.shell._points, *(part._points for part in syncer.parts)):
+                points.die = lambda: None
             syncer.crash_at = float("inf")
             self.dies_writing.discard(syncer.epoch)
             self.dies_ending.pop(syncer.epoch, None)
@@ -126,8 +127,6 @@ class Damage(Faults):
             self.acknowledged[key] = durable
 
     def _contributed(self, contribution: Contribution) -> Contribution:
-        if self.damages("bit_flip"):
-            return replace(contribution, payload=flipped(contribution.payload))
         if math.isfinite(contribution.payload[0]) and self.damages("garbled"):
             return byzantine_messages.garbled(contribution, self._options.fragments, self._rng, self._oracle)
         return contribution
@@ -139,12 +138,6 @@ class Damage(Faults):
     def outlives(self, kind: str) -> bool:
         self._time.after(0.0, self._store.whole)
         return kind in ("journal", "") and self._store.outlives()
-
-    def started(self, learner: LearnerProcess) -> None:
-        if learner.name in self.misled:
-            self.misled.remove(learner.name)
-            self._counts["wrong_manifest"] += 1
-            learner.device.manifest = OTHER_MANIFEST
 
     # -------------------------------------------------------------- the syncer
 

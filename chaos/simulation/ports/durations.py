@@ -16,6 +16,7 @@ POLL_S = 1.0
 END_S = 0.05
 UP_S = 0.02  # for a process to be up
 PACK_S = 0.02
+RANK_SHARE = 0.5  # of a learner's step that another rank of it works
 
 
 class DrawnDurations:
@@ -33,6 +34,13 @@ class DrawnDurations:
         self.notice_s = lambda: notice_s * draw()
         self.outage_s: Callable[[], float] = lambda: 0.1 + notice_s * draw()
         self.begin_s = lambda: UP_S * (0.5 + draw())
+        self._job_s = {
+            "propose": (options.merge_s, 0.0),
+            "warm_up": (options.warm_s, 0.0),
+            "load": (options.import_s, 0.0),
+            "compile": (options.compile_s, 0.0),
+            "pack": (PACK_S, 0.0),
+        }
 
     def step_until(self, learner: LearnerProcess, begins_at: float) -> float:
         slowdown = learner.host.slowdown
@@ -51,12 +59,16 @@ class DrawnDurations:
             return before_s, seconds - before_s
         if kind == "segments":
             return self._store.write_s(), 0.0
-        return {
-            "propose": (options.merge_s, 0.0),
-            "load": (options.import_s, 0.0),
-            "compile": (options.compile_s, 0.0),
-            "pack": (PACK_S, 0.0),
-        }.get(name, (0.0, 0.0))
+        here: Any = getattr(func, "__self__", None)
+        if name in ("ahead", "begin"):  # of a standby, which yields to others, and of a rank
+            slowness = 1.0 if name == "begin" else 0.5 + 10.0 * self._draw() ** 6
+            return slowness * (options.import_s + options.compile_s), 0.0
+        if name == "perform":
+            steps = sum(call.method == "dispatch" for call in arguments[0])
+            return steps * RANK_SHARE * here.host.slowdown * options.step_s[here.name], 0.0
+        if name in ("load", "compile") and getattr(here, "prepared", False):
+            return 0.0, 0.0
+        return self._job_s.get(name, (0.0, 0.0))
 
     def place_s(self, again: bool) -> float:
         return self.outage_s()

@@ -62,21 +62,15 @@ class HostileNetwork:
         self._links: dict[tuple[str, str], NetworkLink] = {}
         self._time, self._random, self._fault_counts, self._trace = time, rng.random, fault_counts, trace
         self._latency_s, self._jitter_s = options.latency_s, options.jitter_s
-        self._fragments, self._faults = options.fragments, faults
+        self._fragments, self.asking, self.answering = options.fragments, faults.asking, faults.answering
         whole = named(options.sync.codec).bytes(ELEMENTS)
         lower = {codec: named(codec).bytes(ELEMENTS) / whole for codec in below(options.sync.codec)}
         self._shares = {"": 1.0, **lower}  # of a fragment, by a contribution's codec
 
     def link(self, source: str, target: str) -> NetworkLink:
-        if (source, target) not in self._links:
-            self._links[source, target] = NetworkLink(source, target, self._latency_s, self._jitter_s)
-        return self._links[source, target]
-
-    def asking(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return self._faults.asking(source, target, method, arguments)
-
-    def answering(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...], answer: Any) -> Any:
-        return self._faults.answering(source, target, method, arguments, answer)
+        if (link := self._links.get((source, target))) is None:
+            link = self._links[source, target] = NetworkLink(source, target, self._latency_s, self._jitter_s)
+        return link
 
     def carry(
         self, source: Process, target: Process, method: str, answer: Any, happen: Callable[..., Any], *args: Any

@@ -30,11 +30,12 @@ class Store(MemoryObjects):
     def __init__(
         self, rng: Random, fault_counts: Counter[str], append_s: float, taken: Callable[[Header], None]
     ) -> None:
-        """`taken` is told the header of each group of the journal that is created."""
+        """`taken` is told the header of each group of the journal that is created and has a record, or may open."""
         super().__init__()
         self._random = rng.random
         self.heal()
         self.segmented: Callable[[], object] = lambda: None  # is called once a segment of the log is there
+        self.damaged = False  # something at rest was damaged or lost
         self._half = False  # of the group that a dead process writes at this moment only the beginning is written
         self._fault_counts, self._append_s, self._taken = fault_counts, append_s, taken
 
@@ -76,7 +77,7 @@ class Store(MemoryObjects):
         failed = self._fails()
         if not failed or self._random() < 0.5:  # an error does not say that nothing happened
             super().create(name, parts)
-            if _is_group(name):
+            if _is_group(name) and any(mark in bytes(parts[0]) for mark in (b'"sequence":', b'"opening"')):
                 self._taken(header_of(parts[0]))
             elif name.startswith(segments_folder(SYNCER)):
                 self.segmented()
@@ -131,13 +132,13 @@ class Store(MemoryObjects):
         lost = 0
         while lost < groups and (newest := self._newest()) is not None and _plain(newest[1]):
             MemoryObjects.remove(self, newest[0])
-            lost += 1
+            lost, self.damaged = lost + 1, True
         return lost
 
     def damage(self, name: str) -> None:
         """Of an object at rest a byte changes, or it loses its end, or it is gone."""
         content, chance = MemoryObjects.read(self, name), self._random()
-        at = int(self._random() * len(content))
+        at, self.damaged = int(self._random() * len(content)), True
         MemoryObjects.remove(self, name)
         if chance < 0.75:
             rest = [bytes([content[at] ^ 1]), content[at + 1 :]] if chance < 0.5 else []
