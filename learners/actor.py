@@ -40,8 +40,10 @@ class LearnerActor(LearnerShell):
         self._prepared = Preparation(spec, granted_gpus(spec.environment))
         super().__init__(spec, here, syncer, FaultEffects(time.monotonic), self._prepared, ThreadPace())
 
-    async def lead(self, ranks: Sequence[RayPeer]) -> str:
-        """Lead an island, as its rank 0, with these others. Returns where they meet, as host:port."""
+    def __repr__(self) -> str:
+        return self._spec.name  # how the dashboard and log lines call this actor
+
+    def _meet(self, ranks: Sequence[Any]) -> str:
         address = free_address()
         self._prepared.meet(address, RayOthers([rank.handle for rank in ranks]))
         return address

@@ -50,6 +50,14 @@ class FaultEffects:
                 until = max(until, before.until)
             self._faults[kind] = _Fault(until, delay_s, Random(seed))
 
+    def begin_by(self, wall: float, kind: str, duration_s: float, delay_s: float, seed: str, expires_at: float) -> bool:
+        """The same, but False and no fault after `expires_at` in Unix seconds, as is `wall`: the caller has given up,
+        and has reported that there was no fault.
+        """
+        if wall < expires_at:
+            self.begin(kind, duration_s, delay_s, seed)
+        return wall < expires_at
+
     def end(self) -> None:
         """End every fault."""
         with self._lock:

@@ -1,35 +1,33 @@
-"""The processes of a learner unit in Ray, and how the first one, its rank 0, reaches the others.
-
-Calls, not collectives, carry what the ranks are to do (learners/training/island.py says what). Any rank's end is the
-gang's: the orchestrator ends them all and starts the next incarnation.
-"""
+"""The processes of a learner unit in Ray, and how the first one, its rank 0, reaches the others."""
 
 from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from learners.fault_effects import FaultEffects
-from learners.link import owned
+from learners.ports import LoopThread
 from learners.preparation import Preparation
+from learners.rank import VALUE_S, RankShell
 from learners.spec import LearnerSpec
+from learners.training.rank_call import RankCall
+from outer import ray_ports
 from outer.protocol.manifest import code_digest
+from outer.ray_ports import OFTEN
 
 if TYPE_CHECKING:
-    from learners.training.island import Follower, RankCall
+    from learners.training.island import Follower
     from learners.training.state_arrays import LeafPieces
 
 SHOWN = ("CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
-GROUPS = {"loop": 1, "calls": 1, "place": 2, "give": 2, "chaos": 1}  # concurrency groups of RankActor
-VALUE_S = 120.0  # for the other ranks to have a value on their devices, or to give their shards
 SHARED_CALLS = ("adopt", "restore")  # they carry arrays: stored once for all ranks
 
 
@@ -94,76 +92,25 @@ class RayOthers:
         return found
 
 
-class RankActor:
-    """A process of a learner unit other than its rank 0: it steps and adopts as rank 0 tells it."""
+class RankActor(RankShell):
+    """A rank other than 0 as a Ray actor. Everything it does is in learners/rank.py."""
 
     def __init__(self, spec: LearnerSpec) -> None:
         self._name = f"{spec.name}/{spec.rank}"  # first: Ray asks for it when it tells of an error
         check_code(spec)
-        self._prepared = Preparation(spec, granted_gpus())
-        self._faults = FaultEffects(time.monotonic)
-        self._follower: Follower | None = None
-        self._ready = threading.Event()  # it can follow
-        self._ended: Future[None] | None = None  # once it follows: how that ended
+        device, faults = Preparation(spec, granted_gpus()), FaultEffects(time.monotonic)
+
+        def start(address: str) -> Follower:
+            device.meet(address)
+            device.load()
+            device.compile()
+            from learners.training.island import Follower
+
+            return Follower(device.trainer, faults.delay_s)
+
+        super().__init__(replace(ray_ports.here(), identity=identity()), start, faults, LoopThread())
 
     def __repr__(self) -> str:
         return self._name
 
-    def identify(self) -> dict[str, Any]:
-        """See `identity`."""
-        return identity()
-
-    @ray.method(concurrency_group="loop")
-    def follow(self, address: str) -> None:
-        """Meet rank 0 at this address, and follow it to the end. An exception is a fault of this incarnation.
-
-        Called again, by another orchestrator, it waits for the same end.
-        """
-        if self._ended is None:
-            self._ended = Future()
-            try:
-                self._follow(address)
-                self._ended.set_result(None)
-            except Exception as error:
-                self._ended.set_exception(error)
-        self._ended.result()
-
-    def _follow(self, address: str) -> None:
-        self._prepared.meet(address)
-        self._prepared.load()
-        self._prepared.compile()
-        from learners.training.island import Follower
-
-        self._follower = Follower(self._prepared.trainer, self._faults.delay_s)
-        self._ready.set()
-        self._follower.run()
-
-    @ray.method(concurrency_group="calls", enable_task_events=False)
-    def put(self, call: RankCall) -> None:
-        """See Follower.put. The loop frees what it was given, so it gets copies, not the object store's memory."""
-        self._when_ready().put(call._replace(arguments=owned(call.arguments)))
-
-    @ray.method(concurrency_group="place", enable_task_events=False)
-    def place(self, key: int, fragment: int, flat: Any, exact: bool) -> None:
-        """See Follower.place."""
-        self._when_ready().place(key, fragment, flat, exact)
-
-    @ray.method(concurrency_group="give", enable_task_events=False)
-    def pieces(self, capture: int, deadline_s: float) -> list[LeafPieces | None]:
-        """See Follower.pieces."""
-        return self._when_ready().pieces(capture, deadline_s)
-
-    def _when_ready(self) -> Follower:
-        """Rank 0 leads once it has compiled; this rank may do so a little later. Raises TimeoutError."""
-        if not self._ready.wait(VALUE_S):
-            raise TimeoutError(f"{self._name} has not compiled within {VALUE_S:g} s of rank 0")
-        assert self._follower is not None
-        return self._follower
-
-    @ray.method(concurrency_group="chaos")
-    def disturb(self, kind: str, duration_s: float, delay_s: float, seed: str, expires_at: float) -> bool:
-        """Suffer a fault in this rank's steps: see LearnerActor.disturb."""
-        if time.time() >= expires_at:
-            return False
-        self._faults.begin(kind, duration_s, delay_s, seed)
-        return True
+    put, place, pieces = map(OFTEN, (RankShell.put, RankShell.place, RankShell.pieces))

@@ -120,19 +120,20 @@ class Link:
             replaced.cancel()
 
     async def _attach(self, message: Attach) -> Welcome | str | None:
-        for attempt in range(1, ATTACH_ATTEMPTS_MAX + 1):
+        attempts = 0
+        while True:
+            attempts += 1
             self.facts.rewind()  # this epoch of the syncer may not have what the one before was sent
             given = message, self.facts.pending(), self.facts.oldest, self._here.me
             try:
                 answer: Welcome | str = await self._ask(None, CALL_S, "attach", *given)
                 return answer
             except (TimeoutError, Unreachable):
-                if attempt == ATTACH_ATTEMPTS_MAX:
+                if attempts == ATTACH_ATTEMPTS_MAX:
                     raise
                 await asyncio.sleep(PAUSE_S)
             except Gone:
                 return None
-        raise AssertionError("unreachable")
 
     def report(self, message: Report) -> None:
         """Send a report soon. Of several that wait only the newest goes out: it says all that those before it said."""

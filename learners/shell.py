@@ -12,7 +12,7 @@ import math
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -42,9 +42,12 @@ BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts fir
 LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way and the last facts
 ANSWERS_AT_ONCE, STATES_AT_ONCE = 4, 2  # threads that encode answers, and that pack states
 
-LOOP_EVENTS = (
-    events_effects.Resume | events_effects.Boundary | events_effects.StepDone | events_effects.Waiting
-)  # the training loop's own
+LOOP_EVENTS = (  # the training loop's own
+    events_effects.Resume,
+    events_effects.Boundary,
+    events_effects.StepDone,
+    events_effects.Waiting,
+)
 
 T = TypeVar("T")
 
@@ -62,6 +65,7 @@ class LearnerShell:
 
     _loop: asyncio.AbstractEventLoop | None = None  # from `run` on
     _home = 0  # likewise: its thread
+    _address = ""  # where the ranks of an island meet
     _ended: asyncio.Future[str]  # likewise: why the training loop ended
 
     def __init__(
@@ -92,9 +96,6 @@ class LearnerShell:
         self._failure: BaseException | None = None  # of the machine or a task: the training loop raises it
         self._exit_at = math.inf  # loop's seconds; when this process ends even if its training loop does not
 
-    def __repr__(self) -> str:
-        return self._spec.name  # how the dashboard and log lines call this actor
-
     # -------------------------------------------------------------- called by the orchestrator
 
     async def identify(self) -> dict[str, Any]:
@@ -116,12 +117,25 @@ class LearnerShell:
         `number`: the orchestrator's. Raises Superseded.
         """
         self._owner.require(number)
-        cores.move(core)
-        self._spec = replace(self._spec, name=name, incarnation=incarnation, core=core)
-        self._link.name, self._link.incarnation = name, incarnation
-        self._link.use(syncer)
-        self._promoted.set()
+        if not self._promoted.is_set():  # else this comes twice, and it attaches: another `use` would end that
+            cores.move(core)
+            self._spec = replace(self._spec, name=name, incarnation=incarnation, core=core)
+            self._link.name, self._link.incarnation = name, incarnation
+            self._link.use(syncer)
+            self._promoted.set()
         return await self.identify()
+
+    async def lead(self, ranks: Sequence[Peer]) -> str:
+        """Lead an island, as its rank 0, with these others. Returns where they meet.
+
+        Asked again, by another orchestrator, it says the same.
+        """
+        self._address = self._address or self._meet(ranks)
+        return self._address
+
+    def _meet(self, ranks: Sequence[Peer]) -> str:
+        """Say where to meet, and have the devices reach the others: a subclass can."""
+        raise NotImplementedError
 
     async def run(self) -> str:
         """Train until the run ends; returns why it did. An exception is a fault of this incarnation.
@@ -183,13 +197,8 @@ class LearnerShell:
             return self._machine is not None and self._machine.may_save(snapshot)
 
     async def disturb(self, kind: str, duration_s: float, delay_s: float, seed: str, expires_at: float) -> bool:
-        """For chaos: suffer a fault from now on (see FaultEffects). False, and no fault, after `expires_at` in Unix
-        seconds: the caller has given up, and has reported that there was no fault.
-        """
-        if self._here.wall() >= expires_at:
-            return False
-        self._faults.begin(kind, duration_s, delay_s, seed)
-        return True
+        """For chaos: suffer a fault from now on: see FaultEffects."""
+        return self._faults.begin_by(self._here.wall(), kind, duration_s, delay_s, seed, expires_at)
 
     def leave(self) -> None:
         """The host tells this process to end. Any thread may call it, in the middle of anything."""
@@ -201,9 +210,9 @@ class LearnerShell:
     def _leave(self) -> None:
         if self._machine is None or self._machine.phase not in (messages.STEPPING, messages.DRAINING, messages.STOPPED):
             self._here.end()  # it has nothing to lose yet, and its start may take longer than it has
-            return
-        self._exit_after(self._spec.sync.drain_s)
-        self._drive(events_effects.Leave())
+        else:
+            self._exit_after(self._spec.sync.drain_s)
+            self._drive(events_effects.Leave())
 
     def _exit_after(self, deadline_s: float) -> None:
         """End this process some time after its deadline to leave: its loop may never come to a boundary again."""

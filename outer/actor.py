@@ -28,6 +28,9 @@ class SyncerActor(SyncerShell):
         prepare_process(spec)
         super().__init__(spec, initial, ray_ports.here(_start_shard), sources)
 
+    def __repr__(self) -> str:
+        return "syncer"  # how the dashboard and log lines call this actor
+
     async def start(self, living: tuple[Expect, ...] = ()) -> dict[str, Any]:
         started = await super().start(living)
         _keep_all()

@@ -13,13 +13,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from outer.first_values import Make, ModelLayout
 from outer.journal.groups import Value
-from outer.ports import NoAnswer, Peer, Raised, Unreachable, now
+from outer.ports import NoAnswer, Peer, Raised, insist, now
 from outer.protocol.events_effects import Merge
 from outer.protocol.messages import ReadRequest
 from outer.shard import Answer, Fetched, FragmentShard, Proposed
@@ -47,20 +48,18 @@ class Bulk:
         make: Make,
         start: Callable[..., Peer] | None = None,
         received: Callable[[], None] = lambda: None,
+        shard: Callable[[SyncerSpec, Make], FragmentShard] = FragmentShard,
     ) -> None:
         """`make`: as for FragmentShard; `start`: as Here.shard, where there are several. `received` is called whenever
-        a learner's answer has come.
+        a learner's answer has come; `shard` makes the one that is here.
         """
         self._spec, self._make, self._start, self._received = spec, make, start, received
-        self._here = self._shard(make) if spec.shards == 1 else None
+        self._here = shard(spec, make) if spec.shards == 1 else None
         self._others: list[Peer] = []  # shards that are processes of their own, from `load` on
         self.versions: dict[int, int] = {}  # in force, by fragment
         self._pulses: list[dict[str, Any]] = []
         self._installing: set[asyncio.Future[Any]] = set()
         self._failed: asyncio.Future[str] | None = None  # why, if a value was not put in force
-
-    def _shard(self, make: Make) -> FragmentShard:
-        return FragmentShard(self._spec, make)
 
     def _of(self, fragment: int) -> Peer:
         return self._others[fragment % len(self._others)]
@@ -142,20 +141,13 @@ class Bulk:
     async def _watch(self, shard: int) -> str:
         while True:
             try:
-                self._pulses[shard] = await asyncio.wait_for(self._pulse(shard), self._spec.shard_lease_s)
+                pulse = insist(partial(self._others[shard].ask, "pulse"))  # silence decides, not one lost call
+                self._pulses[shard] = await asyncio.wait_for(pulse, self._spec.shard_lease_s)
             except TimeoutError:
                 return f"shard {shard} was silent for {self._spec.shard_lease_s:g} s"
             except NoAnswer as error:
                 return f"shard {shard}: {error}"
             await asyncio.sleep(PULSE_S)
-
-    async def _pulse(self, shard: int) -> dict[str, Any]:
-        while True:
-            try:
-                pulse: dict[str, Any] = await self._others[shard].ask("pulse")
-                return pulse
-            except Unreachable:  # it may live: silence decides
-                await asyncio.sleep(PULSE_S)
 
     def view(self) -> list[dict[str, Any]]:
         """For status pages: of each other process its pid, node, and what the store refuses."""

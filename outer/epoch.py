@@ -143,5 +143,4 @@ async def _rebuilt(
         ours_too = value is opened.values.get(fragment)
         rebuilt.found.digests[fragment] = digests[fragment] if ours_too else codecs.digest(value.arrays[0])
     found = await journal.seed(rebuilt.replay, await bulk.kept(rebuilt.values))
-    found.clock, found.whole = rebuilt.clock, False
     return found, rebuilt.fact(why)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 
 RECEIVED, MERGING, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
     "received",  # a contribution has arrived
@@ -17,9 +19,10 @@ RECEIVED, MERGING, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = 
 
 
 class KillPoints:
-    """The points at which one process is to die."""
+    """The points at which one process is to die. `die` kills it."""
 
     def __init__(self) -> None:
+        self.die: Callable[[], object] = partial(os.kill, os.getpid(), signal.SIGKILL)
         self._dies_at: dict[str, int] = {}  # at which point, passed so many times from now
 
     def arm(self, point: str, times: int) -> None:
@@ -32,4 +35,4 @@ class KillPoints:
         if point in self._dies_at:
             self._dies_at[point] -= 1
             if self._dies_at[point] <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self.die()

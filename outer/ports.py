@@ -11,7 +11,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+AGAIN_S = 0.5
 
 
 class NoAnswer(Exception):
@@ -55,6 +58,15 @@ class Here:
     identity: Mapping[str, Any] = field(default_factory=dict)  # its pid and node, for the status
     wall: Callable[[], float] = time.time  # Unix seconds, that date facts
     shard: Callable[..., Peer] | None = None  # starts a process for one of several shards: (spec, make, number)
+
+
+async def insist(call: Callable[[], Awaitable[T]]) -> T:
+    """The answer to a call that may be made again: a process that cannot be reached now may live."""
+    while True:
+        try:
+            return await call()
+        except Unreachable:
+            await asyncio.sleep(AGAIN_S)
 
 
 def now() -> float:

@@ -192,7 +192,7 @@ class FragmentShard:
         `tell` hears of what takes long; else it is in this process's own log. Raises RuntimeError, with the reason and
         the fix, if compiling fails.
         """
-        tell = tell or (lambda what: print(f"shard {self._shard}: {what}", flush=True))
+        tell = tell or self._tell
         warming, run = self._warming, asyncio.get_running_loop().run_in_executor
         warming.add_done_callback(lambda _: run(self._examiner, self.parameters.warm_up_rest))
         soon, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
@@ -210,6 +210,9 @@ class FragmentShard:
             raise RuntimeError(f"{message}; {fix}") from error
         if not soon:
             tell(f"the merge is compiled after {now() - self._began:.1f} s")
+
+    def _tell(self, what: str) -> None:
+        print(f"shard {self._shard}: {what}", flush=True)  # in the actor's own log
 
     def restore(self, restored: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
         """Put these values in force; what `load` has read needs no arrays. `momentum_lost`: of these theta alone.
@@ -265,22 +268,22 @@ class FragmentShard:
         if len(reply) != 3 or type(reply[0]) is not Contribution or malformed(reply[0]):
             return "malformed"
         contribution, facts, oldest = reply
-        contribution = replace(contribution, took_s=max(SHORTEST_S, took_s - contribution.held_s))
+        took_s = max(SHORTEST_S, took_s - contribution.held_s)
         contribution = await self._examine(learner, contribution, request)
+        payload = contribution.payload
         if not contribution.defect:
             token = Token((request.syncer_step, request.attempt, request.incarnation), learner)
-            self._payloads[token] = contribution.payload
-            contribution = replace(contribution, payload=token)
-        return Answer(contribution, facts, oldest)
+            self._payloads[token], payload = payload, token
+        return Answer(replace(contribution, took_s=took_s, payload=payload), facts, oldest)
 
     async def _examine(self, learner: str, contribution: Contribution, request: ReadRequest) -> Contribution:
         """The contribution, with its defect if it has one; large ones are checked in a thread."""
-        sizes = [fragment.size for fragment in self.parameters.fragments]
-        if contribution.learner != learner or not 0 <= contribution.fragment < len(sizes):
+        fragments = self.parameters.fragments
+        if contribution.learner != learner or not 0 <= contribution.fragment < len(fragments):
             return replace(contribution, learner=learner, payload=None, defect="wrong_sender")
         if contribution.codec != request.codec:
             return replace(contribution, payload=None, defect="wrong_shape")
-        size, codec = sizes[contribution.fragment], request.codec or self._spec.sync.codec
+        size, codec = fragments[contribution.fragment].size, request.codec or self._spec.sync.codec
         if size <= EXAMINED_AT_ONCE:
             return self._checked(contribution, codec, size)
         loop = asyncio.get_running_loop()

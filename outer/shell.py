@@ -31,7 +31,7 @@ from outer.protocol.facts import StoreWaited
 from outer.protocol.fragments import Fragment
 from outer.protocol.syncer import Syncer
 from outer.relays import Elsewhere, Relays
-from outer.shard import LATE_S
+from outer.shard import LATE_S, FragmentShard
 from outer.snapshots import Snapshots
 from outer.spec import SyncerSpec
 
@@ -56,6 +56,7 @@ class SyncerShell:
 
     _ended = ""  # why another epoch must follow
     _machine: Syncer  # from `start` on
+    _shard: Callable[[SyncerSpec, Make], FragmentShard] = FragmentShard
 
     def __init__(self, spec: SyncerSpec, initial: Make, here: Here, sources: RecoverySources | None = None) -> None:
         self._points = KillPoints()  # for chaos
@@ -78,7 +79,7 @@ class SyncerShell:
             apart=spec.shards > 1,
             waited=self._wait,
         )
-        self._bulk = self._make_bulk(initial)
+        self._bulk = Bulk(spec, initial, here.shard, lambda: self._reach(RECEIVED), self._shard)
         self._over = ""  # why this epoch does nothing any more
         self._serving = asyncio.Event()  # set once the epoch has begun
         self._owner = Owner()
@@ -87,12 +88,6 @@ class SyncerShell:
         self._outbox = Outbox(self._background.spawn, LATE_S)
         self._alarm = Alarm(lambda: self._drive(events_effects.Tick()))
         self._relays = Relays(spec.region or here.region)
-
-    def __repr__(self) -> str:
-        return "syncer"  # how the dashboard and log lines call this actor
-
-    def _make_bulk(self, initial: Make) -> Bulk:
-        return Bulk(self._spec, initial, self._here.shard, lambda: self._reach(RECEIVED))
 
     # -------------------------------------------------------------- called by the orchestrator
 
@@ -151,12 +146,16 @@ class SyncerShell:
 
     async def snapshot_now(self, identifier: int, final: str = "") -> bool:
         """Take a consistent cut; `final`: why the run is suspended after it. False: the run is over."""
+        self._snapshots.expected = identifier
         await self._carry_out(events_effects.TakeSnapshot(identifier, final))
         return not self._machine.finished
 
     async def kept(self, identifier: int, deadline_s: float) -> dict[str, Any]:
         """See Snapshots.write."""
-        return await self._snapshots.write(identifier, deadline_s)
+        return await self._snapshots.write(identifier, deadline_s, self._is_over)
+
+    def _is_over(self) -> bool:
+        return bool(self._machine.finished or self._machine.suspended)
 
     async def stop(self, reason: str) -> None:
         await self._carry_out(events_effects.StopRequested(reason))
@@ -357,7 +356,7 @@ class SyncerShell:
 
     def _fail(self, error: BaseException) -> None:
         """State may have moved, and what should follow from it did not happen: nothing of this epoch is to go on."""
-        traceback.print_exception(error)  # in the actor's own log
+        self._tell("".join(traceback.format_exception(error)))
         self._end(f"{type(error).__name__}: {error}")
 
     def _end(self, why: str) -> None:
@@ -389,7 +388,7 @@ class SyncerShell:
             return
         if isinstance(message, messages.Notice):
             source = self._source(learner, message.fragment, message.version, "", asks=False)
-            message = replace(message, source=source)
+            message = message if source is None else replace(message, source=source)
         self._outbox.put(learner, incarnation, there.peer, message)
 
     async def _read(self, learner: str, there: _Attached, request: messages.ReadRequest) -> None:
@@ -444,7 +443,9 @@ class Outbox:
                 with contextlib.suppress(NoAnswer, TimeoutError):  # dead or frozen: its lease tells
                     await asyncio.wait_for(peer.ask("inbox", *ready), self._deadline_s)
         finally:
-            self._calls -= Counter([key])  # and no 0 is kept: incarnations come and go
+            self._calls[key] -= 1
+            if not self._calls[key]:
+                del self._calls[key]  # incarnations come and go
 
 
 class Alarm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ class Snapshots:
         self._left_out = left_out
         self._cuts: dict[int, _Cut] = {}  # by snapshot, oldest first, until they are written
         self._taken = 0  # the newest
+        self.expected = 0  # the newest that this epoch was asked to take
 
     def cut(self, snapshot: int, bulk: Bulk) -> None:
         """Everything committed so far belongs to the snapshot."""
@@ -52,8 +53,9 @@ class Snapshots:
         while len(self._cuts) > CUTS_MAX:
             self._cuts.pop(next(iter(self._cuts))).committed.cancel()
 
-    async def write(self, snapshot: int, deadline_s: float) -> dict[str, Any]:
-        """Write the part, after those of the shards; returns their descriptions, and the place in the run.
+    async def write(self, snapshot: int, deadline_s: float, over: Callable[[], bool]) -> dict[str, Any]:
+        """Write the part, after those of the shards; returns their descriptions, and the place in the run. Nothing is
+        cut once the run is `over`.
 
         Raises TimeoutError, RuntimeError, OSError, FileExistsError; StoreAway: it can be called again.
         """
@@ -61,6 +63,8 @@ class Snapshots:
         while snapshot not in self._cuts:  # a commit under way comes first
             if snapshot <= self._taken:
                 raise OSError(f"snapshot {snapshot} is written, or was dropped for newer ones: {self._taken} is taken")
+            if snapshot != self.expected or over():
+                raise OSError(f"snapshot {snapshot} was asked of an earlier epoch, or the run was over before it")
             if now() >= give_up_at:
                 raise TimeoutError(f"snapshot {snapshot} was not taken within {deadline_s:g} s")
             await asyncio.sleep(POLL_S)

@@ -44,6 +44,7 @@ class Adoption:
         self._noticed: dict[int, Notice] = {}  # the newest notice, by fragment
         self._fetching: dict[int, int] = {}  # fragment -> the newest requested version, until it fails
         self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
+        self._lost: dict[int, range] = {}  # fragment -> versions that an epoch has lost
         self._bytes: Counter[int] = Counter()  # by fragment: of versions that came, until one is adopted
         self._counted: tuple[Mark, tuple[FragmentCounters, ...]] | None = None  # cache of `counters`
 
@@ -91,9 +92,7 @@ class Adoption:
 
     def restore(self, state: Sequence[ResumeBase]) -> None:
         """Restore what `state` returned."""
-        self._bases = [
-            Base(each.version, Mark(*each.since), each.asked, {at[0]: Mark(*at) for at in each.reads}) for each in state
-        ]
+        self._bases = [Base(b.version, Mark(*b.since), b.asked, {at[0]: Mark(*at) for at in b.reads}) for b in state]
 
     # -------------------------------------------------------------- the inbox
 
@@ -102,10 +101,11 @@ class Adoption:
         for fragment, version in enumerate(versions):
             held = self.versions[fragment], self._pending.get(fragment, (0,))[0], self._fetching.get(fragment, 0)
             if max(held) > version:
-                self._drop(fragment)
+                self._lost[fragment] = range(version + 1, max(held) + 1)
+                self._drop(fragment, self._bases[fragment] if held[0] <= version else Base())
 
-    def _drop(self, fragment: int) -> None:
-        self._bases[fragment], self._counted = Base(), None
+    def _drop(self, fragment: int, base: Base) -> None:
+        self._bases[fragment], self._counted = base, None
         for known in (self._pending, self._noticed, self._fetching):
             known.pop(fragment, None)
 
@@ -115,7 +115,7 @@ class Adoption:
         """
         fragment, base = notice.fragment, self._bases[notice.fragment].version
         if base == notice.version and (notice.merged_step or 0) > self._bases[fragment].since.step:
-            self._drop(fragment)
+            self._drop(fragment, Base())
         elif base is not None and notice.version <= base:
             return [Emit(AdoptionRefused(fragment, notice.version, "older"))] if notice.version < base else []
         noticed = self._noticed.get(fragment)
@@ -139,9 +139,10 @@ class Adoption:
         ]
 
     def arrive(self, event: Fetched) -> None:
-        """Keep a payload until the next boundary, if it is the newest of its fragment."""
+        """Keep a payload until the next boundary, if it is the newest of its fragment, and not of a lost version."""
         self._bytes[event.fragment] += event.bytes
-        if event.version > self._pending.get(event.fragment, (-1,))[0]:
+        newest, lost = self._pending.get(event.fragment, (-1,))[0], self._lost.get(event.fragment, ())
+        if event.version > newest and event.version not in lost:
             self._pending[event.fragment] = (event.version, event.payload)
 
     def fail(self, event: FetchFailed) -> None:

@@ -24,16 +24,16 @@ def read_clocks(
     """The monotonic and the wall clock, in seconds, of one moment: read again when the process was frozen in between,
     which would look like a jump of the wall clock.
     """
-    now, at = monotonic(), wall()
-    for _ in range(READS_MOST):
-        if (read := monotonic()) - now <= APART_S:
-            break
-        now, at = read, wall()
+    now, at, reads = monotonic(), wall(), 1
+    while (read := monotonic()) - now > APART_S and reads <= READS_MOST:
+        now, at, reads = read, wall(), reads + 1
     return now, at
 
 
 class FactBuffer:
     """Sends each fact once, and again only when acknowledgements stop coming or after `rewind`. Any thread may call."""
+
+    carried_max = ANSWER_MAX  # facts of an answer
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class FactBuffer:
     def behind(self) -> bool:
         """Whether one message could not carry all facts that are not durable."""
         with self._lock:
-            return len(self._sent) + len(self._waiting) > ANSWER_MAX
+            return len(self._sent) + len(self._waiting) > self.carried_max
 
     def add(self, fact: Any, at: float | None = None) -> None:
         """`at`: its wall time, in seconds; by default that of the buffer's clock now."""
@@ -94,11 +94,11 @@ class FactBuffer:
     def everything(self) -> list[Numbered] | None:
         """All facts that are not durable, for an answer; None when they are too many: their upload comes first."""
         with self._lock:
-            if len(self._sent) + len(self._waiting) > ANSWER_MAX:
+            if len(self._sent) + len(self._waiting) > self.carried_max:
                 return None
             if not self._sent:
                 self._moved_at = self._monotonic()
-            self._send(ANSWER_MAX)
+            self._send(self.carried_max)
             return list(self._sent)
 
     def rewind(self) -> None:

@@ -160,6 +160,7 @@ class Learner:
         self._reported_at, self._lease_s = float("-inf"), start_s
         self._stop = ""
         self._suspend = False  # the stop is a suspension
+        self._suspended = False  # the loop has ended for it: nothing is saved any more
         self._snapshot = 0  # the newest snapshot for which its state is saved or about to be
         self._save = 0  # the snapshot to save for at the next boundary; 0 for none
         self._after_cut: list[Grant] = []  # samples lent after the cut that is about to be saved
@@ -205,7 +206,8 @@ class Learner:
 
     def may_save(self, snapshot: int) -> bool:
         """Whether this learner will save, or may yet save, its state for this snapshot."""
-        return self.phase in (STEPPING, DRAINING) and (self._save == snapshot or self._snapshot < snapshot)
+        awaits = self._save == snapshot or self._snapshot < snapshot
+        return self.phase in (STEPPING, DRAINING) and awaits and not self._suspended
 
     def is_alive(self, now: float) -> bool:
         """Whether the training loop has reported within its lease. Its reports may still not arrive."""
@@ -497,6 +499,7 @@ class Learner:
         if self._suspend and self.phase == STEPPING:
             self._effects.extend(Decline(request, "stopped") for request in self._transfers.waiting)
             self._effects.append(Exit(SUSPENDED))  # without a fact or report: another process continues it
+            self._suspended = True
             return
         if self._stop:
             self._enter(now, STOPPED)
@@ -538,10 +541,8 @@ class Learner:
         if self.phase in (STEPPING, DRAINING) and self._adoption.whole:
             spans, used = self._spans.state()
             loss = self._loss if self._loss is not None and math.isfinite(self._loss) else None
-            done, counters = self._pipeline.completed, (loss, self._reports, self._syncer_step, self._progress)
-            state = ResumeState(
-                done.step, done.tokens, *counters, self._adoption.state(), self._spans.newest, spans, used
-            )
+            done, seen = self._pipeline.completed, (loss, self._reports, self._syncer_step, self._progress)
+            state = ResumeState(done.step, done.tokens, *seen, self._adoption.state(), self._spans.newest, spans, used)
             self._emit(StateSaved(self._save, self.step, self._adoption.versions))
             self._effects.append(Save(self._save, state, self._suspend and self.phase == STEPPING))
         self._save = 0

@@ -13,26 +13,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 
 from learners.protocol.pipeline import IN_FLIGHT_MAX
 from learners.training import state_arrays
 from learners.training.devices.placement import Placed
+from learners.training.rank_call import END, RankCall
 from learners.training.state_arrays import Arrays, LeafPieces
 from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import Flat
-
-END = "end"  # the call after which a rank follows no more
-
-
-class RankCall(NamedTuple):
-    """A call of rank 0's trainer, which the other ranks repeat."""
-
-    number: int  # from 0 on, without gaps
-    method: str  # of Follower
-    arguments: tuple[Any, ...]
 
 
 class Others(Protocol):
@@ -177,13 +168,12 @@ class LeadingTrainer(Trainer):
 
 
 class Follower:
-    """A rank other than 0: does with its trainer what rank 0 tells it. `run` is its loop, the rest for any thread."""
+    """A rank other than 0: does with its trainer what rank 0 tells it. `perform` is one thread's."""
 
     def __init__(self, trainer: Trainer, delay_s: Callable[[], float] = lambda: 0.0) -> None:
         """`delay_s`: of the next step, by an injected fault."""
         self._trainer, self._delay_s = trainer, delay_s
         self._changed = threading.Condition()
-        self._calls: dict[int, RankCall] = {}  # that came, by number
         self._placed: dict[tuple[int, int], Placed] = {}  # by fragment and key
         self._captures: dict[int, list[Any]] = {}
         self._moved: dict[int, jax.Array | None] = {}  # by fragment: what its last adoption returned
@@ -198,12 +188,6 @@ class Follower:
             "adopt": self._adopt,
             "release": self._release,
         }
-
-    def put(self, call: RankCall) -> None:
-        """A call of rank 0 has come."""
-        with self._changed:
-            self._calls[call.number] = call
-            self._changed.notify_all()
 
     def place(self, key: int, fragment: int, flat: Flat, exact: bool) -> None:
         """Put a fragment's value on this rank's devices, for `swap` or `adopt`. Returns when it is there."""
@@ -220,20 +204,16 @@ class Follower:
         here = map(state_arrays.here, leaves)
         return [leaf if isinstance(leaf, LeafPieces) else None for leaf in here]
 
-    def run(self) -> None:
-        """Follow until rank 0 says that it is over, or the orchestrator ends it. Raises what a call raises."""
-        number = 0
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: number in self._calls)  # noqa: B023  read at once
-                call = self._calls.pop(number)
-            number += 1
+    def perform(self, calls: Sequence[RankCall]) -> bool:
+        """Repeat calls of rank 0, in its order. True: the last says that it is over. Raises what a call raises."""
+        for call in calls:
             if call.method == END:
-                return
+                return True
             if call.method == "capture":
                 self._capture(call)
             else:
                 self._methods[call.method](*call.arguments)
+        return False
 
     def _dispatch(self, start: int, count: int, progress: float) -> None:
         time.sleep(self._delay_s())

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.lifecycle.scaling import problems, request_file
-from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.lifecycle.scaling import limits, request_file
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store import status_text as words
 from orchestrator.store import watch
 from orchestrator.store.readers import CLUSTER_FILE, located, object_of, recipe_of, status_of
@@ -52,9 +53,41 @@ def _refuse(store: RunStore, status: Mapping[str, Any], pool: str, learners: int
     """Raises InputError for what cannot be done."""
     require_going_on(store, status)
     local = bool((object_of(store, CLUSTER_FILE) or {}).get("token_path"))
-    pools = words.part(status, "run").get("pools", {})
-    if found := list(problems(recipe_of(store), pools, pool, learners, local)):
+    if found := list(problems(recipe_of(store), words.part(status, "run").get("pools", {}), pool, learners, local)):
         raise InputError(found)
+
+
+def problems(recipe: Recipe, pools: Mapping[str, int], pool: str, learners: int, local: bool) -> Iterator[Problem]:
+    """The reasons against scaling this pool to so many learners; `pools`: the present sizes."""
+    known = {each.name: each for each in recipe.pools}
+    if pool not in known:
+        near = nearest(pool, list(known))
+        fix = f'did you mean "{near}"?' if near else f"its pools are {', '.join(known)}"
+        yield Problem("POOL", pool, "is not a pool of this run", fix)
+        return
+    if known[pool].opportunistic:
+        message = "follows the nodes that are there, between its min and max"
+        yield Problem("POOL", pool, message, "add or drain nodes, or resume the run with another max")
+        return
+    low, high = limits(known[pool], local)
+    if not low <= learners <= high:
+        why = "by its min and max"
+        if known[pool].max is None and learners > high:
+            why = "the room that its local Ray was given" if local else "as its recipe sets no max"
+        yield Problem("N", learners, f"pool {pool} has {low} to {high} learners, {why}", f"give {low} to {high}")
+    if recipe.sync.overlap == "strict":
+        yield Problem("sync.overlap", "strict", "in lock step nobody joins or leaves", 'use overlap = "free"')
+    if recipe.sync.quorum == "all":
+        yield Problem("sync.quorum", "all", "is every learner that the run began with", "give the quorum as a number")
+        return
+    total = sum({**pools, pool: learners}.values())
+    if total < recipe.quorum:
+        yield Problem(
+            "N",
+            learners,
+            f"would leave {total} learners, and below the quorum of {recipe.quorum} nothing commits",
+            f"give at least {learners + recipe.quorum - total}",
+        )
 
 
 def require_going_on(store: RunStore, status: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from orchestrator.lifecycle.learner_units import DRAINED, FINISHED, LearnerHandl
 from orchestrator.lifecycle.patience import Patience
 from orchestrator.lifecycle.ports import NoSlice, Ports, gist
 from orchestrator.lifecycle.scaling import request_file
+from orchestrator.lifecycle.standbys import Standby
 from orchestrator.lifecycle.syncer_manager import SyncerManager
 from orchestrator.recipe.config import Recipe
 from orchestrator.store.readers import object_of
@@ -217,7 +218,12 @@ class LearnerManager:
                 self._act(self.controller.node_notice(at, node, remaining_s))
         self._advance()
         for standby in self.processes.standbys.due(rows, self.controller.units):
-            self._probes.spawn(self.processes.standbys.make(standby))
+            self._probes.spawn(self._stand_by(standby))
+
+    async def _stand_by(self, standby: Standby) -> None:
+        """Nobody would find what is started after another orchestrator has looked for standbys."""
+        await self._patience.granted(self._ports.require, self._number)
+        await self.processes.standbys.make(standby)
 
     def _scale(self) -> None:
         for pool in self.controller.pools.sizes:

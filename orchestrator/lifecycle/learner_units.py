@@ -16,10 +16,10 @@ from typing import Any
 from learners.checkpoint_writer import SavedPart
 from orchestrator.lifecycle.actions import Action
 from orchestrator.lifecycle.controller import Controller, RankState, State
-from orchestrator.lifecycle.ports import CALL_S, NODE_ENDS, Ports, insist
+from orchestrator.lifecycle.ports import CALL_S, NODE_ENDS, Ports
 from orchestrator.lifecycle.standbys import Standby, Standbys
 from orchestrator.recipe.config import Recipe
-from outer.ports import NoAnswer, Peer, Unreachable, now
+from outer.ports import NoAnswer, Peer, Unreachable, insist, now
 
 CLAIMS_MOST = 32  # that one look asks for: each is a call or two
 MISCONFIGURED_S = 30.0  # chaos kills the incarnation at once; if it does not, the fault expires
@@ -80,21 +80,26 @@ class LearnerUnits:
                 self._identified(name, info)
                 infos = [info, *[await _identity(rank) for rank in ranks[1:]]]
                 states = tuple(RankState(True, each.get("pid"), each.get("node")) for each in infos)
-                return LearnerHandle(name, incarnation, ranks=ranks), states
+                left = LearnerHandle(name, incarnation, ranks=ranks)
+                with contextlib.suppress(TimeoutError, Unreachable):
+                    await _lead(left)  # that orchestrator may have died before it asked for this
+                return left, states
         for rank in ranks:  # what is left of a gang: it is whole or gone
             self._processes.end(rank)
         return None
 
     async def find_standbys(self) -> None:
-        """Look for the standbys that an earlier orchestrator has left, and end those that nobody was promoted to."""
+        """Look for the standbys that an earlier orchestrator has left, and end those that are no learner now, or do not
+        answer.
+        """
 
         async def look(process: Peer) -> None:
             with contextlib.suppress(NoAnswer, TimeoutError):
                 name, incarnation = (await _identity(process))["key"]
                 if incarnation:
                     self._promoted[name, incarnation] = process
-                else:
-                    self._processes.end(process)
+                    return
+            self._processes.end(process)
 
         await asyncio.gather(*map(look, await self._processes.left_standbys()))
 
@@ -137,8 +142,7 @@ class LearnerUnits:
         up = [asyncio.wait_for(rank.ask("identify"), self._recipe.run.start_s) for rank in process.ranks]
         infos = await asyncio.gather(*up)
         self._identified(name, infos[0])
-        if others := process.ranks[1:]:
-            process.address = await asyncio.wait_for(process.ranks[0].ask("lead", others), CALL_S)
+        await _lead(process)
         return [(info["pid"], info["node"]) for info in infos]
 
     def _alike(self, one: str, other: str) -> bool:
@@ -218,6 +222,12 @@ class LearnerUnits:
 async def _identity(process: Peer) -> Mapping[str, Any]:
     info: Mapping[str, Any] = await asyncio.wait_for(process.ask("identify"), CALL_S)
     return info
+
+
+async def _lead(process: LearnerHandle) -> None:
+    """Have rank 0 lead the others of an island, if it does not."""
+    if others := process.ranks[1:]:
+        process.address = await asyncio.wait_for(process.ranks[0].ask("lead", others), CALL_S)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from orchestrator.lifecycle.ports import Ports
 from orchestrator.lifecycle.syncer_manager import RunFailed, SyncerManager
 from orchestrator.recipe.config import Recipe
 from orchestrator.store import checkpoints
+from orchestrator.store import status_text as words
 from orchestrator.store.readers import STATUS_FILE, object_of
 from orchestrator.store.status_model import ENDING, ProgressTracker, RunInfo, model, store_trouble
 from outer.background import Background, tell
@@ -155,14 +156,15 @@ class OrchestratorShell:
 
     async def _begin(self) -> None:
         recipe = self._recipe
-        left = (object_of(self._records, STATUS_FILE) or {}).get("learners") or []  # before another replaces it
+        left = object_of(self._records, STATUS_FILE) or {}  # before another replaces it
+        ended = words.part(left, "run").get("state") in words.ENDED  # then what lingers was told to end
         self._emit(RunStarted(recipe.name, recipe.config_hash, recipe.seed, self._versions))
         if self._waited is not None:
             self._emit(self._waited)
         self._write_status()
         await self._tidy()
         epochs = await self._patience.stored(self._records.granted, "epoch", "syncer")
-        if epochs and await self._take_over(epochs, left):
+        if epochs and not ended and await self._take_over(epochs, left.get("learners") or []):
             return
         saved = await self._resume(epochs) if epochs else {}
         epoch = await self._syncer.grant()
@@ -282,16 +284,16 @@ class OrchestratorShell:
 
     async def _suspend(self) -> None:
         """Every learner saves its state and leaves, so that the run can be resumed exactly."""
-        while not await self._look():
-            await asyncio.sleep(self.poll_s)
         await self._checkpoints.finish()
-        epoch, identifier = self._syncer.epoch, await self._checkpoints.cut(final=self._stop_reason)
-        while identifier is not None and self._syncer.epoch == epoch:
-            if await self._look() and (self._view["suspended"] or self._view["finished"]):
-                break  # a commit under way came first, and perhaps its store
-            await asyncio.sleep(self.poll_s)
+        epoch, identifier = 0, None
+        while not ((served := await self._look()) and (self._view["suspended"] or self._view["finished"])):
+            if served and self._syncer.epoch != epoch:  # the first, or the one that was asked died before the cut
+                epoch, identifier = self._syncer.epoch, await self._checkpoints.cut(final=self._stop_reason)
+                if identifier is None:
+                    break
+            await asyncio.sleep(self.poll_s)  # a commit under way comes first, and perhaps its store
         await self._left()
-        if identifier is not None:
+        if identifier is not None and self._view["suspended"]:
             await self._checkpoints.gather(identifier, self._learners.savers(gone=True), final=True)
 
     async def _close(self, outcome: str) -> dict[str, Any]:

@@ -5,22 +5,19 @@ Ray's set is orchestrator/runtime, virtual time's is orchestrator/simulation. A 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from learners.checkpoint_writer import SavedPart
 from orchestrator.lifecycle.controller import RankState
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Objects
 from outer.journal.rebuild import RecoverySources
-from outer.ports import NoAnswer, Peer, Unreachable
+from outer.ports import NoAnswer, Peer
 from outer.spec import SyncerSpec
 
-T = TypeVar("T")
 CALL_S = 10.0  # for a process to answer a call that needs no work
-AGAIN_S = 1.0
 ORCHESTRATOR = "orchestrator"  # by whose name its numbers are granted
 NODE_ENDS = "its place is on a node that is about to end"
 
@@ -110,15 +107,6 @@ class Ports:
         """
         if (newest := self.records.granted("incarnation", ORCHESTRATOR)) > number:
             self.replaced(f"orchestrator {number} was followed by orchestrator {newest}")
-
-
-async def insist(call: Callable[[], Awaitable[T]]) -> T:
-    """The answer to a call that may be made again: a process that cannot be reached now may live."""
-    while True:
-        try:
-            return await call()
-        except Unreachable:
-            await asyncio.sleep(AGAIN_S)
 
 
 def gist(error: Exception) -> str:

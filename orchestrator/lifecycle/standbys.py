@@ -64,6 +64,8 @@ class Standbys:
 
     async def make(self, standby: Standby) -> None:
         """Start a standby, and stay with it until it is promoted or dies."""
+        if standby not in self._made:
+            return  # it was dropped meanwhile
         try:
             process = standby.process = self._create(standby)
             await asyncio.wait_for(process.ask("prepare"), self._prepare_s)

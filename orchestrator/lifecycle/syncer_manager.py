@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.lifecycle.patience import Patience
-from orchestrator.lifecycle.ports import CALL_S, Ports, gist, insist
+from orchestrator.lifecycle.ports import CALL_S, Ports, gist
 from orchestrator.recipe.config import RunConfig
 from orchestrator.store import checkpoints
 from orchestrator.store.status_model import stalled
@@ -25,7 +25,7 @@ from outer.journal.groups import encode_replay
 from outer.journal.object_store import StoreAway, prove
 from outer.journal.rebuild import Incomplete, RecoverySources, replay_log
 from outer.owner import Superseded
-from outer.ports import Gone, NoAnswer, Peer, Raised, now
+from outer.ports import Gone, NoAnswer, Peer, Raised, insist, now
 from outer.protocol.events_effects import Expect
 from outer.protocol.facts import StoreWaited
 from outer.protocol.fragments import Fragment
@@ -208,11 +208,7 @@ class SyncerManager:
     async def grant(self) -> int:
         """The number of the next epoch."""
         await self._patience.granted(self._ports.require, self._number)
-        try:
-            return self._ports.records.grant("epoch", "syncer")
-        except OSError as error:
-            self._refused = f"{type(error).__name__}: {error}"
-            return await self._patience.stored(self._ports.records.grant, "epoch", "syncer")
+        return await self._patience.granted(self._ports.records.grant, "epoch", "syncer")
 
     def begin(self, epoch: int) -> None:
         """Start the first epoch since the run was started or resumed."""

@@ -263,7 +263,7 @@ def _links(plan: Plan) -> Iterator[Problem]:
                 "sync.tau",
                 sync.overlap_steps,
                 f"the largest fragment of {load.learners} learners takes {load.fragment_s:.3g} s up and down over "
-                f"{load.ends}, tau steps last {load.window_s:.3g} s: syncer steps open later than they are due",
+                f"{load.ends}, tau steps last {load.window_s:.3g} s: versions are adopted later than after tau",
                 f"set sync.tau to {steps}, or more fragments (sync.P)",
             )
         given = plan.traffic.donation_bytes is not None

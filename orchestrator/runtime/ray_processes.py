@@ -174,7 +174,7 @@ class RayProcesses:
         if strange:  # as if its node had an old recipe: it trains the same, and says that it does not
             spec = replace(spec, shared={**spec.shared, "seed": self._recipe.seed + 1})
         first = ray.remote(LearnerActor).options(**self._options(name, incarnation, 0)).remote(spec, syncer)
-        other = ray.remote(concurrency_groups=island.GROUPS)(island.RankActor)
+        other = ray.remote(island.RankActor)
         others = (
             other.options(**self._options(name, incarnation, rank)).remote(self._spec(name, incarnation, rank))
             for rank in range(1, spec.ranks)

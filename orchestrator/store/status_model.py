@@ -322,7 +322,7 @@ def _rounds(recipe: Recipe, view: Mapping[str, Any]) -> dict[str, str]:
     asked, steps = recipe.sync.round_steps, statistics.median(made or [0.0])
     kept = steps <= STRETCHED * asked
     told = f"a round takes {steps:.0f} inner steps of the median learner; {asked} are asked for (sync.H)"
-    why = "" if kept else f": an exchange takes longer than sync.tau = {recipe.sync.overlap_steps} steps"
+    why = "" if kept else ": the links or the syncer cannot keep up; diloco plan says what they can"
     return _condition("RoundsKept", kept, "Kept" if kept else "Stretched", told + why)
 
 

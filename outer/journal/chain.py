@@ -63,10 +63,7 @@ def inspect_identity(store: Objects, folder: str) -> tuple[str | None, str]:
 
 
 def _identity_in(store: Objects, name: str) -> str:
-    header, _, _ = unpack(store.read(name))
-    if not isinstance(run := header.get("run"), str):
-        raise Damaged("it names no run")
-    return run
+    return str(unpack(store.read(name))[0]["run"])
 
 
 # ------------------------------------------------------------------ groups

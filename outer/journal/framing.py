@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 MAGIC = b"diloco1\n"
 ALIGNMENT = 64  # bytes; arrays that are read back need no copy
 _SEAL = hashlib.sha256().digest_size
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _KINDS = "biufV"  # dtype kinds: bool, integers, floats, and raw bytes of formats that NumPy does not have
 
 
@@ -30,7 +31,7 @@ def pack(header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[lis
     """Returns the chunks to write one after another, and the seal in hexadecimal. Copies no contiguous array."""
     solid = [np.asarray(array, order="C") for array in arrays]  # keeps scalars 0-dimensional
     described = [[array.dtype.str, list(array.shape)] for array in solid]
-    text = json.dumps({**header, "arrays": described}, allow_nan=False, separators=(",", ":")).encode()
+    text = _ENCODER.encode({**header, "arrays": described}).encode()
     parts: list[bytes | memoryview] = [MAGIC + len(text).to_bytes(8, "big") + text]
     for array in solid:
         parts += [bytes(-sum(map(len, parts)) % ALIGNMENT), array.reshape(-1).view(np.uint8).data]
@@ -38,6 +39,12 @@ def pack(header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[lis
     for part in parts:
         running.update(part)
     return [*parts, running.digest()], running.hexdigest()
+
+
+def is_sealed(data: bytes, seal: str) -> bool:
+    """Whether these are packed bytes with this seal, and intact."""
+    body, end = memoryview(data)[:-_SEAL], data[-_SEAL:]
+    return end.hex() == seal and hashlib.sha256(body).digest() == end
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[NDArray[Any]], str]:

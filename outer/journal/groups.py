@@ -295,6 +295,8 @@ class SavedState:
     borrowed: list[Borrowed]
     set_aside: int
     suspects: list[tuple[int, int]]
+    clock: int
+    whole: bool
 
 
 _STATE = TypeAdapter(SavedState)
@@ -325,6 +327,8 @@ def encode_replay(replay: JournalReplay) -> dict[str, Any]:
         *found.spans.state(),
         found.set_aside,
         list(found.suspects),
+        found.clock,
+        found.whole,
     )
     return dict(_STATE.dump_python(state, mode="json"))
 
@@ -340,6 +344,8 @@ def decode_replay(values: dict[str, Any]) -> JournalReplay:
         incarnations=dict(state.newest),
         finished=None if state.finished is None else Finished(**state.finished),
         set_aside=state.set_aside,
+        clock=state.clock,
+        whole=state.whole,
     )
     found.suspects.extend(state.suspects)
     for each in state.incarnations:

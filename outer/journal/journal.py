@@ -40,7 +40,7 @@ from outer.journal.chain import (
     inspect_identity,
     words,
 )
-from outer.journal.framing import Damaged, pack
+from outer.journal.framing import Damaged, is_sealed, pack
 from outer.journal.groups import FACTS, FORMAT, OPENING, SNAPSHOT, Arrays, Group, Item, JournalCut, Logged, Value
 from outer.journal.object_store import Objects, prove, sweep
 from outer.protocol.facts import Committed
@@ -166,7 +166,7 @@ class StoredJournal:
 
     def _go_on(self, past: EarlierGroups) -> Opened:
         opened = Opened(Recovered([], []), past.values, past.damage)
-        self._replay_all(past.chain, opened.damage)
+        self._replay_all(past.chain)
         for fragment, (position, seal) in self._newest_at.items():
             if fragment not in opened.values:
                 self._fetch(fragment, position, seal, opened)
@@ -180,16 +180,10 @@ class StoredJournal:
         self._values = dict(opened.values)
         return opened
 
-    def _replay_all(self, chain: Sequence[Group], damage: list[str]) -> None:
-        """Replay groups, the newest first. Behind records that do not follow, all that counts are the facts."""
-        for index, group in reversed(list(enumerate(chain))):
-            try:
-                self._replay_group(group)
-            except (ValueError, KeyError, TypeError) as error:
-                damage.append(f"group {group.position}: {error}; {index} groups after it cannot be used")
-                for each in reversed(chain[: index + 1]):
-                    self._recorder.mark_durable(each.runs())
-                return
+    def _replay_all(self, chain: Sequence[Group]) -> None:
+        """Replay groups, the newest first."""
+        for group in reversed(chain):
+            self._replay_group(group)
 
     def _replay_group(self, group: Group) -> None:
         header = group.header
@@ -239,20 +233,14 @@ class StoredJournal:
         """Describe the damage of a journal, without opening an epoch."""
         self._chain.run = run
         past = self._chain.back()
-        opened = Opened(Recovered([], []), past.values, past.damage)
-        read = {group.position for group in past.chain}
         committed = (each.record for group in past.chain for each in group.entries())
         fragments = (1 + record.fragment for record in committed if isinstance(record, Committed))
         self._replay = JournalReplay.empty(max(fragments, default=0))
-        self._replay_all(past.chain, opened.damage)
-        if past.chain and (oldest := past.chain[-1].header)["kind"] == SNAPSHOT:
-            for fragment, position, seal in oldest["places"]:
-                if fragment not in past.values:
-                    self._fetch(fragment, position, seal, opened)
-            if (opening := oldest.get("opening", -1)) not in (-1, *past.positions):
-                opened.damage.append(f"group {opening}: it is missing; an epoch opened there")
-        for fragment, value in list(opened.values.items()):
-            self._read(fragment, value, opened)
+        opened = self._go_on(past)
+        oldest = past.chain[-1].header if past.chain else {}
+        if (opening := oldest.get("opening", -1)) not in (-1, *past.positions):
+            opened.damage.append(f"group {opening}: it is missing; an epoch opened there")
+        read = {group.position for group in past.chain}
         reported = {each.partition(":")[0] for each in opened.damage}
         for position in past.positions:
             if position not in read and f"group {position}" not in reported:
@@ -261,8 +249,8 @@ class StoredJournal:
 
     # -------------------------------------------------------------- writing
 
-    def write(self, items: Sequence[Item]) -> None:
-        """Make facts and records durable, in this order, in one request.
+    def write(self, items: Sequence[Item]) -> list[Run]:
+        """Make facts and records durable, in this order, in one request; returns up to which fact of whom they go.
 
         Raises StaleEpoch, and changes nothing, if a newer epoch has opened; ValueError, and changes nothing, for a
         record that is not due. After OSError nothing is durable yet; call again with the same items.
@@ -276,7 +264,8 @@ class StoredJournal:
         except FileExistsError as error:
             raise self._stale() from error
         self._since_snapshot += 1
-        self._recorder.mark_durable(run for item in items for run in groups.runs(item))
+        runs = [run for item in items for run in groups.runs(item)]
+        self._recorder.mark_durable(runs)
         for item in logged:
             entry, record = item.entry, item.entry.record
             self._replay.apply(entry)
@@ -284,6 +273,7 @@ class StoredJournal:
                 self._values[record.fragment] = Value(record.syncer_step, list(item.arrays), item.stored)
                 if self._persistent:
                     self._newest_at[record.fragment] = self._after, self._before
+        return runs
 
     def seed(self, replay: JournalReplay, newest: Mapping[int, Value]) -> Recovered:
         """Start over from this state, whatever `open` found. Raises as `write` does."""
@@ -409,6 +399,6 @@ class StoredJournal:
     def _is_there(self, position: int, seal: str) -> bool:
         """Whether the group with this seal is at this position."""
         try:
-            return self._chain.group(position).seal == seal
-        except (Damaged, FileNotFoundError):
+            return is_sealed(self._store.read(group_key(self._folder, position)), seal)
+        except FileNotFoundError:
             return False

@@ -14,7 +14,7 @@ from typing import Any
 
 from outer.background import Background, Failed
 from outer.journal.chain import Segmented, Segmenter
-from outer.journal.groups import SYNCER, Arrays, FactRun, Item, JournalCut, Logged, Value, runs
+from outer.journal.groups import SYNCER, Arrays, FactRun, Item, JournalCut, Logged, Value
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal
 from outer.journal.object_store import Objects
 from outer.journal.values import Stored
@@ -77,11 +77,6 @@ class JournalWriter:
     def run(self) -> str:
         """The journal's identity."""
         return self._journal.run
-
-    @property
-    def writers(self) -> list[list[Any]]:
-        """Up to which fact of whom the log is durable, as a Recorder's state."""
-        return self._journal.writers
 
     @property
     def full(self) -> bool:
@@ -195,12 +190,12 @@ class JournalWriter:
         if logged:
             self._reach("journaling")
         began = now()
-        await self._persist(self._executor, self._journal.write, items)
+        runs = await self._persist(self._executor, self._journal.write, items)
         self._write_s = now() - began
         for item in items:
             facts = 1 if isinstance(item, Logged) else len(item.facts)
             self._count(-facts, own=isinstance(item, Logged) or item.writer == SYNCER)
-        self._recorded([run for item in items for run in runs(item)])
+        self._recorded(runs)
         if logged:
             self._reach("journaled")
             waits = any(isinstance(item, Logged) for item in self._waiting)

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from outer.journal import checkpoint_parts
 from outer.journal.groups import JournalCut, Value, decode_replay
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
-from outer.ports import NoAnswer, Peer
+from outer.ports import NoAnswer, Peer, insist
 from outer.protocol.facts import Record, StateRebuilt
 from outer.protocol.leases import longest_s
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
@@ -37,7 +38,7 @@ class RecoverySource:
 
 @dataclass
 class Rebuilt:
-    """The rebuilt state. `clock`: the new epoch opens no syncer step up to this one."""
+    """The rebuilt state. Later epochs open no syncer step up to its clock, and do not know of every loan."""
 
     replay: JournalReplay
     values: dict[int, Value] = field(default_factory=dict)  # by fragment; a fragment without one has its initial value
@@ -45,7 +46,6 @@ class Rebuilt:
     sources: list[str] = field(default_factory=list)  # by fragment
     # By fragment: (announced version, version used instead).
     lost: dict[int, tuple[int, int]] = field(default_factory=dict)
-    clock: int = 0
 
     @property
     def found(self) -> Recovered:
@@ -80,7 +80,7 @@ def rebuild(
 ) -> Rebuilt:
     """Take the newest value of each fragment. A newer one than the log knows, which a learner holds, was announced too.
 
-    If the journal lacks an announced version and no learner offers any value, roll back to the checkpoint as a whole.
+    If nobody has an announced version and no learner offers any value, roll back to the checkpoint as a whole.
     """
     known, fragments = log.found, range(len(log.found.versions))
     held = {
@@ -92,16 +92,14 @@ def rebuild(
         fragment: [*([journal[fragment]] if fragment in journal else []), *learners.get(fragment, ())]
         for fragment in fragments
     }
-    if (
-        checkpoint is not None
-        and not any(learners.values())
-        and any(_best(offered[f], announced[f], digests[f]) is None for f in fragments if announced[f])
-    ):
-        return _rolled_back(checkpoint, announced)
     if checkpoint is not None:
         for fragment, value in checkpoint.values.items():
             offered[fragment].append(RecoverySource(CHECKPOINT, value, ""))
-    rebuilt = Rebuilt(log, clock=max(announced, default=0))
+        lacks = any(_best(offered[f], announced[f], digests[f]) is None for f in fragments if announced[f])
+        if lacks and not any(learners.values()):
+            return _rolled_back(checkpoint, announced)
+    rebuilt = Rebuilt(log)
+    known.clock, known.whole = max(announced, default=0), False
     for fragment in fragments:
         best = _best(offered[fragment], announced[fragment], digests[fragment], exact=False)
         version = 0 if best is None else best.value.version
@@ -120,7 +118,8 @@ def rebuild(
 def _rolled_back(checkpoint: JournalCut, announced: Sequence[int]) -> Rebuilt:
     """Use the checkpoint alone: its records and values belong to one cut."""
     replay = decode_replay(checkpoint.state)
-    rebuilt = Rebuilt(replay, dict(checkpoint.values), clock=max(announced, default=0))
+    rebuilt = Rebuilt(replay, dict(checkpoint.values))
+    replay.found.clock, replay.found.whole = max(announced, default=0), False
     rebuilt.sources = [CHECKPOINT if fragment in checkpoint.values else INITIAL for fragment in range(len(announced))]
     rebuilt.lost = {
         fragment: (version, replay.found.versions[fragment])
@@ -192,4 +191,4 @@ class RecoverySources:
 async def _asked(size: int, learner: Peer, method: str, *arguments: Any) -> Any:
     """A learner's answer of about `size` bytes; None when it is dead or frozen: another may hold the same."""
     with contextlib.suppress(NoAnswer, TimeoutError):
-        return await asyncio.wait_for(learner.ask(method, *arguments), longest_s(HELD_S, size))
+        return await asyncio.wait_for(insist(partial(learner.ask, method, *arguments)), longest_s(HELD_S, size))

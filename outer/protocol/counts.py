@@ -52,7 +52,9 @@ class Counts:
     norms: dict[int, float] = field(default_factory=dict)  # newest, by fragment
 
     def of(self, learner: str) -> LearnerCounts:
-        return self.learners.setdefault(learner, LearnerCounts())
+        if (counts := self.learners.get(learner)) is None:
+            counts = self.learners[learner] = LearnerCounts()
+        return counts
 
     def note(self, fact: Any) -> None:
         """Count a fact that the syncer writes to the log."""

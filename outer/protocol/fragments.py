@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -80,7 +81,7 @@ class Fragment:
     index: int
     tensors: tuple[Tensor, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(tensor.size for tensor in self.tensors)
 

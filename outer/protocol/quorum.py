@@ -5,6 +5,7 @@ A verdict has three values, never a bool. The step times and delays that adaptiv
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -83,6 +84,12 @@ class StepTiming:
         self.quorum_s = Average(config.smoothing)  # xi_quorum: opening to the K-th report
         self.sync_s = Average(config.smoothing)  # xi_sync: decision to durable
         self.merge_s = Average(config.smoothing)  # the part of it after the last answer
+        self.exchange_s = 0.0  # the shortest of this epoch: opening to durable
+
+    def open_max(self, step_s: float) -> int:
+        """How many syncer steps may be open: tau, or those that pass in an exchange; no fragment is open twice."""
+        passing = 0 if self._config.overlap == "strict" else math.ceil(self.exchange_s / max(step_s, 1e-9))
+        return max(1, self._config.overlap_steps, min(self._config.round_steps - 1, passing))
 
     def room_s(self, step_s: float, since_s: float) -> float:
         """Return the seconds that answers may take: the rest of tau steps `since_s` after opening, less the merge."""
@@ -94,10 +101,9 @@ class StepTiming:
 
     def grace_s(self, step_s: float) -> float | None:
         """The grace for a quorum reached now, in seconds; None for endless. `step_s`: xi_step."""
-        if self._config.grace == "infinite":
+        config = self._config
+        if config.grace == "infinite":
             return None
-        if self._config.grace != "adaptive":
-            return float(self._config.grace)
-        return adaptive_grace(
-            self._config.gamma, self._config.overlap_steps, step_s, self.quorum_s.value, self.sync_s.value
-        )
+        if config.grace != "adaptive":
+            return float(config.grace)
+        return adaptive_grace(config.gamma, config.overlap_steps, step_s, self.quorum_s.value, self.sync_s.value)

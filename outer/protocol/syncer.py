@@ -14,6 +14,7 @@ fragment, Members knows who is live, Sessions talks to learners about everything
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -321,7 +322,7 @@ class Syncer:
             moved &= not self._ending
 
     def _may_open(self) -> bool:
-        if self._ending or len(self._open) >= max(1, self._config.overlap_steps):
+        if self._ending or len(self._open) >= self._timing.open_max(self.step_s):
             return False
         if self._budget.syncer_steps is not None and self.syncer_step >= self._budget.syncer_steps:
             return False
@@ -486,6 +487,7 @@ class Syncer:
         self.tokens_committed = record.tokens_committed
         self._digests[fragment] = record.digest
         self.moved_at = now
+        self._timing.exchange_s = min(self._timing.exchange_s or math.inf, now - step.opened_at)
         self._timing.sync_s.add(now - step.decided_at)
         self._timing.merge_s.add(step.merge_s + now)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
