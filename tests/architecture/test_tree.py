@@ -13,14 +13,14 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4230,
+    "outer/protocol": 4240,
     "outer/numeric": 2000,
     "outer/journal": 2000,
-    "outer": 2300,
-    "learners/protocol": 1900,
+    "outer": 2310,
+    "learners/protocol": 1910,
     "learners/training": 4700,
     "learners/conformance": 640,
-    "learners": 2330,
+    "learners": 2380,
     "orchestrator/recipe": 1470,
     "orchestrator/store": 1770,
     "orchestrator/planner": 2480,
@@ -29,17 +29,17 @@ BUDGETS = {
     "orchestrator/runtime": 2400,
     "orchestrator/compare": 770,
     "orchestrator/prepare": 830,
-    "orchestrator/lifecycle": 2450,
-    "orchestrator/cli": 3300,
+    "orchestrator/lifecycle": 2420,
+    "orchestrator/cli": 3330,
     "orchestrator/eventlog": 1450,
     "orchestrator/analysis": 640,
     "orchestrator/telemetry": 430,
-    "orchestrator/simulation": 1880,
+    "orchestrator/simulation": 2050,
     "orchestrator": 50,
-    "chaos/simulation": 3300,
+    "chaos/simulation": 3500,
     "chaos": 450,
 }
-TOTALS = {PACKAGES: 46_700, ("tests",): 34_500, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 47_070, ("tests",): 34_660, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

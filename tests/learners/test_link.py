@@ -18,12 +18,11 @@ from learners import actor, checkpoint_writer, island
 from learners import link as links
 from learners.checkpoint_writer import CheckpointWriter
 from learners.fault_effects import FaultEffects
-from learners.link import Link, Version
-from learners.protocol import fact_buffer
+from learners.link import Link, Version, owned
 from learners.protocol.events_effects import Save
 from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer, read_clocks
 from learners.protocol.resume_state import ResumeState
-from learners.training.island import RankCall
+from learners.training.rank_call import RankCall
 from outer.bulk import AtShard
 from outer.journal import checkpoint_parts
 from outer.journal.object_store import Folder, StoreAway
@@ -178,9 +177,9 @@ def test_facts_are_numbered_from_zero_dated_when_they_are_said_and_sent_once() -
     assert facts.pending() == []
 
 
-def test_too_many_facts_for_one_answer_have_to_be_uploaded_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fact_buffer, "ANSWER_MAX", 3)
+def test_too_many_facts_for_one_answer_have_to_be_uploaded_first() -> None:
     facts = buffer(4)
+    facts.carried_max = 3
     assert facts.behind
     assert facts.everything() is None
     assert numbers(facts.pending(4)) == [0, 1, 2, 3], "a refused answer has sent nothing"
@@ -251,7 +250,7 @@ def test_rank_0s_loop_does_not_wait_for_the_object_store(monkeypatch: pytest.Mon
     assert [call.number for call in told] == [1]
     gate.set()
     until(lambda: len(told) == 2, "the call with arrays")
-    *_, mine, nothing = island.owned(told[1].arguments)
+    *_, mine, nothing = owned(told[1].arguments)
     assert mine.tolist() == value.tolist() and not np.shares_memory(mine, value) and nothing is None
 
 

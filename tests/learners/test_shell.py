@@ -284,6 +284,35 @@ async def test_a_process_that_is_told_to_end_ends_at_once_only_while_it_has_noth
 
 
 @in_a_loop
+async def test_a_promotion_that_comes_twice_does_not_end_the_attach_that_is_under_way() -> None:
+    made = Scene()
+    asked, answer, attach = asyncio.Event(), asyncio.Event(), made.syncer.methods["attach"]
+
+    async def slow(*given: Any) -> Any:
+        asked.set()
+        await answer.wait()
+        return attach(*given)
+
+    made.syncer.methods["attach"] = slow
+    assert (await made.shell.promote(1, "b", 2, None, made.syncer))["key"] == ("b", 2)
+    running = asyncio.ensure_future(made.shell.run())
+    await asked.wait()
+    await made.shell.promote(1, "b", 2, None, made.syncer)
+    answer.set()
+    await until_async(lambda: made.shell._machine is not None and made.shell._machine.epoch == 1, "attached")
+    await made.shell.inbox(Stop(1, "over"))
+    assert await running == "over"
+
+
+@in_a_loop
+async def test_an_island_meets_at_one_place_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Scene()
+    places = iter(["here:1", "here:2"])
+    monkeypatch.setattr(made.shell, "_meet", lambda ranks: next(places))
+    assert [await made.shell.lead((FakePeer(),)) for _ in range(2)] == ["here:1", "here:1"]
+
+
+@in_a_loop
 async def test_copies_are_handed_in_right_after_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Scene()
     events: list[Any] = []

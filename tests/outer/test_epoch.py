@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.eventlog.reader import LogReader, records
-from outer import epoch, first_values
+from outer import epoch, first_values, ports
 from outer.bulk import Bulk
 from outer.epoch import Begun
 from outer.first_values import FirstValues
-from outer.journal import groups
-from outer.journal.groups import FACTS, Logged, encode_replay
+from outer.journal.groups import Logged
 from outer.journal.journal import StoredJournal, inspect
 from outer.journal.journal_writer import JournalWriter
 from outer.journal.object_store import Folder
-from outer.journal.rebuild import Incomplete, RecoverySources, replay_log
+from outer.journal.rebuild import Incomplete, RecoverySources
 from outer.numeric import codec as codecs
+from outer.ports import Unreachable
 from outer.protocol.facts import SpanGranted
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry
 from outer.spec import SyncerSpec
+from tests.learners.peers import FakePeer
 from tests.outer.journal.records import committed
 from tests.outer.serving import spec
 from tests.waiting import in_a_loop
@@ -98,9 +98,8 @@ async def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp
 
 
 @in_a_loop
-async def test_records_behind_a_gap_are_damage_that_the_next_epoch_rebuilds_from_the_log(tmp_path: Path) -> None:
-    """As versions left it that tested only after the writing whether a record was due."""
-    first = await first_epoch(store := Folder(tmp_path))
+async def test_a_record_behind_a_gap_is_not_written(tmp_path: Path) -> None:
+    await first_epoch(store := Folder(tmp_path))
     journal, late = StoredJournal(store, "journal", 2, 3), 3
     replay, value = journal.open().found, np.full(5, 9.0, np.float32)
     entry = Entry(2, late, committed(2, 2, 2, digest=codecs.digest(value)))
@@ -108,20 +107,19 @@ async def test_records_behind_a_gap_are_damage_that_the_next_epoch_rebuilds_from
     with pytest.raises(ValueError, match="entry 3 of epoch 2 where entry 0 of epoch 2 is due"):
         journal.write([logged])
     assert inspect(store, "journal") == [] and replay.versions == [0, 1, 0]
-    journal._put({"kind": FACTS, **groups.encode([logged])}, logged.arrays)
-    assert ["entry 3 of epoch 2" in said for said in inspect(store, "journal")] == [True]
-    with pytest.raises(Incomplete, match=r"group 3: .* entry 3 of epoch 2 .*; 0 groups after it"):
-        await begin(replace(first, epoch=3, begun=1), never)
-    log = encode_replay(replay_log(records(LogReader(tmp_path, store).rest()), 3))
-    begun, bulk, _ = await begin(replace(first, epoch=4, begun=1), lambda _: VALUES, RecoverySources(log, 0, ()))
-    assert begun.rebuilt is not None and begun.rebuilt.commits_lost == ()
-    assert [value.version for value in (await bulk.kept(range(3))).values()] == [0, 1, 2]
-    assert bulk.current()[2].tolist() == [9.0] * 5
-    again, _, _ = await begin(replace(first, epoch=5, begun=1), never)
-    assert again.rebuilt is None and again.machine.versions == [0, 1, 2]
 
 
 @in_a_loop
 async def test_a_journal_without_records_needs_other_sources(tmp_path: Path) -> None:
     with pytest.raises(Incomplete, match="the journal has no records"):
         await begin(spec(Folder(tmp_path), 3, epoch=2, begun=1), never)
+
+
+@in_a_loop
+async def test_a_lost_call_loses_no_value_that_a_learner_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "AGAIN_S", 0.001)
+    theta, lost = np.full(5, 9.0, np.float32), Unreachable("lost")
+    answers = {"held_versions": [lost, (0, 6)], "held": [lost, (6, theta)]}
+    learner = FakePeer(**{method: lambda *_, method=method: answers[method].pop(0) for method in answers})
+    found = await RecoverySources({}, 0, (learner,)).held_by_learners([0, 6], {}, theta.nbytes)
+    assert [(fragment, [each.value.version for each in offered]) for fragment, offered in found.items()] == [(1, [6])]

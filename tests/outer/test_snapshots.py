@@ -65,10 +65,19 @@ async def test_of_cuts_that_are_never_written_the_newest_are_kept_and_the_others
         snapshots.cut(snapshot, bulk)
     assert journal.alive == CUTS_MAX
     with pytest.raises(OSError, match="dropped for newer ones: 100 is taken"):
-        await snapshots.write(1, 60.0)
+        await snapshots.write(1, 60.0, bool)
     for snapshot in range(101 - CUTS_MAX, 101):
-        assert (await snapshots.write(snapshot, 60.0))["syncer_step"] == snapshot
+        assert (await snapshots.write(snapshot, 60.0, bool))["syncer_step"] == snapshot
     await until_async(lambda: journal.alive == 0, "the writing thread lets go of them")
+
+
+@in_a_loop
+@pytest.mark.parametrize(("snapshot", "over"), [(1, False), (2, True)])
+async def test_a_cut_that_never_comes_is_not_waited_for(tmp_path: Path, snapshot: int, over: bool) -> None:
+    snapshots, _, _ = made(tmp_path)
+    snapshots.expected = 2
+    with pytest.raises(OSError, match="asked of an earlier epoch, or the run was over before it"):
+        await snapshots.write(snapshot, 60.0, lambda: over)
 
 
 @in_a_loop
@@ -80,7 +89,7 @@ async def test_a_cut_that_does_not_come_in_time_is_not_kept(tmp_path: Path) -> N
     journal.cut = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
     snapshots.cut(1, bulk)
     with pytest.raises(TimeoutError):
-        await snapshots.write(1, 0.0)
+        await snapshots.write(1, 0.0, bool)
     kept = weakref.ref(value)
     bulk.values = []
     del value
@@ -98,7 +107,7 @@ async def test_a_cut_that_the_store_does_not_take_can_be_written_again(
         patch.setattr(Folder, "create", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
         for _ in range(3):
             with pytest.raises(StoreAway, match="no space left"):
-                await snapshots.write(1, 60.0)
-    assert (await snapshots.write(1, 60.0))["syncer_step"] == 1
+                await snapshots.write(1, 60.0, bool)
+    assert (await snapshots.write(1, 60.0, bool))["syncer_step"] == 1
     with pytest.raises(OSError, match="is written"):
-        await snapshots.write(1, 60.0)
+        await snapshots.write(1, 60.0, bool)

@@ -15,10 +15,11 @@ from tests.simulation.planted import (
     shells,
     steps,
     telling,
+    units,
 )
 from tests.simulation.planting import MUTANTS, Mutant
 
 __all__ = ["MUTANTS", "PLACES", "Mutant"]
 
 PLACES = (steps, telling, members, recovering, joining, adopting, pipelining, logging, links, shells)
-PLACES += (learner_shells, orchestrating)
+PLACES += (learner_shells, orchestrating, units)

@@ -6,6 +6,7 @@ too. The last three are for ranks other than 0: JAX's coordinator, and where ran
 
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -122,21 +123,26 @@ def lead():
     os._exit(0)  # as the others: at its end, JAX waits for all ranks
 
 
+def repeat(follower, calls):
+    while True:
+        follower.perform([calls.get()])
+
+
 def follow(address, port):
     jax.distributed.initialize(address, ranks, rank)
     connection = Client(("127.0.0.1", int(port)))
     for case in CASES.values():
         one = trainer(Trainer, case.get("sync") or SyncConfig(P=4), case.get("narrow", False))
         one.warm_up(BATCH)
-        follower = Follower(one)
-        loop = threading.Thread(target=follower.run, daemon=True)
-        loop.start()
+        follower, calls = Follower(one), queue.SimpleQueue()
+        methods = {"put": calls.put, "place": follower.place, "pieces": follower.pieces}
+        threading.Thread(target=repeat, args=(follower, calls), daemon=True).start()
         while True:
             method, arguments = connection.recv()
             if method == "end":
                 connection.send(None)
                 break
-            connection.send(getattr(follower, method)(*arguments))
+            connection.send(methods[method](*arguments))
     os._exit(0)
 
 

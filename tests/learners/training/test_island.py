@@ -7,7 +7,6 @@ devices each and on one with four, and the same with half as many devices.
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any, cast
 
 import jax
@@ -15,12 +14,12 @@ import numpy as np
 import pytest
 
 from learners.training.devices.mesh import layout
-from learners.training.island import Follower, RankCall
+from learners.training.island import Follower
+from learners.training.rank_call import RankCall
 from learners.training.state_arrays import LeafPieces
 from learners.training.task import Task
 from learners.training.trainer import Trainer
 from tests.learners.training.children import program
-from tests.waiting import DEADLINE_S
 
 CASES = ("whole", "parts", "narrow")
 
@@ -63,38 +62,13 @@ class Recorded:
         return lambda *arguments: self.calls.append((name, *arguments))
 
 
-def following(*calls: RankCall) -> list[tuple[Any, ...]]:
-    trainer = Recorded()
-    follower = Follower(cast(Trainer, trainer))
-    loop = threading.Thread(target=follower.run)
-    loop.start()
-    for call in calls:
-        follower.put(call)
-    loop.join(DEADLINE_S)
-    assert not loop.is_alive()
-    return trainer.calls
-
-
-def test_calls_that_come_in_another_order_are_carried_out_in_rank_0s() -> None:
-    calls = [
-        RankCall(0, "copy", (1,)),
-        RankCall(1, "reset_optimizer", ()),
-        RankCall(2, "copy", (2,)),
-        RankCall(3, "end", ()),
-    ]
-    wanted = [("copy", 1), ("reset_optimizer",), ("copy", 2)]
-    assert following(*calls) == following(*reversed(calls)) == wanted
-
-
 def test_a_value_that_was_never_adopted_is_dropped_when_a_newer_one_is() -> None:
     trainer = Recorded()
     follower = Follower(cast(Trainer, trainer))
     for key in range(3):
         follower.place(key, 0, np.zeros(1, np.float32), False)
     follower.place(3, 1, np.zeros(1, np.float32), False)
-    for number, call in enumerate([("swap", (0, 1)), ("end", ())]):
-        follower.put(RankCall(number, *call))
-    follower.run()
+    assert follower.perform([RankCall(0, "swap", (0, 1)), RankCall(1, "end", ())]), "that was the last"
     assert set(follower._placed) == {(0, 2), (1, 3)}, "a newer one, and another fragment's"
 
 

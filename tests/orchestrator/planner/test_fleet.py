@@ -115,12 +115,13 @@ def test_contributions_cross_for_each_learner_and_versions_once_for_a_region():
     assert moved(later)["us", "us"] > 5 * model, "a newcomer gets all that it lacks from the one that is there"
 
 
-def test_an_exchange_takes_one_read_and_one_notice_a_learner_and_one_fetch_a_region_and_stretches_no_round():
+@pytest.mark.parametrize("tau", [2, 8])
+def test_an_exchange_takes_one_read_and_one_notice_a_learner_and_one_fetch_a_region_and_stretches_no_round(tau):
     """Over a link of three steps. With two fetches at a time, one call with messages at a time, and a question to the
-    syncer before each fetch nearby, a round of 24 steps took 71.
+    syncer before each fetch nearby, a round of 24 steps took 71; with no more than tau = 2 steps open it took 96.
     """
     step_s, latency_s, steps = 0.02, 0.06, 24
-    sync = SyncConfig.model_validate({"P": steps, "H": steps, "tau": 8})
+    sync = SyncConfig.model_validate({"P": steps, "H": steps, "tau": tau})
     members = tuple(FleetMember(f"learner-t-{i}", 8, 800, Steady(step_s), region="us") for i in range(3))
     links = {("us", "eu"): FleetLink(1e9, latency_s), ("eu", "us"): FleetLink(1e9, latency_s)}
     made = fleet((), sync=sync, quorum=3, members=members, links=links, syncer_region="eu")

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
-from orchestrator.lifecycle import ports
 from orchestrator.lifecycle.actions import AskToLeave
 from orchestrator.lifecycle.controller import State
 from orchestrator.lifecycle.learner_units import LearnerHandle
 from orchestrator.lifecycle.scaling import request_file
+from orchestrator.lifecycle.standbys import Standby
+from outer import ports
 from outer.ports import Gone, Unreachable
 from outer.protocol.events_effects import Expect
 from outer.protocol.facts import Refused
@@ -168,6 +169,23 @@ def test_what_is_left_of_a_gang_without_rank_0_is_ended(scene: Scene, monkeypatc
     assert scene.killed == [f"{GOES}.2/1", f"{GOES}.2/2"]
 
 
+def test_a_gang_that_an_earlier_orchestrator_did_not_live_to_have_led_is_led(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Rank:
+        async def identify(self) -> dict[str, Any]:
+            return {"pid": 7, "node": "n"}
+
+        async def lead(self, others: Any) -> str:
+            return f"where {len(others)} meet"
+
+    monkeypatch.setattr(scene.processes, "left_rank", lambda name, incarnation, rank: Asks(Rank()))
+    pool = SimpleNamespace(processes=3, standby=0, accelerated=False)
+    monkeypatch.setattr(scene.learners.processes, "_recipe", SimpleNamespace(pool_of=lambda name: pool))
+    found = asyncio.run(scene.learners.processes.find(GOES, 2, {}))
+    assert found is not None and found[0].address == "where 2 meet"
+
+
 @pytest.mark.parametrize(
     ("phase", "ended", "fenced"),
     [(STEPPING, False, []), (DRAINING, False, []), (JOINING, True, [(GOES, "drained")])],
@@ -230,5 +248,7 @@ def test_an_orchestrator_that_was_succeeded_while_it_waited_for_a_place_starts_n
 
     scene.come = come.wait
     monkeypatch.setattr(scene.learners, "_ports", replace(scene.learners._ports, replaced=end))
-    asyncio.run(story())  # Processes has no `start_learner`
-    assert replaced == ["orchestrator 1 was followed by orchestrator 2"]
+    asyncio.run(story())  # Processes has no `start_learner`, nor `start_standby`
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(scene.learners._stand_by(Standby(GOES, "n")))
+    assert replaced == 2 * ["orchestrator 1 was followed by orchestrator 2"]

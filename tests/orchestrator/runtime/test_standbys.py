@@ -23,7 +23,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.runtime.ray_processes import RayPlaces, RayProcesses
 from outer.journal.object_store import Folder
-from outer.ports import Gone
+from outer.ports import Gone, Unreachable
 from outer.protocol.messages import COMPILING, STEPPING
 from outer.ray_ports import RayPeer
 
@@ -125,6 +125,14 @@ def test_one_that_is_ready_is_taken_and_the_next_is_made(made: Made) -> None:
     assert made.killed == [] and made._failures == {}, "its death is no failure of a standby any more"
 
 
+def test_one_whose_place_is_given_back_before_it_is_made_is_not_made(made: Made) -> None:
+    made.started(A, 1, "n")
+    (standby,) = made.wanted((A, 1))
+    made.release(A)
+    asyncio.run(made.make(standby))
+    assert made.actors == []
+
+
 def test_a_learner_takes_its_own_or_one_of_another_that_is_alike_on_its_node(made: Made) -> None:
     for learner, node in ((A, "n"), (B, "n"), (C, "n")):
         made.started(learner, 1, node)
@@ -166,13 +174,15 @@ def test_one_that_dies_is_followed_by_another_after_a_wait_that_doubles(made: Ma
 
 
 class Answers:
-    """A process: `promote` fails with `error`, if that is given."""
+    """A process: `fails` fails with `error`, if that is given."""
 
-    def __init__(self, pid: int, error: Exception | None = None, key: tuple[str, int] = (A, 1)) -> None:
-        self.pid, self.error, self.key = pid, error, key
+    def __init__(
+        self, pid: int, error: Exception | None = None, key: tuple[str, int] = (A, 1), fails: str = "promote"
+    ) -> None:
+        self.pid, self.error, self.key, self.fails = pid, error, key, fails
 
     async def ask(self, method: str, *values: Any) -> dict[str, Any]:
-        if method == "promote" and self.error is not None:
+        if method == self.fails and self.error is not None:
             raise self.error
         return {"pid": self.pid, "node": "n", "shown": {"CUDA_VISIBLE_DEVICES": "3"}, "key": self.key}
 
@@ -226,11 +236,12 @@ def test_a_standby_that_is_ready_becomes_the_next_incarnation_and_one_that_canno
 
 
 def test_of_the_standbys_that_are_left_those_that_were_promoted_are_learners_and_others_are_ended() -> None:
-    """One that it did not live to promote would train as incarnation 0."""
+    """One that it did not live to promote would train as incarnation 0; nobody would end one that does not answer."""
     idle, promoted = Answers(7, key=(A, 0)), Answers(7, key=(B, 2))
-    units = Units([idle, promoted])
+    silent = [Answers(7, error, (B, 0), "identify") for error in (TimeoutError(), Unreachable("cut off"))]
+    units = Units([idle, promoted, *silent])
     asyncio.run(units.find_standbys())
-    assert units.killed == [idle]
+    assert units.killed == [idle, *silent]
     found = asyncio.run(units.find(B, 2, {}))
     assert found is not None and found[0].ranks == (promoted,)
     assert asyncio.run(units.find(A, 1, {})) is None

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from orchestrator.eventlog.facts import SyncerLost
-from orchestrator.lifecycle import patience, ports, syncer_manager
+from orchestrator.lifecycle import patience, syncer_manager
 from orchestrator.lifecycle.patience import Patience
 from orchestrator.lifecycle.ports import Ports
 from orchestrator.lifecycle.syncer_manager import RunFailed, SyncerManager
@@ -25,6 +25,7 @@ from orchestrator.runtime.specs import syncer_spec
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import RunLost
+from outer import ports
 from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Folder, StoreAway
 from outer.owner import Owner, Superseded

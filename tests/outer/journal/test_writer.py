@@ -257,7 +257,7 @@ async def test_facts_are_told_durable_once_they_are_and_those_that_come_together
     await until(lambda: world.recorded)
     assert world.recorded == [Run("a", 1, last) for last in (1, 3, 5, 7, 9)] and world.durable == []
     assert world.groups == before + 1 and world.writer.view()["facts_waiting"] == 0
-    assert (await World(tmp_path, 2).opened()).writer.writers == [["a", 1, 9]]
+    assert (await World(tmp_path, 2).opened()).writer._journal.writers == [["a", 1, 9]]
 
 
 @in_a_loop

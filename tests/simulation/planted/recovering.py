@@ -41,10 +41,10 @@ forgets(
 
 
 @around(StoredJournal, "_replay_all")
-def last_commit_not_recovered(method: Any, self: StoredJournal, chain: Any, damage: list[str]) -> None:
+def last_commit_not_recovered(method: Any, self: StoredJournal, chain: Any) -> None:
     """Another epoch goes on from every durable commit."""
     has_commit = [any(isinstance(entry.record, Committed) for entry in group.entries()) for group in chain]
-    method(self, chain[has_commit.index(True) + 1 :] if True in has_commit else chain, damage)
+    method(self, chain[has_commit.index(True) + 1 :] if True in has_commit else chain)
 
 
 @around(recovery, "_commit")

@@ -12,7 +12,7 @@ from outer.protocol import open_step
 from outer.protocol import read_requests as reading
 from outer.protocol.messages import STEPPING, Report
 from outer.protocol.open_step import OpenStep, Stage
-from outer.protocol.quorum import Decision, QuorumVerdict
+from outer.protocol.quorum import Decision, QuorumVerdict, StepTiming
 from outer.protocol.read_requests import ReadRequests
 from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, around, instead, mutant
@@ -76,13 +76,10 @@ def steps_open_at_once(method: Any, self: Syncer, now: float) -> bool:
     return method(self, now)
 
 
-@around(Syncer, "_may_open")
-def one_step_too_many(method: Any, self: Syncer) -> bool:
-    """At most max(1, tau) syncer steps are open."""
-    steps, self._open = self._open, self._open[1:]
-    may = method(self)
-    self._open = steps
-    return may
+@around(StepTiming, "open_max")
+def a_round_too_many(method: Any, self: StepTiming, step_s: float) -> int:
+    """Less than a round's syncer steps are open, so that no fragment is open twice."""
+    return int(method(self, step_s)) + self._config.round_steps
 
 
 @mutant
