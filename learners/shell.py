@@ -76,6 +76,7 @@ class LearnerShell:
         self._spec, self._here, self._faults, self._device, self._pace = spec, here, faults, device, pace
         self._facts = FactBuffer(here.wall, monotonic=pace.now)
         self._owner = Owner()
+        self._serves = 0  # the newest epoch of the syncer that it was told of
         self._background = Background(self._fail)
         spawn, threads = self._background.spawn, ThreadPoolExecutor(AT_ONCE, "fetch", initializer=cores.leave)
         self._link = Link(spec.name, spec.incarnation, syncer, here, faults, threads, spawn, self._facts)
@@ -157,12 +158,15 @@ class LearnerShell:
                 self._ended.set_exception(error if ordinary else RuntimeError(f"{type(error).__name__}: {error}"))
         return await asyncio.shield(self._ended)
 
-    async def reattach(self, number: int, syncer: Peer) -> str:
-        """A new epoch of the syncer serves. Returns why it refuses this learner; empty when it does not.
+    async def reattach(self, number: int, epoch: int, syncer: Peer) -> str:
+        """This epoch of the syncer serves. Returns why it refuses this learner; empty when it does not.
 
         `number`: the orchestrator's. Raises Superseded.
         """
         self._owner.require(number)
+        if epoch < self._serves:
+            return ""  # overtaken on the way
+        self._serves = epoch
         self._link.use(syncer)
         async with self._inbox:
             if self._machine is None:

@@ -146,7 +146,7 @@ class SyncerShell:
 
     async def snapshot_now(self, identifier: int, final: str = "") -> bool:
         """Take a consistent cut; `final`: why the run is suspended after it. False: the run is over."""
-        self._snapshots.expected = identifier
+        self._snapshots.expected = max(self._snapshots.expected, identifier)
         await self._carry_out(events_effects.TakeSnapshot(identifier, final))
         return not self._machine.finished
 

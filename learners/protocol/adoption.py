@@ -142,12 +142,14 @@ class Adoption:
         """Keep a payload until the next boundary, if it is the newest of its fragment, and not of a lost version."""
         self._bytes[event.fragment] += event.bytes
         newest, lost = self._pending.get(event.fragment, (-1,))[0], self._lost.get(event.fragment, ())
-        if event.version > newest and event.version not in lost:
+        if event.version in lost:
+            self._fetching.pop(event.fragment, None)  # what was asked for behind it may have been passed over
+        elif event.version > newest:
             self._pending[event.fragment] = (event.version, event.payload)
 
     def fail(self, event: FetchFailed) -> None:
         """A fetch failed."""
-        if self._fetching.get(event.fragment) == event.version:
+        if self._fetching.get(event.fragment, event.version + 1) <= event.version:
             del self._fetching[event.fragment]
 
     # -------------------------------------------------------------- adopting, at a boundary

@@ -103,12 +103,13 @@ class LearnerManager:
             self._tasks.spawn(self._drain(drain))
 
     def _start_reattach(self, process: LearnerHandle, syncer: Peer) -> None:
+        assert self._syncer is not None
         process.syncer = syncer
-        process.reattaching = self._tasks.spawn(self._reattach(process, syncer))
+        process.reattaching = self._tasks.spawn(self._reattach(process, self._syncer.epoch, syncer))
 
-    async def _reattach(self, process: LearnerHandle, syncer: Peer) -> None:
+    async def _reattach(self, process: LearnerHandle, epoch: int, syncer: Peer) -> None:
         try:
-            refusal = await asyncio.wait_for(process.ranks[0].ask("reattach", self._number, syncer), REATTACH_S)
+            refusal = await asyncio.wait_for(process.ranks[0].ask("reattach", self._number, epoch, syncer), REATTACH_S)
         except (NoAnswer, TimeoutError):
             return  # dead or frozen: the end of its call tells, or its lease
         if refusal:

@@ -285,15 +285,18 @@ class OrchestratorShell:
     async def _suspend(self) -> None:
         """Every learner saves its state and leaves, so that the run can be resumed exactly."""
         await self._checkpoints.finish()
-        epoch, identifier = 0, None
+        epoch, identifier, give_up_at = 0, None, now() + SNAPSHOT_S
         while not ((served := await self._look()) and (self._view["suspended"] or self._view["finished"])):
             if served and self._syncer.epoch != epoch:  # the first, or the one that was asked died before the cut
                 epoch, identifier = self._syncer.epoch, await self._checkpoints.cut(final=self._stop_reason)
-                if identifier is None:
+            if identifier is None and served:
+                epoch = 0  # it is asked again
+                if now() >= give_up_at:
                     break
             await asyncio.sleep(self.poll_s)  # a commit under way comes first, and perhaps its store
+        suspended = self._view["suspended"]
         await self._left()
-        if identifier is not None and self._view["suspended"]:
+        if identifier is not None and suspended:
             await self._checkpoints.gather(identifier, self._learners.savers(gone=True), final=True)
 
     async def _close(self, outcome: str) -> dict[str, Any]:

@@ -172,23 +172,28 @@ class RecoverySources:
         `size`: bytes of the largest fragment.
         """
         holders: dict[int, list[tuple[int, Peer]]] = {}
-        for learner in self.learners:
-            for fragment, version in enumerate(await _asked(size, learner, "held_versions") or ()):
+        told = await asyncio.gather(*(_asked(HELD_S, learner, "held_versions") for learner in self.learners))
+        for learner, versions in zip(self.learners, told, strict=True):
+            for fragment, version in enumerate(versions or ()):
                 holders.setdefault(fragment, []).append((version, learner))
+        silent = set[Peer]()  # since then: nobody waits for them twice
         found: dict[int, list[RecoverySource]] = {}
         for fragment, version in enumerate(announced):
             newest = max((held for held, _ in holders.get(fragment, [])), default=0)
             if newest <= version and fragment in journal and journal[fragment].value.version == version:
                 continue
             for held, learner in sorted(holders.get(fragment, []), key=lambda each: -each[0]):
-                if held and (answer := await _asked(size, learner, "held", fragment)) is not None:
+                if not held or learner in silent:
+                    continue
+                if (answer := await _asked(longest_s(HELD_S, size), learner, "held", fragment)) is not None:
                     held, theta = answer
                     found[fragment] = [RecoverySource(LEARNER, Value(held, [theta]), codecs.digest(theta))]
                     break
+                silent.add(learner)
         return found
 
 
-async def _asked(size: int, learner: Peer, method: str, *arguments: Any) -> Any:
-    """A learner's answer of about `size` bytes; None when it is dead or frozen: another may hold the same."""
+async def _asked(deadline_s: float, learner: Peer, method: str, *arguments: Any) -> Any:
+    """A learner's answer; None when it is dead, frozen or out of reach: another may hold the same."""
     with contextlib.suppress(NoAnswer, TimeoutError):
-        return await asyncio.wait_for(insist(partial(learner.ask, method, *arguments)), longest_s(HELD_S, size))
+        return await asyncio.wait_for(insist(partial(learner.ask, method, *arguments)), deadline_s)

@@ -39,7 +39,7 @@ BUDGETS = {
     "chaos/simulation": 3500,
     "chaos": 450,
 }
-TOTALS = {PACKAGES: 47_070, ("tests",): 34_660, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 47_090, ("tests",): 34_660, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

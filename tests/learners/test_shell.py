@@ -182,7 +182,7 @@ async def test_a_refusal_ends_it_and_a_later_one_is_returned() -> None:
         await made.shell.run()
     made = Scene()
     running = await made.stepping()
-    assert "stale" in await made.shell.reattach(1, Syncer("stale", made.syncer.facts))
+    assert "stale" in await made.shell.reattach(1, 1, Syncer("stale", made.syncer.facts))
     await made.shell.inbox(Stop(1, "over"))
     await running
 
@@ -195,9 +195,11 @@ async def test_it_steps_on_when_an_epoch_that_it_hears_of_is_gone_again(
     monkeypatch.setattr("learners.link.PAUSE_S", 0.0)
     made = Scene()
     running = await made.stepping()
-    assert await made.shell.reattach(1, Syncer(error, made.syncer.facts)) == ""
+    assert await made.shell.reattach(1, 2, Syncer(error, made.syncer.facts)) == ""
     serves = Syncer(Welcome(3, 9, 0.0, (1,)), made.syncer.facts)
-    assert await made.shell.reattach(1, serves) == "" and (await made.shell.progress())[1] == 3
+    assert await made.shell.reattach(1, 3, serves) == "" and (await made.shell.progress())[1] == 3
+    overtaken = Syncer(Welcome(2, 5, 0.0, (1,)), made.syncer.facts)
+    assert await made.shell.reattach(1, 2, overtaken) == "" and made.shell._link._syncer is serves
     await made.shell.inbox(Stop(3, "over"))
     assert await running == "over"
 
@@ -212,7 +214,7 @@ async def test_one_that_was_never_welcome_ends_where_the_next_epoch_does_not_ans
     made.syncer.methods["attach"] = lambda *_: asked.set() or asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(made.shell.run())
     await asyncio.wait_for(asked.wait(), DEADLINE_S)
-    assert await made.shell.reattach(1, Syncer(Unreachable("cut off"), made.syncer.facts)) == ""
+    assert await made.shell.reattach(1, 1, Syncer(Unreachable("cut off"), made.syncer.facts)) == ""
     with pytest.raises(Unreachable, match="cut off"):
         await running
 
@@ -221,7 +223,7 @@ async def test_one_that_was_never_welcome_ends_where_the_next_epoch_does_not_ans
 async def test_messages_of_an_epoch_wait_for_its_welcome() -> None:
     made = Scene()
     running, welcome = await made.stepping(), asyncio.get_running_loop().create_future()
-    attaching = asyncio.ensure_future(made.shell.reattach(1, Syncer(welcome, made.syncer.facts)))
+    attaching = asyncio.ensure_future(made.shell.reattach(1, 1, Syncer(welcome, made.syncer.facts)))
     noticed = asyncio.ensure_future(made.shell.inbox(Notice(2, 5, 0, 5, codecs.digest(THETA), 0.0)))
     await asyncio.sleep(0.05)
     assert not noticed.done() and (await made.shell.progress())[1] == 1

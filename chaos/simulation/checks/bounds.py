@@ -147,8 +147,9 @@ class Bounds:
             here, held = syncer.shell._bulk._here, {each.payload for each in syncer.machine.held}
             if here is not None and (over := here._payloads.keys() - held):
                 self._broken("bounds.waiting", f"{syncer.label} keeps payloads that nothing merges: {over}")
+            strict = options.sync.overlap == "strict"
             opened = syncer.machine.syncer_step - syncer.machine.committed_step
-            if opened > (most := max(1, options.sync.overlap_steps, options.sync.round_steps - 1)):
+            if opened > (most := max(1, options.sync.overlap_steps, 0 if strict else options.sync.round_steps - 1)):
                 self._broken("bounds.open", f"{opened} syncer steps are open, not {most} at most")
 
     def _look_at_standbys_and_ranks(self) -> None:

@@ -126,7 +126,7 @@ def test_a_learner_that_steps_and_is_not_attached_to_the_epoch_that_serves_is_to
     told: list[Any] = []
 
     class Deaf(Asked):
-        async def reattach(self, number: int, syncer: Any) -> str:
+        async def reattach(self, number: int, epoch: int, syncer: Any) -> str:
             told.append(syncer)
             return ""
 
