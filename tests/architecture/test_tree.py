@@ -20,7 +20,7 @@ BUDGETS = {
     "learners/protocol": 1910,
     "learners/training": 4700,
     "learners/conformance": 640,
-    "learners": 2380,
+    "learners": 2390,
     "orchestrator/recipe": 1470,
     "orchestrator/store": 1770,
     "orchestrator/planner": 2480,
