@@ -57,6 +57,7 @@ from outer.protocol.events_effects import Expect  # noqa: E402
 from outer.protocol.facts import Committed, StepReopened  # noqa: E402
 from outer.protocol.manifest import code_digest  # noqa: E402
 from outer.protocol.messages import Notice, ReadRequest  # noqa: E402
+from outer.ray_ports import RayPeer  # noqa: E402
 
 WARM_S = 4.0  # after the first commit
 START_S = 300.0
@@ -183,7 +184,8 @@ def measure(wanted: Recipe, seconds: float, store: RunStore) -> dict[str, Any]:
     for name in wanted.learners:
         ray.get(syncer.expect.remote(Expect(name, 1, START_S, pool.batch_size)), timeout=START_S)
         learner = ray.remote(LearnerActor).options(num_cpus=0)
-        handle = learner.remote(replace(learner_spec(wanted, code, name, 1, pool, None), store=objects), syncer)
+        told = replace(learner_spec(wanted, code, name, 1, pool, None), store=objects)
+        handle = learner.remote(told, RayPeer(syncer))
         runs.append((handle, handle.run.remote()))
 
     def look() -> Any:
