@@ -84,11 +84,11 @@ class StepTiming:
         self.quorum_s = Average(config.smoothing)  # xi_quorum: opening to the K-th report
         self.sync_s = Average(config.smoothing)  # xi_sync: decision to durable
         self.merge_s = Average(config.smoothing)  # the part of it after the last answer
-        self.exchange_s = 0.0  # the shortest of this epoch: opening to durable
+        self.exchange_s = Average(config.smoothing)  # opening to durable
 
     def open_max(self, step_s: float) -> int:
         """How many syncer steps may be open: tau, or those that pass in an exchange; no fragment is open twice."""
-        passing = 0 if self._config.overlap == "strict" else math.ceil(self.exchange_s / max(step_s, 1e-9))
+        passing = 0 if self._config.overlap == "strict" else math.ceil(self.exchange_s.value / max(step_s, 1e-9))
         return max(1, self._config.overlap_steps, min(self._config.round_steps - 1, passing))
 
     def room_s(self, step_s: float, since_s: float) -> float:

@@ -14,7 +14,6 @@ fragment, Members knows who is live, Sessions talks to learners about everything
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -487,7 +486,7 @@ class Syncer:
         self.tokens_committed = record.tokens_committed
         self._digests[fragment] = record.digest
         self.moved_at = now
-        self._timing.exchange_s = min(self._timing.exchange_s or math.inf, now - step.opened_at)
+        self._timing.exchange_s.add(now - step.opened_at)
         self._timing.sync_s.add(now - step.decided_at)
         self._timing.merge_s.add(step.merge_s + now)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
