@@ -87,7 +87,9 @@ class StepTiming:
         self.exchange_s = Average(config.smoothing)  # opening to durable
 
     def open_max(self, step_s: float) -> int:
-        """How many syncer steps may be open: tau, or those that pass in an exchange; no fragment is open twice."""
+        """How many syncer steps may be open: tau, or those that usually pass until a commit, but less than a round, so
+        that no fragment is open twice. `step_s`: xi_step, in seconds.
+        """
         passing = 0 if self._config.overlap == "strict" else math.ceil(self.exchange_s.value / max(step_s, 1e-9))
         return max(1, self._config.overlap_steps, min(self._config.round_steps - 1, passing))
 

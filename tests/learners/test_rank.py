@@ -1,4 +1,4 @@
-"""A rank that follows: calls are repeated once each, in rank 0's order; whoever asks again waits for the same end."""
+"""A rank that follows: calls are repeated once each, in rank 0's order; who asks again waits for the same end."""
 
 from __future__ import annotations
 

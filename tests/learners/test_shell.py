@@ -307,7 +307,7 @@ async def test_a_promotion_that_comes_twice_does_not_end_the_attach_that_is_unde
 
 
 @in_a_loop
-async def test_an_island_meets_at_one_place_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_island_meets_at_one_place_however_often_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Scene()
     places = iter(["here:1", "here:2"])
     monkeypatch.setattr(made.shell, "_meet", lambda ranks: next(places))

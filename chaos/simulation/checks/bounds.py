@@ -39,7 +39,7 @@ EVENTS_PER_S_MAX = 200  # and beside that
 WAITING_MAX = 96  # reads, gifts and fetches of one learner: one that thaws may hear of 64 versions at once
 ROUND_STEPS_MIN = 8  # the slowest takes 2.3 times as long as the fastest for a step
 ENDED_S = 2.0  # until a process has ended that is to end
-SERVED_S = 25.0  # until an orchestrator has found whatever an earlier one has left
+SERVED_S = 25.0  # until an orchestrator has found what an earlier one has left
 JOURNAL_MAX = 2048  # messages of facts and records that wait for the store
 
 
@@ -147,9 +147,9 @@ class Bounds:
             here, held = syncer.shell._bulk._here, {each.payload for each in syncer.machine.held}
             if here is not None and (over := here._payloads.keys() - held):
                 self._broken("bounds.waiting", f"{syncer.label} keeps payloads that nothing merges: {over}")
-            strict = options.sync.overlap == "strict"
             opened = syncer.machine.syncer_step - syncer.machine.committed_step
-            if opened > (most := max(1, options.sync.overlap_steps, 0 if strict else options.sync.round_steps - 1)):
+            within = 0 if options.sync.overlap == "strict" else options.sync.round_steps - 1
+            if opened > (most := max(1, options.sync.overlap_steps, within)):
                 self._broken("bounds.open", f"{opened} syncer steps are open, not {most} at most")
 
     def _look_at_standbys_and_ranks(self) -> None:

@@ -88,9 +88,8 @@ class Invariants(Observer):
             self._broken("invariants.steps", f"{learner.label} steps while it is {learner.phase}")
         if learner.elders:
             elders, learner.elders = learner.elders, []
-            left = any(
-                fault.kind.startswith("orchestrator") for fault in self._options.faults
-            )  # then they end on thawing
+            # Frozen ranks that an orchestrator has left end on thawing.
+            left = any(fault.kind.startswith("orchestrator") for fault in self._options.faults)
             if there := [each.label for each in elders if each.running or (each.alive and not left)]:
                 self._broken("invariants.ranks", f"{learner.label} steps beside {', '.join(there)}")
 
