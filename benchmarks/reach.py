@@ -46,7 +46,6 @@ SHELLS = {
 }  # fmt: skip
 NUMBERS = "values are the world's: no array is merged, encoded or extended"
 OURS = "a fault of our own code, which no seed may have"
-ROLLBACK = "rolls back to a checkpoint, of which the log's checks know nothing yet"
 REASONS = {  # why the simulator does not get there, or hardly ever
     "Learner._boundary": "a loop that asks again after Exit: the simulated one is over",
     "Learner._on_state": "a state that comes after the Stop which ended the joining: rare",
@@ -59,8 +58,6 @@ REASONS = {  # why the simulator does not get there, or hardly ever
     "LearnerShell._handled": OURS,
     "LearnerManager._fail": OURS,
     "SyncerShell._drive": OURS,
-    "rebuild": ROLLBACK,
-    "_rolled_back": ROLLBACK,
 }
 
 

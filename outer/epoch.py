@@ -137,7 +137,7 @@ async def _rebuilt(
     ours = {fragment: RecoverySource(JOURNAL, value, digests[fragment]) for fragment, value in opened.values.items()}
     largest = max(4 * fragment.size for fragment in layout.fragments)
     learners = await sources.held_by_learners(log.found.versions, ours, largest)
-    rebuilt = rebuild(log, ours, sources.cut(spec.store), learners)
+    rebuilt = rebuild(log, ours, sources.saved(spec.store), learners)
     await bulk.restore(rebuilt.values, rebuilt.momentum_lost)
     for fragment, value in rebuilt.values.items():
         ours_too = value is opened.values.get(fragment)

@@ -172,13 +172,17 @@ class LearnerManager:
     async def leave(self, seconds: float) -> bool:
         """Wait until every training loop has returned, but no longer; whether some have not.
 
-        Learners that wait for a place wait no more.
+        Learners that wait for a place wait no more. One that missed the newest epoch, which would tell it that the run
+        is over, is told of it.
         """
         for name, task in self._starts.items():
             if (process := self._processes.get(name)) is None or not process.ranks:
                 task.cancel()
-        if self._tasks.running:
-            await asyncio.wait(self._tasks.running, timeout=seconds)
+        give_up_at = now() + seconds
+        while self._tasks.running and now() < give_up_at:
+            await asyncio.wait(self._tasks.running, timeout=PLACES_S)
+            for process in self._living():
+                self._probes.spawn(self._probe(Probe(process.learner, process.incarnation)))
         return bool(self._tasks.running)
 
     def cancel(self) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from outer.journal import checkpoint_parts
-from outer.journal.groups import JournalCut, Value, decode_replay
+from outer.journal.groups import Value
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
 from outer.ports import NoAnswer, Peer, insist
@@ -75,33 +75,26 @@ def replay_log(records: Iterable[tuple[int, Record]], fragments: int) -> Journal
 def rebuild(
     log: JournalReplay,
     journal: Mapping[int, RecoverySource],
-    checkpoint: JournalCut | None,
+    checkpoint: Mapping[int, Value],
     learners: Mapping[int, Sequence[RecoverySource]],
 ) -> Rebuilt:
     """Take the newest value of each fragment. A newer one than the log knows, which a learner holds, was announced too.
 
-    If nobody has an announced version and no learner offers any value, roll back to the checkpoint as a whole.
+    No record is taken back: what went into a lost version stays counted, and is not trained again.
     """
     known, fragments = log.found, range(len(log.found.versions))
     held = {
         fragment: max((each.value.version for each in each_of), default=0) for fragment, each_of in learners.items()
     }
     announced = [max(known.versions[fragment], held.get(fragment, 0)) for fragment in fragments]
-    digests = [known.digests[f] if announced[f] == known.versions[f] else "" for f in fragments]
-    offered = {
-        fragment: [*([journal[fragment]] if fragment in journal else []), *learners.get(fragment, ())]
-        for fragment in fragments
-    }
-    if checkpoint is not None:
-        for fragment, value in checkpoint.values.items():
-            offered[fragment].append(RecoverySource(CHECKPOINT, value, ""))
-        lacks = any(_best(offered[f], announced[f], digests[f]) is None for f in fragments if announced[f])
-        if lacks and not any(learners.values()):
-            return _rolled_back(checkpoint, announced)
     rebuilt = Rebuilt(log)
-    known.clock, known.whole = max(announced, default=0), False
+    known.clock, known.whole = max(known.clock, *announced), False
     for fragment in fragments:
-        best = _best(offered[fragment], announced[fragment], digests[fragment], exact=False)
+        offered = [*([journal[fragment]] if fragment in journal else []), *learners.get(fragment, ())]
+        if fragment in checkpoint:
+            offered.append(RecoverySource(CHECKPOINT, checkpoint[fragment], ""))
+        digest = known.digests[fragment] if announced[fragment] == known.versions[fragment] else ""
+        best = _best(offered, announced[fragment], digest)
         version = 0 if best is None else best.value.version
         rebuilt.sources.append(INITIAL if best is None else best.source)
         if version < announced[fragment]:
@@ -115,28 +108,13 @@ def rebuild(
     return rebuilt
 
 
-def _rolled_back(checkpoint: JournalCut, announced: Sequence[int]) -> Rebuilt:
-    """Use the checkpoint alone: its records and values belong to one cut."""
-    replay = decode_replay(checkpoint.state)
-    rebuilt = Rebuilt(replay, dict(checkpoint.values))
-    replay.found.clock, replay.found.whole = max(announced, default=0), False
-    rebuilt.sources = [CHECKPOINT if fragment in checkpoint.values else INITIAL for fragment in range(len(announced))]
-    rebuilt.lost = {
-        fragment: (version, replay.found.versions[fragment])
-        for fragment, version in enumerate(announced)
-        if version > replay.found.versions[fragment]
-    }
-    return rebuilt
-
-
-def _best(offered: Sequence[RecoverySource], announced: int, digest: str, exact: bool = True) -> RecoverySource | None:
-    """The newest value up to the announced version, preferably with outer state; `exact`: of that version only."""
+def _best(offered: Sequence[RecoverySource], announced: int, digest: str) -> RecoverySource | None:
+    """The newest value up to the announced version, preferably with outer state."""
     sound = [
         each
         for each in offered
         if 0 < each.value.version <= announced
         and not (each.value.version == announced and each.digest and digest and each.digest != digest)
-        and (each.value.version == announced or not exact)
     ]
     return max(sound, key=lambda each: (each.value.version, each.source != LEARNER), default=None)
 
@@ -156,12 +134,10 @@ class RecoverySources:
     snapshot: int  # the newest complete checkpoint; 0: none
     learners: tuple[Peer, ...]  # that live
 
-    def cut(self, store: Objects) -> JournalCut | None:
-        """The syncer's part of the checkpoint. Raises Damaged."""
-        if not self.snapshot:
-            return None
-        header, values, _ = checkpoint_parts.read_values(store, self.snapshot)
-        return JournalCut(header["kept"], {fragment: Value(*value) for fragment, value in values.items()})
+    def saved(self, store: Objects) -> dict[int, Value]:
+        """The values in the checkpoint, by fragment. Raises Damaged."""
+        values = checkpoint_parts.read_values(store, self.snapshot)[1] if self.snapshot else {}
+        return {fragment: Value(*value) for fragment, value in values.items()}
 
     async def held_by_learners(
         self, announced: Sequence[int], journal: Mapping[int, RecoverySource], size: int

@@ -13,7 +13,7 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
     silent = a resending + 2 step, until the oldest fact that a learner holds is durable, once they do
     share  = 2 H + tau syncer steps, once they do: every learner contributes at least once in so many; checked if the
              syncer reads every eligible learner and a round gives the slowest time to adopt and to step (H >= 8)
-    end    = ready + (syncer steps left) step + exit, by then no learner is left
+    end    = ready + (syncer steps left at most) step + exit, by then no learner is left
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 
 from chaos.simulation.checks.invariants import Invariants
 from chaos.simulation.checks.oracle import Oracle
-from chaos.simulation.profile import Options
+from chaos.simulation.profile import TOKENS, Options
 from learners.protocol import fact_buffer
 from orchestrator.lifecycle.orchestrator import LEAVE_S
 from orchestrator.simulation.orchestrator_process import VirtualCluster
@@ -72,6 +72,8 @@ class Bounds:
         self.ready_s = options.hang_s + 2 * up_s + options.backoff_s + ATTACH_S + sync.join_s + lease_s + 2 * slow
         self.silent_s = 1.1 * fact_buffer.RESEND_S + 2 * self.step_s
         self.commit_s = (sync.round_steps + sync.overlap_steps) * self.step_s
+        # A commit takes a sample at least.
+        self._steps_most = options.budget_tokens // TOKENS if options.budget_tokens else options.syncer_steps
 
     def start(self) -> None:
         self._time.after(WATCH_S, self._watch)
@@ -84,7 +86,7 @@ class Bounds:
     def _begin(self, healed_at: float) -> None:
         self._healed_at, self._ready = healed_at, False
         newest = max(tip.number for tip in self._oracle.tips)
-        self._end_s = self.ready_s + (self._options.syncer_steps - newest) * self.step_s + EXIT_S
+        self._end_s = self.ready_s + (self._steps_most - newest) * self.step_s + EXIT_S
         self._committed = dict.fromkeys(range(self._options.fragments), self._healed_at)
 
     def end(self) -> None:

@@ -66,7 +66,7 @@ GARBLED: tuple[tuple[Callable[[Contribution, int], Contribution], str], ...] = (
     (lambda answer, fragments: replace(answer, processed=answer.counters.tokens - 1), "wrong_counters"),
     (lambda answer, fragments: replace(answer, processed=10**12), "wrong_counters"),
     (lambda answer, fragments: replace(answer, learner=NOBODY), "wrong_sender"),
-    (lambda answer, fragments: replace(answer, codec="fp4"), "wrong_shape"),
+    (lambda answer, fragments: replace(answer, codec="int8" if answer.codec == "fp4" else "fp4"), "wrong_shape"),
     (lambda answer, fragments: replace(answer, processed=10**18), "malformed"),
     (lambda answer, fragments: replace(answer, step="many"), "malformed"),  # type: ignore[arg-type]
     (_counted(lambda counters: {"tokens": 1e300}), "malformed"),
