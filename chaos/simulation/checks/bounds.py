@@ -13,7 +13,7 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
     silent = a resending + 2 step, until the oldest fact that a learner holds is durable, once they do
     share  = 2 H + tau syncer steps, once they do: every learner contributes at least once in so many; checked if the
              syncer reads every eligible learner and a round gives the slowest time to adopt and to step (H >= 8)
-    end    = ready + (syncer steps left at most) step + exit, by then no learner is left
+    end    = ready + (syncer steps left at most) step + exit, by then no learner is left; after the end exit + drain
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Bounds:
         if virtual.finished_at is not None:
             # An island whose rank has missed a call hangs in its step: no healing helps it, nor is it a loss any more.
             leave_s = max(options.sync.drain_s, LEAVE_S if options.ranks else 0.0)
-            if self._time.now > virtual.finished_at + EXIT_S + leave_s:
+            if self._time.now > max(virtual.finished_at, self._healed_at or 0.0) + EXIT_S + leave_s:
                 self._give_up("learners are there long after the end: " + self._phases())
             return
         syncer = virtual.syncer
