@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from learners.protocol.events_effects import Save
+from learners.protocol.fact_buffer import FactBuffer
 from learners.protocol.resume_state import ResumeState
 from learners.training.devices import cores
 from outer.background import Background
@@ -76,14 +77,15 @@ def read(store: Objects, saved: SavedPart) -> LoadedPart:
 
 
 class CheckpointWriter:
-    """Writes the parts of one incarnation. `recorded`: FactBuffer.recorded."""
+    """Writes the parts of one incarnation. A part counts once the log has the facts that led to it."""
 
-    def __init__(self, learner: str, incarnation: int, store: Objects, recorded: Callable[[], int | None]) -> None:
-        self._learner, self._incarnation, self._store, self._recorded = learner, incarnation, store, recorded
+    def __init__(self, learner: str, incarnation: int, store: Objects, facts: FactBuffer) -> None:
+        self._learner, self._incarnation, self._store, self._facts = learner, incarnation, store, facts
         self._thread = ThreadPoolExecutor(1, "save", initializer=cores.leave)
         self._background = Background(lambda error: None)  # `described` raises it
         self._turn = asyncio.Lock()  # a snapshot stays on the devices until those before it are written
-        self._writes: dict[int, asyncio.Task[dict[str, Any]]] = {}  # by snapshot
+        # By snapshot: the manifest's entry, and the number of the fact after those that led to the part.
+        self._writes: dict[int, asyncio.Task[tuple[dict[str, Any], int]]] = {}
         self._final: tuple[Save, StateSnapshot] | None = None  # written by `finish`
         self._away = ""  # what the store says for which the final part waits
 
@@ -120,27 +122,34 @@ class CheckpointWriter:
             in_vain = not (self._is_final(snapshot) or coming(snapshot))
             await asyncio.sleep(POLL_S)
         await asyncio.wait({write}, timeout=max(0.0, give_up_at - now()))
-        if not write.done() and self._away:
-            raise StoreAway(self._away)
-        return write.result() if write.done() else None
+        if not write.done():
+            if self._away:
+                raise StoreAway(self._away)
+            return None
+        entry, following = write.result()
+        while self._facts.oldest < following:
+            if now() >= give_up_at:
+                return None
+            await asyncio.sleep(POLL_S)
+        return entry
 
     def _is_final(self, snapshot: int) -> bool:
         return self._final is not None and self._final[0].snapshot == snapshot
 
-    async def _write(self, save: Save, snapshot: StateSnapshot) -> dict[str, Any]:
-        call = asyncio.get_running_loop().run_in_executor
+    async def _write(self, save: Save, snapshot: StateSnapshot) -> tuple[dict[str, Any], int]:
+        following, call = self._facts.following, asyncio.get_running_loop().run_in_executor
         who = {"learner": self._learner, "incarnation": self._incarnation}
         name = f"{self._learner}.{self._incarnation}"
         async with self._turn:
             numbers, arrays = await call(self._thread, snapshot.pack)
-            facts = self._recorded() if save.final else None
+            facts = self._facts.recorded if save.final else None
             header = {**who, "facts": facts, "kept": asdict(save.state), **numbers}
             part = self._store, save.snapshot, name, header, arrays
             while True:
                 try:
                     described = await call(self._thread, checkpoint_parts.write, *part)
                     self._away = ""
-                    return described | who | {"exact": facts is not None}
+                    return described | who | {"exact": facts is not None}, following
                 except OSError as error:
                     if not save.final or isinstance(error, FileExistsError):
                         raise

@@ -338,7 +338,7 @@ class LearnerShell:
             start_s=spec.start_s,
         )
         if spec.store is not None:
-            self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._facts.recorded)
+            self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, self._facts)
         if spec.saved is not None and spec.saved.exact:
             assert spec.store is not None
             part = await in_thread(self._threads, checkpoint_writer.read, spec.store, spec.saved)

@@ -60,6 +60,11 @@ class FactBuffer:
             return None if self._sent or self._waiting else self._next
 
     @property
+    def following(self) -> int:
+        """The next fact's number."""
+        return self._next
+
+    @property
     def oldest(self) -> int:
         """The oldest number still held; of the next fact if none is."""
         with self._lock:

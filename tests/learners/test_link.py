@@ -350,7 +350,7 @@ async def test_a_final_part_waits_for_its_store_and_any_other_is_refused(
 
     monkeypatch.setattr(checkpoint_parts, "write", refusing)
     away.set()
-    writer = CheckpointWriter("a", 1, Folder(tmp_path), lambda: 3)
+    writer = CheckpointWriter("a", 1, Folder(tmp_path), FactBuffer(time.time))
     state = ResumeState(1, 8, None, 1, 1, 0.5, [], 0, [], 0)
     snapshot = SimpleNamespace(pack=lambda: ({"leaves": 1}, [np.zeros(2)]))
     writer.save(Save(1, state, False), snapshot)
@@ -365,3 +365,16 @@ async def test_a_final_part_waits_for_its_store_and_any_other_is_refused(
     away.clear()
     described = await writer.described(2, DEADLINE_S, lambda _: True)
     assert described is not None and described["exact"]
+
+
+@in_a_loop
+async def test_a_part_counts_once_the_log_has_every_fact_that_led_to_it(tmp_path: Path) -> None:
+    """Seed 10000051 of mixed started a learner from a step that its log never had."""
+    facts = FactBuffer(time.time)
+    facts.add("StepFinished")
+    writer = CheckpointWriter("a", 1, Folder(tmp_path), facts)
+    snapshot = SimpleNamespace(pack=lambda: ({"leaves": 1}, [np.zeros(2)]))
+    writer.save(Save(1, ResumeState(1, 8, None, 1, 1, 0.5, [], 0, [], 0), False), snapshot)
+    assert await writer.described(1, 0.1, lambda _: True) is None
+    facts.acknowledge(0)
+    assert await writer.described(1, DEADLINE_S, lambda _: True) is not None
