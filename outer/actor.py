@@ -72,8 +72,8 @@ class ShardActor(FragmentShard):
 
 def _start_shard(spec: SyncerSpec, make: Make, shard: int) -> RayPeer:
     options = {"num_cpus": SHARD_CPUS, "max_restarts": 0, "max_concurrency": 1000, **spec.shard_options}
-    actor = ray.remote(ShardActor).options(name=f"shard.{spec.epoch}.{shard}", **options)
-    return RayPeer(actor.remote(spec, make, shard))
+    name = f"shard.{spec.epoch}.{shard}"
+    return RayPeer(ray.remote(ShardActor).options(name=name, **options).remote(spec, make, shard), name)
 
 
 def _keep_all() -> None:

@@ -30,9 +30,10 @@ async def put(threads: Executor, answer: Any) -> Put:
 
 @dataclass(frozen=True)
 class RayPeer:
-    """A process that is a Ray actor."""
+    """A process that is a Ray actor. `name`: the actor's; empty: nobody finds it by that."""
 
     handle: Any
+    name: str = ""
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         with answering():
@@ -41,6 +42,14 @@ class RayPeer:
 
     def tell(self, method: str, *arguments: Any) -> None:
         getattr(self.handle, method).remote(*arguments)
+
+
+def find(name: str, namespace: str | None = None) -> RayPeer | None:
+    """The actor of this name; None: there is none."""
+    try:
+        return RayPeer(ray.get_actor(name, namespace), name)
+    except ValueError:  # Ray's word for it
+        return None
 
 
 @contextmanager
@@ -63,5 +72,5 @@ def here(shard: Callable[..., Peer] | None = None) -> Here:
     context = ray.get_runtime_context()
     node = context.get_node_id()
     region = context.get_node_labels().get("region", "")
-    me = RayPeer(context.current_actor)
+    me = RayPeer(context.current_actor, context.get_actor_name() or "")
     return Here(me, lambda: os._exit(0), region, {"pid": os.getpid(), "node": node}, shard=shard)

@@ -45,6 +45,7 @@ COMMANDS = (
     _entry(RUN, "init", "Write a commented recipe with good defaults"),
     _entry(RUN, "run", "Train by a recipe, or resume a run that was stopped or died"),
     _entry(RUN, "submit", "Train by a recipe on a cluster, as a Ray job"),
+    _entry(RUN, "join", "Give a run the learners of one more region, until it ends"),
     _entry(RUN, "scale", "Change the number of learners in a pool of a running job"),
     _entry(RUN, "stop", "Stop a running job cleanly", module="status"),
     _entry(RUN, "compare", "Train a recipe in several ways, and set them side by side"),

@@ -39,6 +39,9 @@ class PoolConfig(Section):
         description="take matching nodes while they are there, up to max, and let learners go with them, down to min",
     )
     region: str | None = Field(None, pattern=LABEL, description="only nodes with the label region = this")
+    joined: bool = Field(
+        False, description="the region is a Ray cluster of its own: `diloco join` there starts the pool's learners"
+    )
     accelerator: str | None = Field(
         None, pattern=LABEL, description="only nodes with the label ray.io/accelerator-type = this, e.g. H100, TPU-V6E"
     )
@@ -332,6 +335,21 @@ class Recipe(Section):
             if re.fullmatch(f"learner-{re.escape(pool.name)}-[0-9]+", learner):
                 return pool
         raise KeyError(learner)
+
+    @property
+    def home(self) -> str:
+        """What other regions call the one of the syncer and the orchestrator."""
+        return self.run.control.get("region", "home")
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The regions that are Ray clusters of their own."""
+        return tuple(dict.fromkeys(pool.region for pool in self.pools if pool.joined and pool.region))
+
+    def joined_region(self, learner: str) -> str:
+        """The region of a learner's pool, if that is a Ray cluster of its own; else empty."""
+        pool = self.pool_of(learner)
+        return (pool.region or "") if pool.joined else ""
 
     def is_learner(self, name: str) -> bool:
         """Whether a pool has, or could have, a learner of this name."""

@@ -95,6 +95,22 @@ def _pool_names(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(f"pools.{index}.name", pool.name, "is another pool's name too", fix)
 
 
+def _joined(recipe: Recipe) -> Iterator[Problem]:
+    for index, pool in enumerate(recipe.pools):
+        if not pool.joined:
+            continue
+        field = f"pools.{index}.joined"
+        if pool.region in (None, recipe.home):
+            message = "needs a region of its own, apart from the syncer's"
+            yield Problem(field, True, message, "give the pool a region, and run.control another")
+        if recipe.durability.store is None:
+            message = "needs a store that every region reaches"
+            yield Problem(field, True, message, "give durability.store, e.g. s3://BUCKET/RUN")
+        if pool.standby or pool.opportunistic:
+            message = "cannot be with standby or opportunistic: its places are another cluster's"
+            yield Problem(field, True, message, "leave those out")
+
+
 def _opportunistic(recipe: Recipe) -> Iterator[Problem]:
     for index, pool in enumerate(recipe.pools):
         if pool.opportunistic and recipe.sync.overlap == "strict":
@@ -330,6 +346,17 @@ def _refusal(ask: Callable[[], object], field: str, recipe: Recipe, fix: str) ->
 
 
 CHECKS = (
-    *(_quorum, _rounds, _patience, _pool_names, _opportunistic, _devices, _microbatches, _durable_store, _hardware),
+    *(
+        _quorum,
+        _rounds,
+        _patience,
+        _pool_names,
+        _joined,
+        _opportunistic,
+        _devices,
+        _microbatches,
+        _durable_store,
+        _hardware,
+    ),
     *(_targets, _fleet_pools, _fleet_links, _data, _held_out_sets, _inner, _outer, _builds, _deals, _warm_start),
 )

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,11 +18,14 @@ from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, LogReader, records, seal
 from orchestrator.lifecycle.orchestrator import CLOSE_S, SNAPSHOT_S, OrchestratorShell
-from orchestrator.lifecycle.ports import ORCHESTRATOR, Ports
+from orchestrator.lifecycle.ports import CALL_S, ORCHESTRATOR, Places, Ports, Processes
 from orchestrator.recipe.config import Recipe
+from orchestrator.regions.gateway import RegionPeer
+from orchestrator.regions.joined import JoinedPlaces, JoinedProcesses
 from orchestrator.runtime import run_accounts
 from orchestrator.runtime.evaluator import Evaluations
-from orchestrator.runtime.placement import RunPlacement, agent_name
+from orchestrator.runtime.gateway_actor import gateway
+from orchestrator.runtime.placement import RunPlacement, agent_name, rank_label
 from orchestrator.runtime.ray_processes import RayPlaces, RayProcesses
 from orchestrator.runtime.specs import syncer_spec, versions
 from orchestrator.store.export import write_final
@@ -31,12 +35,12 @@ from orchestrator.store.status_model import RunInfo
 from outer import heap
 from outer.background import end_process, tell
 from outer.journal.chain import Segmented
-from outer.journal.object_store import DRAFT_S, Folder, needing_the_store, objects, sweep
+from outer.journal.object_store import DRAFT_S, Folder, Objects, needing_the_store, objects, sweep
 from outer.numeric import codec as codecs
-from outer.ports import Peer
+from outer.ports import NoAnswer, Peer
 from outer.protocol.facts import StoreWaited
 from outer.protocol.manifest import code_digest
-from outer.ray_ports import OFTEN
+from outer.ray_ports import OFTEN, RayPeer
 
 LINGER_S = 60.0
 ORCHESTRATOR_CPUS = 0.1
@@ -44,6 +48,8 @@ ORCHESTRATOR_CPUS = 0.1
 
 class OrchestratorActor(OrchestratorShell):
     """Created detached and named; `run_dir` is the run's store."""
+
+    _gateway: RayPeer | None = None  # to the regions that join the run
 
     def __init__(
         self, recipe: Recipe, run_dir: str, placement: RunPlacement, lock: RunLock, waited: StoreWaited | None = None
@@ -56,10 +62,10 @@ class OrchestratorActor(OrchestratorShell):
             number = self._store.grant("incarnation", ORCHESTRATOR)
             self._log = FactLog(store, ORCHESTRATOR, number, end_process)
         self._evaluations = Evaluations(recipe, placement, self._store, code, self._log.emit)
-        places = RayPlaces(recipe, placement)
+        places, processes = self._world(recipe, placement, code, store)
         ports = Ports(
             self._store,
-            RayProcesses(recipe, placement, code, store, places),
+            processes,
             places,
             store,
             lambda: records(LogReader(self._store.root, store).rest()),
@@ -68,6 +74,16 @@ class OrchestratorActor(OrchestratorShell):
             placement.local,
         )
         super().__init__(recipe, ports, syncer_spec(recipe, code, store), number, versions(code), waited)
+
+    def _world(self, recipe: Recipe, placement: RunPlacement, code: str, store: Objects) -> tuple[Places, Processes]:
+        """The ports of this cluster, and of the regions that join the run."""
+        places = RayPlaces(recipe, placement)
+        processes = RayProcesses(recipe, placement, code, store, places)
+        if not recipe.joined:
+            return places, processes
+        self._gateway = gateway(recipe, placement, recipe.home)
+        to, where = partial(RegionPeer, self._gateway), recipe.joined_region
+        return JoinedPlaces(places, where, to), JoinedProcesses(processes, recipe, where, to, rank_label)
 
     def __repr__(self) -> str:
         return ORCHESTRATOR
@@ -161,6 +177,10 @@ class OrchestratorActor(OrchestratorShell):
                 ray.kill(ray.get_actor(name, self._placement.namespace))
 
     async def _ended(self) -> None:
+        if self._gateway is not None:
+            with contextlib.suppress(NoAnswer, TimeoutError):
+                await asyncio.wait_for(self._gateway.ask("close"), CALL_S)
+            ray.kill(self._gateway.handle)
         await asyncio.to_thread(self._lock.release)
         self._background.spawn(self._leave())
 

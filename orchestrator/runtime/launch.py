@@ -27,7 +27,7 @@ from orchestrator.lifecycle.ports import gist
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_bytes, misses, most_resources
-from orchestrator.runtime import actor, job, metrics_actor, ray_processes
+from orchestrator.runtime import actor, gateway_actor, job, metrics_actor, ray_processes
 from orchestrator.runtime.ends import Terminated, terminate
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
@@ -50,6 +50,7 @@ ORCHESTRATORS_MAX = 10  # in one run, before its deaths are taken for intended
 KNOCK_S = 5.0
 INLINE_BYTES = 2**20
 STOP_S = 10.0
+JOIN_S = 1.0  # between two looks at a region's gateway
 REMOVE_S = 5.0
 
 OnStatus = Callable[[Mapping[str, Any]], None]
@@ -84,6 +85,43 @@ def run_attached(
         return start_and_wait(recipe, store, placement, starter, on_status, detach=True, lock=lock)
     finally:
         ray.shutdown()
+
+
+def join(recipe: Recipe, region: str, address: str | None, on_view: OnStatus) -> None:
+    """Make a cluster, or a local Ray, a region of a run, to the run's end; `on_view` gets GatewayShell.view.
+
+    The run's orchestrator starts and ends the learners there.
+    """
+    with contextlib.ExitStack() as stack:
+        if address:
+            namespace, cores = f"diloco-{recipe.name}-{region}", 0
+            connect(address, namespace)
+            stack.callback(ray.shutdown)
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dl-"))
+            namespace = stack.enter_context(local_cluster(recipe, RunStore(folder)))
+            cores = len(os.sched_getaffinity(0))
+        placement = RunPlacement(namespace, cores)
+        door = gateway_actor.gateway(recipe, placement, region)
+        try:
+            while not (view := _answer(door))["over"]:
+                on_view(view)
+                time.sleep(JOIN_S)
+        finally:
+            left = [name for name in ray.util.list_named_actors(True) if name["namespace"] == namespace]
+            for each in left:
+                with contextlib.suppress(ValueError):
+                    ray.kill(ray.get_actor(each["name"], namespace))
+
+
+def _answer(door: Any) -> dict[str, Any]:
+    """What a gateway shows, once it can be reached."""
+    while True:
+        try:
+            view: dict[str, Any] = ray.get(door.handle.view.remote(), timeout=BEGIN_S)
+            return view
+        except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError):
+            time.sleep(WAIT_S)
 
 
 def _namespace(recipe: Recipe, store: RunStore) -> str:

@@ -42,7 +42,7 @@ from outer.actor import SyncerActor
 from outer.journal.object_store import Objects
 from outer.journal.rebuild import RecoverySources
 from outer.ports import Peer
-from outer.ray_ports import RayPeer, answering
+from outer.ray_ports import RayPeer, answering, find
 from outer.spec import SyncerSpec
 
 SYNCER_CPUS = 0.5
@@ -162,7 +162,7 @@ class RayProcesses:
         placed = control(recipe.run.control, anywhere=self._placement.local)
         options = named(syncer_name(spec.epoch), self._placement.namespace, SYNCER_CPUS) | placed
         spec = replace(spec, shard_options=placed or {"scheduling_strategy": "SPREAD"})
-        return RayPeer(ray.remote(SyncerActor).options(**options).remote(spec, initial, sources))
+        return RayPeer(ray.remote(SyncerActor).options(**options).remote(spec, initial, sources), options["name"])
 
     def left_syncer(self, epoch: int) -> RayPeer | None:
         return self._left(syncer_name(epoch))
@@ -179,7 +179,7 @@ class RayProcesses:
             other.options(**self._options(name, incarnation, rank)).remote(self._spec(name, incarnation, rank))
             for rank in range(1, spec.ranks)
         )
-        return [RayPeer(each) for each in (first, *others)]
+        return [RayPeer(each, rank_label(name, incarnation, rank)) for rank, each in enumerate((first, *others))]
 
     def left_rank(self, name: str, incarnation: int, rank: int) -> RayPeer | None:
         return self._left(rank_label(name, incarnation, rank))
@@ -195,7 +195,7 @@ class RayProcesses:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         options |= {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}
         spec = replace(self._spec(name, 0), environment=shown)
-        return RayPeer(ray.remote(LearnerActor).options(**options).remote(spec, None))
+        return RayPeer(ray.remote(LearnerActor).options(**options).remote(spec, None), options["name"])
 
     async def left_standbys(self) -> list[RayPeer]:
         there = await asyncio.to_thread(ray.util.list_named_actors, True)
@@ -223,9 +223,7 @@ class RayProcesses:
         return draining_nodes()
 
     def _left(self, name: str) -> RayPeer | None:
-        with contextlib.suppress(ValueError):  # Ray's word for an actor that is not there
-            return RayPeer(ray.get_actor(name, self._placement.namespace))
-        return None
+        return find(name, self._placement.namespace)
 
     def _options(self, name: str, incarnation: int, rank: int) -> dict[str, Any]:
         options = named(rank_label(name, incarnation, rank), self._placement.namespace, 0)

@@ -1,0 +1,198 @@
+"""The gateway of one region: through it alone its processes call those of other regions, and are called.
+
+The orchestrator's region starts the processes of the others through their gateways; see orchestrator/regions/joined.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.lifecycle.controller import RankState
+from orchestrator.lifecycle.ports import Places, Processes
+from orchestrator.regions.mail import CAUSES, Cause, Mail, grant
+from orchestrator.regions.wire import PeerName
+from outer.journal.object_store import Objects
+from outer.ports import Gone, NoAnswer, Peer, Raised, Unreachable
+
+GATEWAY = "gateway"  # the name of each region's
+OVER_S = 8.0  # for the other regions to hear that the run is over
+
+
+@dataclass(frozen=True)
+class RegionPeer:
+    """A process in another region, through the gateway of one's own.
+
+    Its node's id is known there alone, so that it is told with the region before it.
+    """
+
+    gateway: Peer
+    region: str
+    name: str
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            outcome, given = await self.gateway.ask("relay", self.region, self.name, method, arguments)
+        except (Gone, Unreachable) as error:
+            raise Unreachable("the gateway of its own region does not answer") from error
+        if outcome == "ok":
+            at = method == "identify" and given.get("node")
+            return given | {"node": f"{self.region}/{at}"} if at else given
+        text, cause = given
+        raise CAUSES.get(outcome, NoAnswer)(text) from (Cause(cause) if cause else None)
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        self.gateway.tell("forward", self.region, self.name, method, arguments)
+
+
+class Absent:
+    """A process that is not there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        raise Gone(f"there is no {self._name}")
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        pass
+
+
+class GatewayShell:
+    """`find` gives a process of this region by its name, `name_of` the name of one. `me`: the gateway, for others here.
+
+    `places` and `processes`: of a region that has joined; its learners are started there.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        home: str,
+        store: Objects,
+        me: Peer,
+        find: Callable[[str], Peer | None],
+        name_of: Callable[[Peer], str],
+        failed: Callable[[BaseException], object],
+        places: Places | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        self.region, self.over = region, False
+        self._home, self._store, self._me, self._find, self._local_name, self._failed = (
+            home,
+            store,
+            me,
+            find,
+            name_of,
+            failed,
+        )
+        self._places, self._processes = places, processes
+        self._mail: Mail | None = None
+        self._beginning = asyncio.Lock()
+
+    async def _begun(self) -> Mail:
+        """The mail: begun by the first call, also after this process was started again."""
+        async with self._beginning:
+            if self._mail is None:
+                number = await asyncio.to_thread(grant, self._store, self.region)
+                self._mail = Mail(
+                    self._store, self.region, number, self._serve, self._name_of, self._peer_of, self._failed
+                )
+                self._mail.begin([self._home] if self._home != self.region else [])
+            return self._mail
+
+    # -------------------------------------------------------------- called by this region's processes
+
+    async def view(self) -> dict[str, Any]:
+        """Whether the other regions are heard of, and whether the run is over."""
+        mail = await self._begun()
+        return {"region": self.region, "incarnation": mail.incarnation, "over": self.over, "regions": mail.view()}
+
+    async def relay(self, region: str, name: str, method: str, arguments: Sequence[Any]) -> tuple[str, Any]:
+        """The answer of a process in another region, or the kind of error, its text and its cause."""
+        try:
+            return "ok", await (await self._begun()).ask(region, name, method, arguments)
+        except NoAnswer as error:
+            return type(error).__name__, (str(error), "" if error.__cause__ is None else str(error.__cause__))
+
+    async def forward(self, region: str, name: str, method: str, arguments: Sequence[Any]) -> None:
+        """Call a process in another region, whenever it can be reached."""
+        (await self._begun()).tell(region, name, method, arguments)
+
+    async def close(self) -> None:
+        """The run is over: tell the other regions, after all that they were told before."""
+        mail = await self._begun()
+        asked = [mail.ask(region, GATEWAY, "over", ()) for region in mail.view()]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), OVER_S)
+
+    # -------------------------------------------------------------- called by other regions
+
+    def _name_of(self, peer: Peer) -> PeerName:
+        if isinstance(peer, RegionPeer):
+            return peer.region, peer.name
+        return self.region, self._local_name(peer)
+
+    def _peer_of(self, name: PeerName) -> Peer:
+        region, process = name
+        if region == self.region:
+            return self._find(process) or Absent(process)
+        return RegionPeer(self._me, region, process)
+
+    async def _serve(self, name: str, method: str, arguments: Sequence[Any]) -> Any:
+        if method.startswith("_"):
+            raise Raised(f"{method} is no method for another region")
+        if name != GATEWAY:
+            return await (self._find(name) or Absent(name)).ask(method, *arguments)
+        if (served := getattr(self, f"serve_{method}", None)) is None:
+            raise Raised(f"a gateway has no {method}")
+        return await served(*arguments)
+
+    async def serve_over(self) -> None:
+        """The run is over."""
+        self.over = True
+
+    async def serve_start_learner(self, name: str, incarnation: int, saved: Any, syncer: Peer, strange: bool) -> None:
+        processes = self._of_joined()
+        if processes.left_rank(name, incarnation, 0) is None:  # else this call comes twice
+            processes.start_learner(name, incarnation, saved, syncer, strange)
+
+    async def serve_end(self, name: str) -> None:
+        if (process := self._find(name)) is not None:
+            self._of_joined().end(process)
+
+    async def serve_kill(self, ranks: Sequence[RankState]) -> str:
+        return await self._of_joined().kill(ranks)
+
+    async def serve_unseen(self, node: str) -> str:
+        return await self._of_joined().unseen(node)
+
+    async def serve_notices(self) -> dict[str, float | None]:
+        return dict(self._of_joined().notices())
+
+    async def serve_claim(self, names: list[str]) -> None:
+        self._there().claim(names)
+
+    async def serve_wait(self, name: str) -> None:
+        await self._there().wait(name)
+
+    async def serve_pending(self, names: list[str]) -> dict[str, str] | None:
+        return await self._there().pending(names)
+
+    async def serve_adopt(self, name: str) -> None:
+        self._there().adopt(name)
+
+    async def serve_release(self, name: str) -> None:
+        self._there().release(name)
+
+    def _of_joined(self) -> Processes:
+        if self._processes is None:
+            raise Raised("this region starts its processes itself")
+        return self._processes
+
+    def _there(self) -> Places:
+        if self._places is None:
+            raise Raised("this region has its places for itself")
+        return self._places
