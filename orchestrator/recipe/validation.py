@@ -346,17 +346,7 @@ def _refusal(ask: Callable[[], object], field: str, recipe: Recipe, fix: str) ->
 
 
 CHECKS = (
-    *(
-        _quorum,
-        _rounds,
-        _patience,
-        _pool_names,
-        _joined,
-        _opportunistic,
-        _devices,
-        _microbatches,
-        _durable_store,
-        _hardware,
-    ),
-    *(_targets, _fleet_pools, _fleet_links, _data, _held_out_sets, _inner, _outer, _builds, _deals, _warm_start),
+    *(_quorum, _rounds, _patience, _pool_names, _joined, _opportunistic, _devices, _microbatches, _durable_store),
+    *(_hardware, _targets, _fleet_pools, _fleet_links, _data, _held_out_sets, _inner, _outer, _builds, _deals),
+    _warm_start,
 )
