@@ -22,7 +22,7 @@ from chaos.simulation.ports.damage import Damage
 from chaos.simulation.ports.durations import DrawnDurations
 from chaos.simulation.ports.network import HostileNetwork
 from chaos.simulation.ports.storage import Header, Store
-from chaos.simulation.profile import HOME, SHARDS, SHARED, Options, between, draw, stream
+from chaos.simulation.profile import FAR, HOME, SHARDS, SHARED, Options, between, draw, stream
 from learners.config import DataConfig
 from orchestrator.analysis.database import Used
 from orchestrator.eventlog.compactor import Compactor
@@ -105,6 +105,7 @@ class Cluster:
             oracle=oracle,
             rng=hosts,
             in_flight_max=options.in_flight_max,
+            joined=FAR if options.joined else "",
             opportunistic=options.opportunistic,
             saving=options.every_s > 0.0 or options.profile == "ended",
             shard_hosts=[self.hosts[name] for name in SHARDS],

@@ -62,6 +62,7 @@ KINDS: dict[str, dict[str, float]] = {
     },
     "islands": {"rank_crash": 0.4, "rank_freeze": 0.3, "rank_cut": 0.3, "rank_late": 0.3},  # likewise
     "rebuilding": {"value_damaged": 0.15, "journal_damaged": 0.15},
+    "regions": {"gateway_crash": 0.5, "gateway_freeze": 0.3, "region_cut": 0.5},  # likewise
     "ending": {"stop": 0.5, "stop_committing": 0.5, "crash_ending": 0.5},
 }  # fmt: skip
 PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
@@ -81,6 +82,7 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
     "rebuilding": ("rebuilding", "syncer", "cut_two_way", "loss", "crash"),  # so that versions are lost, too
     "standbys": ("standbys", "orchestrator", "crash", "freeze", "drain", "flap", "rejoin_storm"),
     "islands": ("islands", "orchestrator", "crash", "freeze", "drain"),
+    "regions": ("regions", "syncer", "orchestrator", "crash", "freeze", "storage_slow", "storage_failing"),
     "ended": ("ending", "network", "syncer", "membership", "confusion"),
 }
 ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
@@ -149,6 +151,7 @@ class Options:
     shards: int = 1
     every_s: float = 0.0  # between two checkpoints; 0: none is taken
     opportunistic: bool = False  # pools take every learner that has a place
+    joined: bool = False  # the far region is a cluster of its own
     places: dict[str, Place] = field(default_factory=dict)  # of those that are not in PLACE
     ranks: dict[str, int] = field(default_factory=dict)  # of those that are islands
     standbys: tuple[str, ...] = ()  # learners that have one
@@ -239,6 +242,10 @@ def draw(
     ranks = _ranks(stream(seed, "ranks"), profile)
     standbys, hosts = _standbys(stream(seed, "standbys"), profile, ranks)
     places = _places(stream(seed, "regions"), profile)
+    joined = bool(places) and stream(seed, "joined").random() < {"regions": 1.0, "mixed": 0.4}.get(profile, 0.0)
+    joined = joined and not standbys and profile != "lockstep"
+    if joined:
+        drawn |= {"recover": "syncer", "lease_s": max(2.0, drawn["lease_s"])}  # a donor's state is no array here
     for name, other in hosts.items():
         step_s[name], batch[name], places[name] = step_s[other], batch[other], places.get(other, PLACE)
     patience = between(stream(seed, "patience"), 1.0, 4.0)
@@ -272,7 +279,8 @@ def draw(
         in_flight_max=pick(stream(seed, "in flight"), (1, 2, 2)),
         every_s=_every_s(stream(seed, "checkpoints"), profile),
         shards=_shards(stream(seed, "shards"), profile),
-        opportunistic="membership" in PROFILES[profile] and stream(seed, "pools").random() < 0.4,
+        opportunistic="membership" in PROFILES[profile] and not joined and stream(seed, "pools").random() < 0.4,
+        joined=joined,
         places=places,
         ranks=ranks,
         standbys=standbys,
@@ -294,7 +302,7 @@ def _shards(chance: Random, profile: str) -> int:
 
 def _places(chance: Random, profile: str) -> dict[str, Place]:
     """Of a third of the seeds some learners are far away."""
-    if profile == "calm" or chance.random() >= 0.33:
+    if profile == "calm" or chance.random() >= (1.0 if profile == "regions" else 0.33):
         return {}
     return {name: Place(PLACE.pool, pick(chance, (FAR, FAR, HOME))) for name in (*LEARNERS, *NEWCOMERS)}
 

@@ -13,6 +13,7 @@ from orchestrator.cli.options import Overrides
 from orchestrator.cli.recipes import prepare
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem, nearest
+from orchestrator.regions.mail import SILENT_S
 
 
 def join(
@@ -49,5 +50,5 @@ def _problems(recipe: Recipe, region: str) -> Iterator[Problem]:
 
 
 def _words(view: Mapping[str, Any]) -> str:
-    silent = [name for name, each in view["regions"].items() if each["silent_s"] is None or each["silent_s"] > 15.0]
+    silent = [name for name, each in view["regions"].items() if each["silent_s"] is None or each["silent_s"] > SILENT_S]
     return f"waits for {', '.join(silent)}" if silent else "is part of the run"

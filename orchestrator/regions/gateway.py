@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.lifecycle.controller import RankState
 from orchestrator.lifecycle.ports import Places, Processes
-from orchestrator.regions.mail import CAUSES, Cause, Mail, grant
+from orchestrator.regions.mail import CAUSES, Cause, Mail, granted
 from orchestrator.regions.wire import PeerName
 from outer.journal.object_store import Objects
 from outer.ports import Gone, NoAnswer, Peer, Raised, Unreachable
@@ -96,7 +96,7 @@ class GatewayShell:
         """The mail: begun by the first call, also after this process was started again."""
         async with self._beginning:
             if self._mail is None:
-                number = await asyncio.to_thread(grant, self._store, self.region)
+                number = await granted(self._store, self.region)
                 self._mail = Mail(
                     self._store, self.region, number, self._serve, self._name_of, self._peer_of, self._failed
                 )

@@ -29,8 +29,8 @@ from outer.journal.object_store import Objects
 from outer.ports import Gone, NoAnswer, Peer, Raised, Unreachable, now
 
 FOLDER = "mail"
-BEAT_S = 2.0  # without anything to say, a region says that it is there
-SILENT_S = 15.0  # after which a region counts as unreachable
+BEAT_S = 1.0  # without anything to say, a region says that it is there
+SILENT_S = 5.0  # after which a region counts as unreachable
 LOOK_S = 2.0  # between two looks for regions, or for a later incarnation of one
 POLL_S = (0.02, 0.5)  # between two looks for the next batch: at first, and at last
 AGAIN_S = 1.0  # until the store is asked again that has failed
@@ -65,7 +65,7 @@ class _Region:
 
 
 class Mail:
-    """The calls of one region. Use it in one event loop. `me`: its name; `incarnation`: granted by `grant`."""
+    """The calls of one region. Use it in one event loop. `me`: its name; `incarnation`: see `granted`."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Mail:
                 return
             except FileExistsError:
                 return  # nobody else writes this name: an answer was lost
-            except OSError:
+            except Exception:  # whatever a store's client raises: it is asked again
                 await asyncio.sleep(AGAIN_S)
 
     def _in_thread(self, work: Callable[..., Any], *given: Any) -> asyncio.Future[Any]:
@@ -191,7 +191,7 @@ class Mail:
             await self._removed(name)
 
     async def _removed(self, name: str) -> None:
-        with contextlib.suppress(OSError):  # it stays, which costs its bytes
+        with contextlib.suppress(Exception):  # it stays, which costs its bytes
             await self._in_thread(self._store.remove, name)
 
     # -------------------------------------------------------------- reading
@@ -199,7 +199,7 @@ class Mail:
     async def _look(self) -> None:
         """Find the regions that have written."""
         while True:
-            with contextlib.suppress(OSError):  # it is asked again
+            with contextlib.suppress(Exception):  # it is asked again
                 for name in await self._in_thread(self._store.folders, f"{FOLDER}/{self.me}"):
                     self._to(name)
             await asyncio.sleep(LOOK_S)
@@ -224,7 +224,7 @@ class Mail:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2.0 * pause_s, POLL_S[1])
                 continue
-            except OSError:
+            except Exception:  # whatever a store's client raises: it is asked again
                 await asyncio.sleep(AGAIN_S)
                 continue
             other.heard_at, pause_s = now(), POLL_S[0]
@@ -283,7 +283,7 @@ class Mail:
                 except (FileNotFoundError, Damaged) as error:
                     self._failed(error)
                     break
-                except OSError:
+                except Exception:  # whatever a store's client raises: it is asked again
                     await asyncio.sleep(AGAIN_S)
         if incarnation == other.incarnation:
             other.open.discard(number)
@@ -341,14 +341,19 @@ def _batch(to: str, source: str, incarnation: int, number: int) -> str:
     return f"{_folder(to, source, incarnation)}/{number:09d}"
 
 
-def grant(store: Objects, me: str) -> int:
-    """The next incarnation's number of a region's mail. Raises OSError."""
+async def granted(store: Objects, me: str) -> int:
+    """The next incarnation's number of a region's mail, once the store answers."""
+    while True:
+        with contextlib.suppress(Exception):
+            return await asyncio.get_running_loop().run_in_executor(None, _grant, store, me)
+        await asyncio.sleep(AGAIN_S)
+
+
+def _grant(store: Objects, me: str) -> int:
     folder = f"{FOLDER}/incarnations/{me}"
     number = max((int(name.rpartition("/")[2]) for name in store.names(folder)), default=0)
     while True:
         number += 1
-        try:
+        with contextlib.suppress(FileExistsError):
             store.create(f"{folder}/{number:06d}", [b""])
             return number
-        except FileExistsError:
-            pass

@@ -208,6 +208,7 @@ class SimContext:
     fault_counts: Counter[str] = field(default_factory=Counter)  # by kind of fault: how often it had an effect
     trace: Trace | None = None
     in_flight_max: int = 1  # steps of one learner
+    joined: str = ""  # a region that is a cluster of its own
     opportunistic: bool = False  # pools take every learner that has a place
     saving: bool = False  # learners save their state for checkpoints
     shard_hosts: Sequence[Host] = ()  # where shards are that are processes of their own

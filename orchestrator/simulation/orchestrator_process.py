@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from typing import Any
 
 from pydantic import NonNegativeInt
@@ -24,17 +26,22 @@ from orchestrator.lifecycle.orchestrator import SNAPSHOT_S, STOP_FILE, Orchestra
 from orchestrator.lifecycle.ports import ORCHESTRATOR, Ports
 from orchestrator.lifecycle.scaling import request_file, requested
 from orchestrator.recipe.config import BudgetConfig, DurabilityConfig, PoolConfig, Recipe, RunConfig
+from orchestrator.regions.gateway import GatewayShell, RegionPeer
+from orchestrator.regions.joined import JoinedPlaces, JoinedProcesses
 from orchestrator.simulation.context import SimContext
 from orchestrator.simulation.learner_process import STRANGE, LearnerProcess, RankProcess, learner_spec
 from orchestrator.simulation.peers import SimPeer
 from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.store.run_store import RunStore
+from outer.journal.framing import Damaged
 from outer.journal.groups import SYNCER
+from outer.journal.object_store import Objects
 from outer.journal.rebuild import RecoverySources
 from outer.ports import Peer
 from outer.spec import SyncerSpec
 
+HOME = "home"  # the region of the syncer and the orchestrator
 SYNCER_LEASE_S = 3.0
 LINGER_S = 3.0  # until a process that is slow to end has ended
 ZOMBIE_S = 2.0  # for a process that was frozen when it was to end
@@ -63,6 +70,10 @@ class SimRecipe(Recipe):
     @property
     def quorum(self) -> int:
         return self.fewest
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        return tuple({pool.region for pool in self.homes.values() if pool.joined and pool.region})
 
     @property
     def config_hash(self) -> str:
@@ -97,6 +108,7 @@ def _recipe(context: SimContext, first: Collection[str], quorum: int, every_s: f
         pool = next(pool for pool in pools if pool.name == spec.pool)
         own = {"batch_size": spec.batch_size, "region": spec.region}
         own |= {"standby": spec.standbys, "processes": 1 + len(spec.ranks)}
+        own["joined"] = bool(context.joined) and spec.region == context.joined
         homes[name] = alike.setdefault((pool.name, *own.values()), pool.model_copy(update=own))
     durations = context.durations
     run = RunConfig.model_construct(
@@ -220,10 +232,11 @@ class ObservedOrchestrator(OrchestratorShell):
     def __init__(self, process: OrchestratorProcess, cluster: VirtualCluster, number: int) -> None:
         self.process, self.cluster = process, cluster
         self.poll_s = cluster.context.durations.look_s
+        recipe, where, to = cluster.recipe, cluster.recipe.joined_region, partial(RegionPeer, cluster.door(HOME))
         ports = Ports(
             cluster.records,
-            cluster,
-            cluster.places,
+            JoinedProcesses(cluster, recipe, where, to, _label) if recipe.joined else cluster,
+            JoinedPlaces(cluster.places, where, to) if recipe.joined else cluster.places,
             cluster.context.store,
             lambda: records(ChainReader(self._objects, SYNCER, Findings()).poll()),
             self._said,
@@ -285,6 +298,59 @@ class ObservedOrchestrator(OrchestratorShell):
             super()._write_status()
 
 
+class GatewayProcess(Process):
+    """A region's gateway: the production shell, which is started again when it has died."""
+
+    def __init__(self, cluster: VirtualCluster, region: str, number: int) -> None:
+        super().__init__(cluster.time, cluster.gateway_hosts[region], (f"gateway.{region}", number))
+        context, joined = cluster.context, region != HOME
+        self.jobs.takes, self.raised = context.durations.job, context.observer.raised
+        self.me = SimPeer(context.network, self)
+        self.shell = GatewayShell(
+            region,
+            HOME,
+            _RegionsStore(context.store, region, cluster.cut_off),
+            cluster.door(region),
+            partial(cluster.find, region),
+            lambda peer: peer.process.label,  # type: ignore[attr-defined]
+            partial(cluster.mail_fails, self),
+            cluster.places if joined else None,
+            cluster if joined else None,
+        )
+        self.deliver(lambda: self.spawn(self.shell.view()))  # who joins a region asks for that
+        self.mourn(lambda: cluster.time.after(context.durations.outage_s(), cluster.open_door, region))
+
+
+class _RegionsStore:
+    """The run's store, as far as a region reaches it."""
+
+    def __init__(self, store: Objects, region: str, cut_off: Collection[str]) -> None:
+        self._store, self._region, self._cut_off = store, region, cut_off
+
+    def __getattr__(self, name: str) -> Any:
+        if self._region in self._cut_off:
+            raise OSError(errno.ETIMEDOUT, "no answer")
+        return getattr(self._store, name)
+
+
+@dataclass(frozen=True)
+class SimDoor:
+    """A region's gateway, whichever process that is."""
+
+    cluster: VirtualCluster
+    region: str
+
+    def ask(self, method: str, *arguments: Any) -> Awaitable[Any]:
+        return self.cluster.doors[self.region].me.ask(method, *arguments)
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        self.cluster.doors[self.region].me.tell(method, *arguments)
+
+
+def _label(learner: str, incarnation: int, rank: int) -> str:
+    return f"{learner}/{rank} {incarnation}" if rank else f"{learner} {incarnation}"
+
+
 class VirtualCluster:
     """A cluster, with the processes of one run, and who starts its next orchestrator. `learners`: wanted at first.
 
@@ -313,13 +379,52 @@ class VirtualCluster:
         self.paused = False  # between two sessions there is nothing
         self.over = False
         self.unseen_nodes: set[str] = set()  # the cluster has lost sight of them
+        self.cut_off: set[str] = set()  # regions that do not reach the store
+        self.doors: dict[str, GatewayProcess] = {}  # by region
         self.records, self.places, self.host = SimRunStore(), SimPlaces(context), Host(ORCHESTRATOR)
-        self.process: OrchestratorProcess = self._next()
+        self.gateway_hosts = {region: Host(f"gateway.{region}") for region in (HOME, context.joined)}
         self._syncer_host = syncer_host
         self.ranks: list[RankProcess] = []  # all that there ever were, but for ranks 0
         self.standbys: list[LearnerProcess] = []  # likewise, promoted or not
         self._made: dict[tuple[str, int], tuple[LearnerProcess | RankProcess, ...]] = {}  # by rank
         self._noticed: dict[str, LearnerProcess] = {}  # by node: whom its end was announced to
+        self._gateways = count(1)
+        self.process: OrchestratorProcess = self._next()
+        if context.joined:
+            for region in (HOME, context.joined):
+                self.open_door(region)
+
+    # -------------------------------------------------------------- regions
+
+    def door(self, region: str) -> Peer:
+        return SimDoor(self, region)
+
+    def open_door(self, region: str) -> None:
+        """Start a region's gateway, unless the run is over."""
+        if not self.over:
+            self.doors[region] = GatewayProcess(self, region, next(self._gateways))
+
+    def _end_regions(self) -> None:
+        """Who has joined ends what is left in the region."""
+        for process in self.time.processes:
+            learner = isinstance(process, LearnerProcess | RankProcess) and self.recipe.joined_region(process.name)
+            if learner or isinstance(process, GatewayProcess):
+                process.die()
+
+    def find(self, region: str, name: str) -> Peer | None:
+        """A process of a region by its label."""
+        there = [each for each in self.time.processes if each.label == name and each.alive]
+        for process in there:
+            learner = isinstance(process, LearnerProcess | RankProcess)
+            where = (learner and self.recipe.joined_region(process.name)) or HOME
+            if where == region and hasattr(process, "me"):
+                return SimPeer(self.context.network, process)
+        return None
+
+    def mail_fails(self, process: Process, error: BaseException) -> None:
+        """What a gateway passes over."""
+        if not isinstance(error, Damaged | FileNotFoundError):
+            process.raised(process, error)
 
     # -------------------------------------------------------------- orchestrators
 
@@ -347,6 +452,8 @@ class VirtualCluster:
         self.paused = self.suspending and self.finished_at is None
         self.over = not self.paused
         process.die()
+        if self.over and self.doors:
+            self.time.after(LINGER_S, self._end_regions)  # who has joined hears of it
         if self.paused:
             self.time.after(PAUSE_S, self._resume)
 

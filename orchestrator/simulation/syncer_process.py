@@ -54,8 +54,14 @@ class SyncerProcess(Process):
     @property
     def peers(self) -> Mapping[str, Any]:
         """The learners' processes that it would write to."""
-        peers: dict[str, Any] = {name: there.peer for name, there in self.shell._peers.items()}
-        return {name: peer.process for name, peer in peers.items()}
+        return {name: self._process_of(there.peer) for name, there in self.shell._peers.items()}
+
+    def _process_of(self, peer: Any) -> Process:
+        """One of another region is known by its name."""
+        if isinstance(peer, SimPeer):
+            return peer.process
+        found: Process = next(each for each in reversed(self.time.processes) if each.label == peer.name)
+        return found
 
     @property
     def waiting(self) -> int:

@@ -206,7 +206,7 @@ class Invariants(Observer):
             newest = max(before.sequence, report.sequence)
             heard[key] = Heard(max(before.step, report.step), newest, until)
         there: Any = syncer.shell._peers.get(report.learner)
-        if there is not None and there.peer.process.key == key:
+        if there is not None and (report.learner, there.incarnation) == key:
             return None
         return partial(self._reported, syncer, report, _known(syncer, report.learner))
 

@@ -21,7 +21,7 @@ from chaos.simulation.profile import EVERYBODY, KINDS, SHARDS, Fault, between, p
 from orchestrator.lifecycle.ports import ORCHESTRATOR
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.objects import MemoryObjects
-from orchestrator.simulation.orchestrator_process import VirtualCluster
+from orchestrator.simulation.orchestrator_process import GatewayProcess, VirtualCluster
 from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.syncer_process import ShardProcess, SyncerProcess
 from outer.journal import checkpoint_parts, values
@@ -90,13 +90,14 @@ class FaultSchedule:
         self._store.heal()
         self._virtual.records.away = False
         self._virtual.unseen_nodes.clear()
+        self._virtual.cut_off.clear()
         for host in self._hosts.values():
             host.slowdown, host.data_at = 1.0, 0.0
         for learner in self._virtual.learners.values():
             learner.faults.end()
         for process in self._frozen:
             self._thaw(process)
-        for process in [*self._virtual.standbys, *self._virtual.ranks]:
+        for process in [*self._virtual.standbys, *self._virtual.ranks, *self._virtual.doors.values()]:
             process.dies_at = math.inf
         if self._virtual.finished_at is None:
             for pool in self._virtual.controller.pools.sizes:
@@ -427,6 +428,32 @@ class FaultSchedule:
                 self._later(fault.duration_s, self._mend, link, name)
         if not of_island:
             virtual.crash(one.name, detected=fault.strength < 0.3)
+
+    # -------------------------------------------------------------- regions
+
+    def _gateway(self, fault: Fault) -> GatewayProcess | None:
+        there = list(self._virtual.doors.values())
+        return there[int(len(there) * fault.strength)] if there else None
+
+    def _gateway_crash(self, fault: Fault) -> None:
+        """After so many callbacks: between any two awaits."""
+        if (gateway := self._gateway(fault)) is not None and gateway.alive:
+            gateway.dies_at = gateway.turns + 1 + int(200 * self._rng.random())
+            self._count(fault.kind)
+
+    def _gateway_freeze(self, fault: Fault) -> None:
+        if (gateway := self._gateway(fault)) is not None and gateway.running:
+            gateway.freeze()
+            self._frozen.append(gateway)
+            self._later(fault.duration_s, self._thaw, gateway, fault.kind)
+            self._count(fault.kind)
+
+    def _region_cut(self, fault: Fault) -> None:
+        """The region that has joined does not reach the store."""
+        if self._virtual.doors:
+            self._virtual.cut_off.add(self._context.joined)
+            self._later(3.0 * fault.duration_s, self._virtual.cut_off.discard, self._context.joined)
+            self._count(fault.kind)
 
     # -------------------------------------------------------------- membership
 

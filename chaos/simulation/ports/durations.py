@@ -57,7 +57,7 @@ class DrawnDurations:
             seconds = self._store.write_s()
             before_s = seconds * self._draw()
             return before_s, seconds - before_s
-        if kind == "segments":
+        if kind in ("segments", "mail"):
             return self._store.write_s(), 0.0
         here: Any = getattr(func, "__self__", None)
         if name in ("ahead", "begin"):  # of a standby, which yields to others, and of a rank
