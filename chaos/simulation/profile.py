@@ -245,7 +245,8 @@ def draw(
     joined = bool(places) and stream(seed, "joined").random() < {"regions": 1.0, "mixed": 0.4}.get(profile, 0.0)
     joined = joined and not standbys and profile != "lockstep"
     if joined:
-        drawn |= {"recover": "syncer", "lease_s": max(2.0, drawn["lease_s"])}  # a donor's state is no array here
+        drawn |= {"recover": "syncer"}  # a donor's state is no array here
+        drawn |= {"lease_s": 1.0 + drawn["lease_s"], "read_timeout_s": 2.0 + drawn["read_timeout_s"]}
     for name, other in hosts.items():
         step_s[name], batch[name], places[name] = step_s[other], batch[other], places.get(other, PLACE)
     patience = between(stream(seed, "patience"), 1.0, 4.0)

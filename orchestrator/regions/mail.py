@@ -208,64 +208,68 @@ class Mail:
         looked_at, pause_s = float("-inf"), POLL_S[0]
         while True:
             try:
-                if not other.incarnation and not await self._begin_reading(other):
-                    await asyncio.sleep(LOOK_S)
+                if await self._read_next(other):
+                    pause_s = POLL_S[0]
                     continue
-                name = _batch(self.me, other.name, other.incarnation, other.next)
-                header, arrays, _ = unpack(await self._in_thread(self._store.read, name))
-            except Damaged as error:
-                self._failed(error)  # who waits for what was in it gives it up
-                other.next += 1
-                continue
-            except FileNotFoundError:
                 if now() - looked_at >= LOOK_S:
                     looked_at = now()
                     await self._follow(other)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2.0 * pause_s, POLL_S[1])
-                continue
             except Exception:  # whatever a store's client raises: it is asked again
                 await asyncio.sleep(AGAIN_S)
-                continue
-            other.heard_at, pause_s = now(), POLL_S[0]
-            self._background.spawn(self._forget(other, *header["had"]))
-            number, other.next = other.next, other.next + 1
-            if any("large" in message for message in header["sent"]):
-                other.open.add(number)
-                self._background.spawn(self._take_large(other, number, header["sent"], arrays))
-            else:
-                for message in header["sent"]:
-                    self._take(other, message, arrays)
+
+    async def _read_next(self, other: _Region) -> bool:
+        """Read the next batch, if it is there."""
+        try:
+            name = _batch(self.me, other.name, other.incarnation, other.next)
+            header, arrays, _ = unpack(await self._in_thread(self._store.read, name))
+        except FileNotFoundError:
+            return False
+        except Damaged as error:
+            self._failed(error)  # who waits for what was in it gives it up
+            header, arrays = {"had": [0, 0], "sent": []}, []
+        other.heard_at = now()
+        self._background.spawn(self._forget(other, *header["had"]))
+        number, other.next = other.next, other.next + 1
+        if any("large" in message for message in header["sent"]):
+            other.open.add(number)
+            self._background.spawn(self._take_large(other, number, header["sent"], arrays))
+        else:
+            for message in header["sent"]:
+                self._take(other, message, arrays)
+        return True
 
     async def _incarnations(self, other: _Region) -> list[int]:
         folder = f"{FOLDER}/{self.me}/{other.name}"
         return sorted(map(int, await self._in_thread(self._store.folders, folder)))
-
-    async def _begin_reading(self, other: _Region) -> bool:
-        """Begin with the oldest batch that is there: what an incarnation before has not had."""
-        for incarnation in await self._incarnations(other):
-            if numbers := await self._numbers_of(other, incarnation):
-                other.incarnation, other.next = incarnation, numbers[0]
-                return True
-        return False
 
     async def _numbers_of(self, other: _Region, incarnation: int) -> list[int]:
         names = await self._in_thread(self._store.names, _folder(self.me, other.name, incarnation))
         return sorted(int(name.rpartition("/")[2]) for name in names)
 
     async def _follow(self, other: _Region) -> None:
-        """Go on with a later incarnation, which answers no call of ours to the one before."""
-        later = [each for each in await self._incarnations(other) if each > other.incarnation]
-        if not later or other.next in await self._numbers_of(other, other.incarnation):
+        """Begin with the oldest batch that is there, and go on with a later incarnation once one has ended.
+
+        That one answers no call of ours to the one before.
+        """
+        for incarnation in await self._incarnations(other):
+            numbers = await self._numbers_of(other, incarnation)
+            if incarnation < other.incarnation or not numbers:
+                continue
+            if incarnation == other.incarnation:
+                if other.next in numbers:
+                    return
+                continue
+            folder = _folder(self.me, other.name, other.incarnation)
+            for each in (folder, f"{folder}/large") if other.incarnation else ():
+                for name in await self._in_thread(self._store.names, each):
+                    await self._removed(name)
+            other.incarnation, other.next, other.open = incarnation, numbers[0], set()
+            for answer in list(other.pending.values()):
+                if not answer.done():
+                    answer.set_exception(Unreachable(f"region {other.name} has another gateway"))
             return
-        folder = _folder(self.me, other.name, other.incarnation)
-        for each in (folder, f"{folder}/large"):
-            for name in await self._in_thread(self._store.names, each):
-                await self._removed(name)
-        other.incarnation, other.next, other.open = later[0], 0, set()
-        for answer in list(other.pending.values()):
-            if not answer.done():
-                answer.set_exception(Unreachable(f"region {other.name} has another gateway"))
 
     async def _take_large(
         self, other: _Region, number: int, sent: Sequence[dict[str, Any]], arrays: Sequence[NDArray[Any]]
