@@ -1,0 +1,96 @@
+"""A region that is a Ray cluster of its own joins by the store alone, loses a learner, is lost, and joins again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from orchestrator.eventlog.facts import LearnerLost
+from orchestrator.recipe.toml_text import dump
+from outer.protocol.facts import Committed
+from tests.runtime.conftest import recipe
+from tests.runtime.results import ROOT, assert_bit_equal, assert_kept
+from tests.runtime.script import FOREVER, Script, nothing, said, stepping
+
+pytestmark = pytest.mark.runtime
+FAR = "learner-far-0"
+
+
+class Region:
+    """`diloco join` as a user calls it, with a local Ray of its own."""
+
+    def __init__(self, folder, settings):
+        self._recipe, self._log = folder / "recipe.toml", folder / "join.log"
+        self._recipe.write_text(dump(settings))
+        self.join()
+
+    def join(self, status=None):
+        words = [sys.executable, "-m", "orchestrator", "join", str(self._recipe), "--region", "far"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with open(self._log, "ab") as log:
+            self.process = subprocess.Popen(words, env=environment, cwd=ROOT, stdout=log, stderr=log)
+
+    def die(self, status=None):
+        """Every process of the region is lost at once."""
+        for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+
+def merged(folder, incarnation):
+    """The far learner's incarnation is in a commit."""
+
+    def is_in(event):
+        parts = event.fact.participants if isinstance(event.fact, Committed) else ()
+        return any((each.learner, each.incarnation) == (FAR, incarnation) for each in parts)
+
+    return said(folder, is_in)
+
+
+def kill_far(status):
+    [row] = [row for row in status["learners"] if row["name"] == FAR]
+    os.kill(row["pid"], signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def joined(run, corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("joined")
+    pools = [
+        {"name": name, "learners": 1, "batch_size": 2, "slowdown": 20.0} | more
+        for name, more in (("t", {}), ("far", {"region": "far", "joined": True}))
+    ]
+    settings = {
+        "pools": pools,
+        "sync": {"quorum": 1},
+        "budget": FOREVER,
+        "durability": {"store": str(folder / "store")},
+        "run": {"hang_s": 20.0, "unreachable_s": 600.0},
+    }
+    region = Region(folder, recipe("joined", corpus, **settings))
+    script = Script(
+        folder / "run",
+        (merged(folder / "run", 1), kill_far),
+        (merged(folder / "run", 2), region.die),
+        (lambda status: FAR not in stepping(status), region.join),
+        (merged(folder / "run", 3), nothing),
+    )
+    result = run("joined", script, folder / "run", **settings)
+    ended = region.process.wait(timeout=120)
+    return result, ended
+
+
+def test_a_region_joins_heals_is_lost_and_joins_again_and_the_books_are_exact(joined):
+    result, ended = joined
+    assert_kept(result, "stopped")
+    assert ended == 0, "who has joined hears that the run is over"
+    assert [fact.incarnation for fact in result.facts(LearnerLost) if fact.learner == FAR] == [1, 2]
+    assert {(FAR, number) for number in (1, 2, 3)} <= result.participants()
+    assert all(each.learner in ("learner-t-0", FAR) for fact in result.facts(Committed) for each in fact.participants)
+    assert_bit_equal(result.folder)
