@@ -89,7 +89,9 @@ class Invariants(Observer):
         if learner.elders:
             elders, learner.elders = learner.elders, []
             # Frozen ranks that an orchestrator has left end on thawing.
-            left = any(fault.kind.startswith("orchestrator") for fault in self._options.faults)
+            left = any(
+                fault.kind == "control_dies" or fault.kind.startswith("orchestrator") for fault in self._options.faults
+            )
             if there := [each.label for each in elders if each.running or (each.alive and not left)]:
                 self._broken("invariants.ranks", f"{learner.label} steps beside {', '.join(there)}")
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
+from orchestrator.lifecycle import learner_units
 from orchestrator.lifecycle.actions import AskToLeave
 from orchestrator.lifecycle.controller import State
 from orchestrator.lifecycle.learner_units import LearnerHandle
@@ -169,21 +170,49 @@ def test_what_is_left_of_a_gang_without_rank_0_is_ended(scene: Scene, monkeypatc
     assert scene.killed == [f"{GOES}.2/1", f"{GOES}.2/2"]
 
 
-def test_a_gang_that_an_earlier_orchestrator_did_not_live_to_have_led_is_led(
+def test_the_ranks_of_a_gang_that_was_not_led_hear_where_to_meet_once_a_frozen_rank_0_says_so(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An earlier orchestrator did not live to have it led."""
+    monkeypatch.setattr(learner_units, "CALL_S", 0.01)
+    followed: list[str] = []
+
     class Rank:
+        def __init__(self, number: int) -> None:
+            self.number, self.thawed = number, asyncio.Event()
+            if number:
+                self.thawed.set()
+
         async def identify(self) -> dict[str, Any]:
+            await self.thawed.wait()
             return {"pid": 7, "node": "n"}
 
         async def lead(self, others: Any) -> str:
+            await self.thawed.wait()
             return f"where {len(others)} meet"
 
-    monkeypatch.setattr(scene.processes, "left_rank", lambda name, incarnation, rank: Asks(Rank()))
+        async def follow(self, address: str) -> None:
+            followed.append(address)
+
+        async def run(self) -> str:
+            await until(lambda: len(followed) == 2)
+            return "drained"
+
+    async def story() -> None:
+        ranks = [Rank(number) for number in range(3)]
+        monkeypatch.setattr(scene.processes, "left_rank", lambda name, incarnation, rank: Asks(ranks[rank]))
+        found = await scene.learners.processes.find(GOES, 2, {})
+        assert found is not None
+        running = asyncio.ensure_future(found[0].run())
+        await asyncio.sleep(0)
+        assert followed == []
+        ranks[0].thawed.set()
+        assert await running == "drained"
+
     pool = SimpleNamespace(processes=3, standby=0, accelerated=False)
     monkeypatch.setattr(scene.learners.processes, "_recipe", SimpleNamespace(pool_of=lambda name: pool))
-    found = asyncio.run(scene.learners.processes.find(GOES, 2, {}))
-    assert found is not None and found[0].address == "where 2 meet"
+    asyncio.run(story())
+    assert followed == ["where 2 meet"] * 2
 
 
 @pytest.mark.parametrize(
