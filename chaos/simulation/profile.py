@@ -43,7 +43,7 @@ KINDS: dict[str, dict[str, float]] = {
     },
     "syncer": {"syncer_crash": 0.35, "zombie": 0.2, "kill_point": 0.35},
     "shards": {"shard_crash": 0.4, "shard_freeze": 0.3, "shard_cut": 0.3},
-    "sessions": {"suspend": 0.5, "checkpoint_damaged": 0.35},
+    "sessions": {"suspend": 0.5, "checkpoint_damaged": 0.5},
     "orchestrator": {
         "orchestrator_crash": 0.25, "orchestrator_freeze": 0.15, "folder_away": 0.2, "control_dies": 0.15,
     },
@@ -327,7 +327,7 @@ def shares(profile: str) -> dict[str, float]:
     if profile == "mixed":
         return {kind: given[kind] for kind in kinds}
     least = 0.0 if len(KINDS.keys() & topics) > 2 else 0.5
-    return {kind: 1.0 if kind in ALWAYS else max(given[kind], least) for kind in kinds}
+    return {kind: 1.0 if kind in ALWAYS else max(given[kind], 0.5 if kind in topics else least) for kind in kinds}
 
 
 def plan(seed: int, profile: str, storm_s: float, learners: tuple[str, ...] = LEARNERS) -> tuple[Fault, ...]:
