@@ -43,7 +43,7 @@ KINDS: dict[str, dict[str, float]] = {
     },
     "syncer": {"syncer_crash": 0.35, "zombie": 0.2, "kill_point": 0.35},
     "shards": {"shard_crash": 0.4, "shard_freeze": 0.3, "shard_cut": 0.3},
-    "sessions": {"suspend": 0.5, "checkpoint_damaged": 0.5},
+    "sessions": {"suspend": 0.5, "checkpoint_damaged": 0.35},
     "orchestrator": {
         "orchestrator_crash": 0.25, "orchestrator_freeze": 0.15, "folder_away": 0.2, "control_dies": 0.15,
     },
@@ -77,7 +77,7 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
     "joining": ("joining",),
     "lockstep": ("reordering", "slow_link", "slow", "stop"),  # in strict overlap nobody joins: there are only delays
     "shards": ("shards", "storage", "syncer"),
-    "sessions": ("sessions", "syncer", "orchestrator", "storage_failing", "storage_full"),
+    "sessions": ("sessions", "syncer", "orchestrator", "checkpoint_damaged", "storage_failing", "storage_full"),
     "rebuilding": ("rebuilding", "syncer", "cut_two_way", "loss", "crash"),  # so that versions are lost, too
     "standbys": ("standbys", "orchestrator", "crash", "freeze", "drain", "flap", "rejoin_storm"),
     "islands": ("islands", "orchestrator", "crash", "freeze", "drain"),
@@ -320,7 +320,7 @@ def _tokens(chance: Random, syncer_steps: int) -> int | None:
 
 
 def shares(profile: str) -> dict[str, float]:
-    """Return by kind of fault the share of a profile's seeds that plan one: more where there are few topics."""
+    """Return by kind of fault the share of a profile's seeds that plan one: more of few topics and single kinds."""
     topics = PROFILES[profile]
     given = {kind: share for kinds in KINDS.values() for kind, share in kinds.items()}
     kinds = [kind for topic in topics for kind in KINDS.get(topic, (topic,))]
