@@ -11,10 +11,8 @@ from tests.docs.references import section
 
 
 def test_the_shell_of_the_manual_trains_until_its_budget_is_reached() -> None:
-    settings, loop = (
-        match["body"]
-        for match in references.FENCE.finditer(section("docs/protocol.md", "Manual for authors of a shell"))
-    )
+    manual = section("docs/protocol.md", "Manual for authors of a shell")
+    settings, loop = (match["body"] for match in references.FENCE.finditer(manual))
     assert len([line for line in loop.splitlines() if line.strip()]) <= 40
     names: dict[str, Any] = {}
     for block in (settings, loop):

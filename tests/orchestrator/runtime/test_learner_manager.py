@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
-from orchestrator.lifecycle import learner_units
 from orchestrator.lifecycle.actions import AskToLeave
 from orchestrator.lifecycle.controller import State
 from orchestrator.lifecycle.learner_units import LearnerHandle
@@ -174,21 +173,14 @@ def test_the_ranks_of_a_gang_that_was_not_led_hear_where_to_meet_once_a_frozen_r
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier orchestrator did not live to have it led."""
-    monkeypatch.setattr(learner_units, "CALL_S", 0.01)
-    followed: list[str] = []
+    followed, thawed = list[str](), asyncio.Event()
 
     class Rank:
-        def __init__(self, number: int) -> None:
-            self.number, self.thawed = number, asyncio.Event()
-            if number:
-                self.thawed.set()
-
         async def identify(self) -> dict[str, Any]:
-            await self.thawed.wait()
             return {"pid": 7, "node": "n"}
 
         async def lead(self, others: Any) -> str:
-            await self.thawed.wait()
+            await thawed.wait()
             return f"where {len(others)} meet"
 
         async def follow(self, address: str) -> None:
@@ -198,20 +190,16 @@ def test_the_ranks_of_a_gang_that_was_not_led_hear_where_to_meet_once_a_frozen_r
             await until(lambda: len(followed) == 2)
             return "drained"
 
-    async def story() -> None:
-        ranks = [Rank(number) for number in range(3)]
-        monkeypatch.setattr(scene.processes, "left_rank", lambda name, incarnation, rank: Asks(ranks[rank]))
+    async def story() -> str:
         found = await scene.learners.processes.find(GOES, 2, {})
         assert found is not None
-        running = asyncio.ensure_future(found[0].run())
-        await asyncio.sleep(0)
-        assert followed == []
-        ranks[0].thawed.set()
-        assert await running == "drained"
+        asyncio.get_running_loop().call_soon(thawed.set)
+        return await found[0].run()
 
+    monkeypatch.setattr(scene.processes, "left_rank", lambda name, incarnation, rank: Asks(Rank()))
     pool = SimpleNamespace(processes=3, standby=0, accelerated=False)
     monkeypatch.setattr(scene.learners.processes, "_recipe", SimpleNamespace(pool_of=lambda name: pool))
-    asyncio.run(story())
+    assert asyncio.run(story()) == "drained"
     assert followed == ["where 2 meet"] * 2
 
 
