@@ -13,7 +13,7 @@ EVERY = 8  # syncer steps from one fragment's turn to the next one's
 
 
 def run(journal_s: float, merge_s: float, commits: int) -> Bench:
-    """One learner steps each second, answers and adopts at once. Merges, one at a time, and commits take these times."""
+    """One learner steps each second, answers and adopts at once. Merges, one at a time, and commits take so long."""
     made = bench("a", sync={"P": 12, "H": 12 * EVERY, "tau": 2}, quorum=1)
     made.journals_itself = made.merges_itself = False
     seen, committed, until = 0, 0, made.now + 10.0 * (journal_s + merge_s) * commits
