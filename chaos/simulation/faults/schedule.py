@@ -399,7 +399,7 @@ class FaultSchedule:
 
     def _strike_beside(self, fault: Fault) -> None:
         """A standby that prepares or waits, or a rank, dies between any two awaits, freezes, is cut off from whom it
-        hears, or hears late and twice; and a standby's learner is lost, so that it is promoted just then.
+        hears, or hears late and twice; and mostly a standby's learner is lost, so that it is promoted just then.
         """
         who, what = fault.kind.split("_")
         virtual, of_island = self._virtual, who == "rank"
@@ -414,7 +414,8 @@ class FaultSchedule:
         one = pick(self._rng, there)
         heard, here = one.leader.host.name if of_island else ORCHESTRATOR, one.host.name
         if what == "crash":
-            one.dies_at = one.turns + 1 + int(40 * fault.strength)
+            turns = 40 if of_island else 4  # a standby mostly waits
+            one.dies_at = one.turns + 1 + int(turns * fault.strength)
         elif what == "freeze":
             self._freeze_process(one, fault)
         elif what == "cut":  # what the orchestrator and others say comes late, not never
@@ -426,7 +427,7 @@ class FaultSchedule:
             link.update()
             for name in ("delay_s", "doubled"):
                 self._later(fault.duration_s, self._mend, link, name)
-        if not of_island:
+        if not of_island and fault.strength < 0.7:
             virtual.crash(one.name, detected=fault.strength < 0.3)
 
     # -------------------------------------------------------------- regions
