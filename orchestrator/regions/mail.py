@@ -34,7 +34,7 @@ SILENT_S = 5.0  # after which a region counts as unreachable
 LOOK_S = 2.0  # between two looks for regions, or for a later incarnation of one
 POLL_S = (0.02, 0.5)  # between two looks for the next batch: at first, and at last
 AGAIN_S = 1.0  # until the store is asked again that has failed
-AT_ONCE = 4  # batches on their way to one region
+AT_ONCE = 4  # batches on their way to one region: where one is there, so is, or was, that before so many
 LARGE = 2**16  # bytes of arrays that travel in an object of their own
 WAITING_MOST = 4096  # messages for a region that do not fit into the store; the oldest are dropped
 KEPT_MOST = 64  # batches that a region has not had; to more none is added that says nothing
@@ -161,7 +161,7 @@ class Mail:
         return self._regions[name]
 
     async def _write(self, other: _Region) -> None:
-        limit = asyncio.Semaphore(AT_ONCE)
+        under_way = deque[asyncio.Task[None]]()
         for number in count():
             while not other.waiting:
                 other.wake.clear()
@@ -170,7 +170,8 @@ class Mail:
                 except TimeoutError:
                     if len(other.kept) < KEPT_MOST:
                         break
-            await limit.acquire()
+            if len(under_way) == AT_ONCE:
+                await under_way.popleft()
             sent, arrays, objects = [], list[NDArray[Any]](), [_batch(other.name, self.me, self.incarnation, number)]
             while other.waiting:
                 message, own = other.waiting.popleft()
@@ -179,8 +180,7 @@ class Mail:
                 objects += [message["large"]] if "large" in message else []
             other.kept[number] = objects
             had = [other.incarnation, min(other.open, default=other.next)]
-            writing = self._background.spawn(self._created(objects[0], {"had": had, "sent": sent}, arrays))
-            writing.add_done_callback(lambda _: limit.release())
+            under_way.append(self._background.spawn(self._created(objects[0], {"had": had, "sent": sent}, arrays)))
 
     async def _forget(self, other: _Region, incarnation: int, before: int) -> None:
         """The region has had all batches before this one of this incarnation of ours: nobody needs them any more."""
@@ -258,7 +258,10 @@ class Mail:
             if incarnation < other.incarnation or not numbers:
                 continue
             if incarnation == other.incarnation:
-                if other.next in numbers:
+                ahead = [number for number in numbers if number >= other.next]
+                if ahead and ahead[-1] >= other.next + AT_ONCE:
+                    other.next = ahead[0]  # what is not there was removed: an incarnation of ours before had it
+                if other.next in ahead:
                     return
                 continue
             folder = _folder(self.me, other.name, other.incarnation)
