@@ -19,12 +19,16 @@ from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.lifecycle.ports import CALL_S
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
+from orchestrator.regions.gateway import GATEWAY, RegionPeer
+from orchestrator.regions.joined import split
 from orchestrator.runtime.placement import control, named, node_agent, rank_label, syncer_name
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
 from outer.background import Background, end_process, tell
 from outer.journal.chain import Segmented
 from outer.journal.object_store import objects
+from outer.ports import NoAnswer
+from outer.ray_ports import find
 
 NAME = "chaos"
 CPUS = 0.1
@@ -108,7 +112,7 @@ class ChaosActor:
             injected = await self._carry_out(fault, target)
         except ValueError:  # its actor or the orchestrator is gone
             injected = False
-        except (TimeoutError, ray.exceptions.RayError) as error:
+        except (TimeoutError, NoAnswer, ray.exceptions.RayError) as error:
             return self._skip(fault, f"its process or node does not answer: {type(error).__name__}")
         if not injected:
             return self._skip(fault, "its process is gone")
@@ -132,6 +136,7 @@ class ChaosActor:
     async def _carry_out(self, fault: PlannedFault, target: dict[str, Any]) -> bool:
         """Carry the fault out. False when the target is gone."""
         kind, pid, (name, rank) = KINDS[fault.kind], target["pid"], fault.target
+        region, node = split(target["node"])
         if fault.point:
             syncer = ray.get_actor(syncer_name(target["incarnation"]), self._namespace)
             try:
@@ -140,23 +145,36 @@ class ChaosActor:
                 # It passed the point before its answer left, or it cannot be reached.
                 await asyncio.wait_for(self._agent(target).kill.remote(pid), CALL_S)
             return True
+        if kind.by == "agent" and region:
+            lasts = [fault.duration_s] * kind.lasts
+            signalled = self._in(region, GATEWAY).ask("signal", node, fault.kind, pid, *lasts)
+            return bool(await asyncio.wait_for(signalled, CALL_S))
         if kind.by == "agent":
             signalled = getattr(self._agent(target), fault.kind)
             return bool(await asyncio.wait_for(signalled.remote(pid, *[fault.duration_s] * kind.lasts), CALL_S))
         if kind.by == "orchestrator":
             return await self._misconfigure(target)
-        learner = ray.get_actor(rank_label(name, target["incarnation"], rank), self._namespace)
-        seed = f"{self._recipe.seed} fault {fault.identifier}"
+        label, seed = rank_label(name, target["incarnation"], rank), f"{self._recipe.seed} fault {fault.identifier}"
+        learner = self._in(region, label) if region else find(label, self._namespace)
+        if learner is None:
+            return False
         expires_at = time.time() + CALL_S
-        disturbed = learner.disturb.remote(fault.kind, fault.duration_s, fault.delay_s, seed, expires_at)
+        disturbed = learner.ask("disturb", fault.kind, fault.duration_s, fault.delay_s, seed, expires_at)
         return bool(await asyncio.wait_for(disturbed, CALL_S))
+
+    def _in(self, region: str, name: str) -> RegionPeer:
+        """A process of a region that has joined."""
+        gateway = find(GATEWAY, self._namespace)
+        if gateway is None:
+            raise ValueError("the run's gateway is gone")
+        return RegionPeer(gateway, region, name)
 
     async def _misconfigure(self, target: dict[str, Any]) -> bool:
         """Give the next incarnation another recipe, and kill this one so that there is a next one."""
         orchestrator = ray.get_actor("orchestrator", self._namespace)
         if not await asyncio.wait_for(orchestrator.misconfigure.remote(target["name"], target["incarnation"]), CALL_S):
             return False
-        return bool(await asyncio.wait_for(self._agent(target).kill.remote(target["pid"]), CALL_S))
+        return await self._carry_out(PlannedFault(0, "kill", target["name"], 0, None, 0.0), target)
 
     def _agent(self, target: dict[str, Any]) -> Any:
         return node_agent(target["node"], self._namespace)

@@ -16,9 +16,14 @@ from orchestrator.lifecycle.ports import Places, Processes
 from orchestrator.regions.mail import CAUSES, Cause, Mail, granted
 from orchestrator.regions.wire import PeerName
 from outer.journal.object_store import Objects
-from outer.ports import Gone, NoAnswer, Peer, Raised, Unreachable
+from outer.ports import Gone, NoAnswer, Peer, Unreachable
 
 GATEWAY = "gateway"  # the name of each region's
+# What a region may call in others, and what only the orchestrator's may.
+OPEN = frozenset({"attach", "report", "record", "seek", "fetch", "donate", "holds", "received"})
+HOME_ONLY = frozenset(
+    {"identify", "run", "follow", "lead", "reattach", "progress", "saved", "disturb", "inbox", "read", "held"}
+) | {"held_versions"}
 OVER_S = 8.0  # for the other regions to hear that the run is over
 
 
@@ -141,13 +146,13 @@ class GatewayShell:
             return self._find(process) or Absent(process)
         return RegionPeer(self._me, region, process)
 
-    async def _serve(self, name: str, method: str, arguments: Sequence[Any]) -> Any:
-        if method.startswith("_"):
-            raise Raised(f"{method} is no method for another region")
-        if name != GATEWAY:
+    async def _serve(self, region: str, name: str, method: str, arguments: Sequence[Any]) -> Any:
+        home = region == self._home
+        if name != GATEWAY and method in (OPEN | HOME_ONLY if home else OPEN):
             return await (self._find(name) or Absent(name)).ask(method, *arguments)
-        if (served := getattr(self, f"serve_{method}", None)) is None:
-            raise Raised(f"a gateway has no {method}")
+        served = getattr(self, f"serve_{method}", None) if name == GATEWAY and home else None
+        if served is None:
+            raise PermissionError(f"region {region} may not call {method} of {name}")
         return await served(*arguments)
 
     async def serve_over(self) -> None:
@@ -188,11 +193,9 @@ class GatewayShell:
         self._there().release(name)
 
     def _of_joined(self) -> Processes:
-        if self._processes is None:
-            raise Raised("this region starts its processes itself")
+        assert self._processes is not None, "only home calls this, and only elsewhere"
         return self._processes
 
     def _there(self) -> Places:
-        if self._places is None:
-            raise Raised("this region has its places for itself")
+        assert self._places is not None, "only home calls this, and only elsewhere"
         return self._places

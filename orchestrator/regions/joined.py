@@ -71,7 +71,7 @@ class JoinedPlaces:
             asking = self._to(region, GATEWAY).ask("pending", names)
             return await asyncio.wait_for(asking, CALL_S) or {}
         except (NoAnswer, TimeoutError):
-            return {}  # who has a place keeps it
+            return dict.fromkeys(names, SILENT)
 
     def adopt(self, name: str) -> None:
         if (gateway := self._gateway(name)) is None:
@@ -143,14 +143,14 @@ class JoinedProcesses:
     async def kill(self, ranks: Iterable[RankState]) -> str:
         by_region = defaultdict[str, list[RankState]](list)
         for rank in ranks:
-            region, node = _split(rank.node or "")
+            region, node = split(rank.node or "")
             by_region[region].append(replace(rank, node=node or None))
         asked = [self._here.kill(by_region.pop("", []))]
         asked += [self._ask(region, "kill", apart) for region, apart in by_region.items()]
         return next(filter(None, await asyncio.gather(*asked)), "")
 
     async def unseen(self, node: str) -> str:
-        region, node = _split(node)
+        region, node = split(node)
         return await (self._ask(region, "unseen", node) if region else self._here.unseen(node))
 
     async def _ask(self, region: str, method: str, *arguments: Any) -> str:
@@ -178,7 +178,7 @@ class JoinedProcesses:
             self._notices[region] = await asyncio.wait_for(asking, CALL_S)
 
 
-def _split(node: str) -> tuple[str, str]:
+def split(node: str) -> tuple[str, str]:
     """The region of a node, empty for this one, and its id there: see RegionPeer."""
     region, _, rest = node.rpartition("/")
     return region, rest

@@ -40,7 +40,7 @@ WAITING_MOST = 4096  # messages for a region that do not fit into the store; the
 KEPT_MOST = 64  # batches that a region has not had; to more none is added that says nothing
 CAUSES: dict[str, type[Exception]] = {each.__name__: each for each in (Gone, Raised, Unreachable)}
 
-Serve = Callable[[str, str, Sequence[Any]], Awaitable[Any]]  # (process, method, arguments)
+Serve = Callable[[str, str, str, Sequence[Any]], Awaitable[Any]]  # (of which region, process, method, arguments)
 
 
 class Cause(Exception):
@@ -316,7 +316,7 @@ class Mail:
         self, other: _Region, name: str, method: str, arguments: list[Any], about: dict[str, Any] | None
     ) -> None:
         try:
-            answer = ("ok", await self._serve(name, method, arguments))
+            answer = ("ok", await self._serve(other.name, name, method, arguments))
         except NoAnswer as error:
             answer = (type(error).__name__, (str(error), *_told(error.__cause__)))
         except Exception as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import ray
 
+from orchestrator.lifecycle.ports import CALL_S
 from orchestrator.recipe.config import Recipe
 from orchestrator.regions.gateway import GATEWAY, GatewayShell
-from orchestrator.runtime.placement import RunPlacement, control, named
+from orchestrator.runtime.placement import RunPlacement, control, named, node_agent
 from orchestrator.runtime.ray_processes import RayPlaces, RayProcesses
 from outer import ray_ports
 from outer.background import tell
@@ -25,7 +27,7 @@ class GatewayActor(GatewayShell):
 
     def __init__(self, recipe: Recipe, placement: RunPlacement, region: str) -> None:
         assert recipe.durability.store is not None
-        store, me = objects(recipe.durability.store), ray_ports.here().me
+        store, me, self._namespace = objects(recipe.durability.store), ray_ports.here().me, placement.namespace
         places = RayPlaces(recipe, placement)
         processes = RayProcesses(recipe, placement, code_digest(), store, places)
         joined = region != recipe.home
@@ -43,6 +45,12 @@ class GatewayActor(GatewayShell):
 
     def __repr__(self) -> str:
         return GATEWAY
+
+    async def serve_signal(self, node: str, kind: str, pid: int, *seconds: float) -> bool:
+        """For chaos: have a node's agent `kill` or `freeze` a process."""
+        agent = node_agent(node, self._namespace)
+        signalled = agent.kill.remote(pid) if kind == "kill" else agent.freeze.remote(pid, *seconds)
+        return bool(await asyncio.wait_for(signalled, CALL_S))
 
     relay = OFTEN(GatewayShell.relay)
     forward = OFTEN(GatewayShell.forward)
