@@ -35,6 +35,7 @@ LOOK_S = 2.0  # between two looks for regions, or for a later incarnation of one
 POLL_S = (0.02, 0.5)  # between two looks for the next batch: at first, and at last
 AGAIN_S = 1.0  # until the store is asked again that has failed
 AT_ONCE = 4  # batches on their way to one region: where one is there, so is, or was, that before so many
+OWED_MOST = 2  # batches that are read before their writer is told, at the latest
 LARGE = 2**16  # bytes of arrays that travel in an object of their own
 WAITING_MOST = 4096  # messages for a region that do not fit into the store; the oldest are dropped
 KEPT_MOST = 64  # batches that a region has not had; to more none is added that says nothing
@@ -61,6 +62,8 @@ class _Region:
     incarnation: int = 0  # its newest that is known
     next: int = 0  # its next batch
     open: set[int] = field(default_factory=set)  # batches some of whose arrays are not here yet
+    owed: int = 0  # batches with messages that were read since it was told so
+    unread: set[int] = field(default_factory=set)  # batches with messages that it may not have had
     heard_at: float = float("-inf")
 
 
@@ -161,9 +164,10 @@ class Mail:
         return self._regions[name]
 
     async def _write(self, other: _Region) -> None:
+        """What waits goes out together, and no faster than it is read: so no queue grows in the store."""
         under_way = deque[asyncio.Task[None]]()
         for number in count():
-            while not other.waiting:
+            while not (may_say := bool(other.waiting) and len(other.unread) < AT_ONCE) and other.owed < OWED_MOST:
                 other.wake.clear()
                 try:
                     await asyncio.wait_for(other.wake.wait(), BEAT_S)
@@ -173,12 +177,14 @@ class Mail:
             if len(under_way) == AT_ONCE:
                 await under_way.popleft()
             sent, arrays, objects = [], list[NDArray[Any]](), [_batch(other.name, self.me, self.incarnation, number)]
-            while other.waiting:
+            while may_say and other.waiting:
                 message, own = other.waiting.popleft()
                 sent.append(message | {"arrays": [len(arrays), len(own)]})
                 arrays += own
                 objects += [message["large"]] if "large" in message else []
-            other.kept[number] = objects
+            other.kept[number], other.owed = objects, 0
+            if sent:
+                other.unread.add(number)
             had = [other.incarnation, min(other.open, default=other.next)]
             under_way.append(self._background.spawn(self._created(objects[0], {"had": had, "sent": sent}, arrays)))
 
@@ -187,12 +193,16 @@ class Mail:
         if incarnation != self.incarnation:
             return
         had = [number for number in other.kept if number < before]
+        other.unread.difference_update(had)
+        other.wake.set()
         for name in [name for number in had for name in other.kept.pop(number)]:
             await self._removed(name)
 
     async def _removed(self, name: str) -> None:
-        with contextlib.suppress(Exception):  # it stays, which costs its bytes
-            await self._in_thread(self._store.remove, name)
+        while True:
+            with contextlib.suppress(Exception):  # whatever a store's client raises: it is asked again
+                return await self._in_thread(self._store.remove, name)
+            await asyncio.sleep(AGAIN_S)
 
     # -------------------------------------------------------------- reading
 
@@ -232,6 +242,9 @@ class Mail:
         other.heard_at = now()
         self._background.spawn(self._forget(other, *header["had"]))
         number, other.next = other.next, other.next + 1
+        if header["sent"]:
+            other.owed += 1
+            other.wake.set()
         if any("large" in message for message in header["sent"]):
             other.open.add(number)
             self._background.spawn(self._take_large(other, number, header["sent"], arrays))

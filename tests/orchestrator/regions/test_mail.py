@@ -95,7 +95,7 @@ async def test_over_a_store_that_fails_every_third_time_each_call_is_answered_an
     def left() -> int:
         return sum(len(names) for folder, names in store._folders.items() if folder.startswith(f"{FOLDER}/"))
 
-    await until_async(lambda: left() < 24, "what was read is removed, but for lost answers to removals")
+    await until_async(lambda: left() < 16, "what was read is removed")
     assert far.view()["home"]["waiting"] == 0
 
 
