@@ -201,7 +201,8 @@ class Mail:
     async def _removed(self, name: str) -> None:
         while True:
             with contextlib.suppress(Exception):  # whatever a store's client raises: it is asked again
-                return await self._in_thread(self._store.remove, name)
+                await self._in_thread(self._store.remove, name)
+                return
             await asyncio.sleep(AGAIN_S)
 
     # -------------------------------------------------------------- reading
