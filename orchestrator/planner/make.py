@@ -14,7 +14,16 @@ from orchestrator.planner.sizing.costs import cost
 from orchestrator.planner.sizing.fault_tolerance import expected, fault_outcomes
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.rates import FAILOVER, STORE, unit_step_s
-from orchestrator.planner.sizing.traffic import DOWN_BYTES, home, of_nodes, of_regions, table, traffic
+from orchestrator.planner.sizing.traffic import (
+    DOWN_BYTES,
+    home,
+    of_nodes,
+    of_regions,
+    open_steps,
+    round_steps,
+    table,
+    traffic,
+)
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
 
@@ -37,6 +46,10 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         pace.step_s,
     )
     hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or home(recipe)
+    loads = (
+        *of_regions(recipe, moved, hub, pace.step_s),
+        *of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
+    )
     read_s = (DOWN_BYTES * shapes.elements + sum(shapes.outer_state_bytes)) / STORE.value
     losses = expected(recipe)
     foreseen = forecast(recipe, shapes, context.step_s, hub) if context.forecast else None
@@ -56,11 +69,9 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         regions=regions,
         pace=pace,
         traffic=moved,
-        memory=memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools]),
-        loads=(
-            *of_regions(recipe, moved, hub, pace.step_s),
-            *of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
-        ),
+        memory=memory.of_run(recipe, shapes, open_steps(recipe.sync, loads)),
+        loads=loads,
+        round_steps=round_steps(recipe, loads),
         expected=losses,
         fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s, FAILOVER.value + read_s),
         forecast=foreseen,

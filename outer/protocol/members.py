@@ -470,7 +470,7 @@ class Members:
         lease, report = self._leases.get(member.name), member.report
         held = [counters.base_version or 0 for counters in report.counters] if report else []
         since, until = (member.read_at[0], member.read_at[-1]) if member.read_at else ((0, 0), (0, 0))
-        passed = until[0] - since[0]  # syncer steps; few say little
+        passed, own = until[0] - since[0], until[1] - since[1]
         return {
             "name": member.name,
             "incarnation": member.incarnation,
@@ -479,7 +479,7 @@ class Members:
             "lease_age_s": round(now - lease.renewed_at, 3) if lease else None,
             "step": report.step if report else 0,
             "step_s": report.step_s if report else 0.0,
-            "round_steps": self._round_steps * (until[1] - since[1]) / passed if 4 * passed >= self._round_steps else None,
+            "round_steps": self._round_steps * own / passed if 4 * passed >= self._round_steps else None,
             "tokens": report.tokens if report else 0,
             "loss": report.loss if report else None,
             "aux": report.aux if report else None,

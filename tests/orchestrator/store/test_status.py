@@ -178,7 +178,8 @@ def test_over_the_epochs_of_a_syncer_time_and_pace_are_those_of_the_run() -> Non
 
 def test_rounds_that_take_longer_than_asked_are_told_once_with_what_to_do_and_of_each_learner() -> None:
     kept, early = (model(RECIPE, about(), view(*rows), {}, {}) for rows in ((), [row(NAMES[0], round_steps=None)]))
-    rows = [row(name, round_steps=steps, alive=name != NAMES[2]) for name, steps in zip(NAMES, (34.0, 34.4, 1.0))]
+    made = dict(zip(NAMES, (34.0, 34.4, 1.0), strict=True))
+    rows = [row(name, round_steps=steps, alive=name != NAMES[2]) for name, steps in made.items()]
     status = model(RECIPE, about(), view(*rows), {}, {})
     assert (kept["run"]["round_steps"], early["run"]["round_steps"], status["run"]["round_steps"]) == (24.0, None, 34.2)
     assert [each["round_steps"] for each in status["learners"]] == [34.0, 34.4, 1.0]
