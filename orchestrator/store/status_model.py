@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ STORE_AWAY = "StoreAway"  # the reason of the condition that is not met because 
 NO_PLACE = "NoPlace"  # the reason of conditions that are not met because nothing is reserved for a learner
 ENDING = "ending"  # the state while learners leave and the run is evaluated and summed up
 STALLED_S = 2.0  # a journal write that takes longer is reported
-RECENT = 32  # syncer steps, over which the interval between two is a mean
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class ProgressTracker:
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
         self._clock, self._wall = clock, wall
         self._moved_at: float | None = None  # when a syncer step was last committed or passed, in Unix seconds
-        self._paced: deque[tuple[int, float]] = deque()  # the newest syncer steps, and when they were over
         self._began: float | None = None  # when this process first saw a running step
         self._before: tuple[int, float] | None = None  # tokens and progress at the start of this process
 
@@ -66,21 +63,8 @@ class ProgressTracker:
         running_s = None if self._began is None else self._clock() - self._began
         if (age := view.get("moved_s_ago")) is not None:
             self._moved_at = self._wall() - age
-            paced, at = self._paced, (view["syncer_step"], self._clock() - age)
-            if not paced or at[0] > paced[-1][0]:
-                paced.append(at)
-            while at[0] - paced[0][0] > RECENT and len(paced) > 2:
-                paced.popleft()
         before = {"tokens_before": self._before[0], "progress_before": self._before[1]}
-        moves = {"moved_at": self._moved_at, "step_interval_s": self._interval_s()}
-        return {**view, "running_s": running_s, **moves, **before}
-
-    def _interval_s(self) -> float | None:
-        """Seconds between two syncer steps, lately."""
-        if len(self._paced) < 2:
-            return None
-        (first, since), (last, until) = self._paced[0], self._paced[-1]
-        return (until - since) / (last - first)
+        return {**view, "running_s": running_s, "moved_at": self._moved_at, **before}
 
 
 @dataclass(frozen=True)
@@ -156,7 +140,7 @@ def model(
             "grace_s": view.get("grace_s"),
             "set_aside": view.get("set_aside"),
             "moved_at": view.get("moved_at"),
-            "step_interval_s": view.get("step_interval_s"),
+            "step_s": view.get("step_s"),
             "counts": counts,
             "shards": view.get("shards", []),
         },
@@ -318,7 +302,8 @@ def _rounds(recipe: Recipe, steps: float | None) -> dict[str, str]:
     asked = recipe.sync.round_steps
     if told := stretched(steps, asked):
         return _condition("RoundsKept", False, "Stretched", told)
-    return _condition("RoundsKept", True, "Kept", f"rounds take {number(steps)} inner steps; sync.H = {asked}")
+    told = "none is over yet" if steps is None else f"rounds take {number(steps)} inner steps"
+    return _condition("RoundsKept", True, "Kept", f"{told}; sync.H = {asked}")
 
 
 def _serving(syncer: Mapping[str, Any]) -> dict[str, str]:

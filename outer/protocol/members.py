@@ -75,7 +75,7 @@ class Member:
     first_step: int = 0  # the step number before this incarnation's first step
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
     merged_step: dict[int, int] = field(default_factory=dict)  # by fragment: its own step in the newest merged read
-    read_at: deque[tuple[int, int]] = field(default_factory=deque)  # merged reads of a round: syncer step, its own step
+    read_at: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=32))  # merged: syncer step, own step
     missed: int = -1  # sequence number of its newest report when it let a read time out
     link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer: for deadlines
     answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
@@ -451,8 +451,6 @@ class Members:
                 member.owes.discard(commit.fragment)
                 if paced:
                     member.read_at.append((commit.syncer_step, participant.step))
-                while len(member.read_at) > 2 and member.read_at[0][0] < commit.syncer_step - self._round_steps:
-                    member.read_at.popleft()
 
     def _samples_committed(self, member: Member) -> int:
         """How many samples the incarnation used up to its last committed step."""
@@ -463,8 +461,7 @@ class Members:
 
     def rows(self, now: float, versions: Sequence[int], links: Links | None = None) -> list[dict[str, Any]]:
         """One row for each known learner."""
-        members = self._members.values()
-        return [self._row(now, each, versions) | (links.row(each) if links else {}) for each in members]
+        return [self._row(now, each, versions) | (links.row(each) if links else {}) for each in self._members.values()]
 
     def _row(self, now: float, member: Member, versions: Sequence[int]) -> dict[str, Any]:
         lease, report = self._leases.get(member.name), member.report

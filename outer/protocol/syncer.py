@@ -116,8 +116,7 @@ class Syncer:
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
         self._durability = durability
         self._open: list[OpenStep] = []
-        self._opened_at = float("-inf")
-        self._paced_at = float("inf")  # when the first exchange was over: so far no more than tau steps were open
+        self._opened_at, self._paced_at = float("-inf"), float("inf")  # newest opening; end of the first exchange
         self._stopping: StopRequested | TakeSnapshot | None = None  # waits for a commit that is being journaled
         self._ending = ""  # the reason, once the end is decided: nothing opens or merges any more
         self._tokens_counted = 0  # including commits that are not durable yet

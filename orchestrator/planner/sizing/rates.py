@@ -23,9 +23,7 @@ class Constant(NamedTuple):
 
 MERGE = Constant(11e9, "bytes that a merge reads and writes, a second and core", "benchmarks/merge.py")
 STORE = Constant(1e9, "bytes that a store takes or gives a second", "assumed")
-IN_FLIGHT = Constant(
-    4e6, "bytes on their way from one node to another at most, a round trip", "benchmarks/wan at 1 Gbit/s, 80 ms"
-)
+IN_FLIGHT = Constant(4e6, "bytes on their way between two nodes at most", "benchmarks/wan at 1 Gbit/s, 80 ms")
 FAILOVER = Constant(
     2.8, "seconds from a syncer's death to the next commit, beside reading its values", "commit 6429e58"
 )

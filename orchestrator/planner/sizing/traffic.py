@@ -198,7 +198,7 @@ def round_steps(recipe: Recipe, loads: Sequence[LinkLoad]) -> float | None:
     sync, cycles = recipe.sync, dict.fromkeys(recipe.learners, 0.0)
     for load in loads:
         cycles |= {name: max(cycles[name], load.cycle(sync.round_steps)) for name in load.names}
-    needed = len(cycles) if sync.grace == "infinite" else recipe.quorum
+    needed = len(cycles) if sync.grace == "infinite" else min(recipe.quorum, len(cycles))
     steps = max(float(sync.round_steps), sorted(cycles.values())[needed - 1])
     return None if sync.overlap == "strict" or math.isinf(steps) else steps
 
@@ -212,13 +212,16 @@ def open_steps(sync: SyncConfig, loads: Sequence[LinkLoad]) -> int:
 def of_regions(recipe: Recipe, traffic: Traffic, hub: str | None, step_s: float | None) -> Iterator[LinkLoad]:
     """A load for each region of the recipe's pools but `hub`, the syncer's. `step_s`: of a syncer step, if known."""
     links = {frozenset(link.between): link for link in recipe.fleet.links}
-    for region in sorted({str(pool.region) for pool in recipe.pools if pool.region not in (None, hub)}) if hub else ():
-        names = tuple(name for name, pool in recipe.learners.items() if pool.region == region)
+    there: dict[str, list[str]] = {}
+    for name, pool in recipe.learners.items() if hub else ():
+        if pool.region not in (None, hub):
+            there.setdefault(str(pool.region), []).append(name)
+    for region, names in sorted(there.items()):
         link = links.get(frozenset((region, str(hub))))
         bits, declared = (None, None) if link is None else (usable_bits(link, len(names)), link.gbit_s * 1e9)
         latency_s, price = (0.0, None) if link is None else (link.latency_ms / 1e3, link.price_per_gb)
         field = f"fleet.links {region} - {hub}"
-        yield _load(f"{region} - {hub}", field, names, 1, recipe, traffic, step_s, bits, declared, latency_s, price)
+        yield _load(f"{region} - {hub}", field, tuple(names), 1, recipe, traffic, step_s, bits, declared, latency_s, price)
 
 
 def of_nodes(

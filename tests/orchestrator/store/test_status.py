@@ -157,19 +157,18 @@ def test_conditions_tell_whether_all_live_whether_the_quorum_is_met_and_whether_
         assert status["run"]["conditions"][0]["message"] == "because"
 
 
-def test_over_the_epochs_of_a_syncer_time_and_pace_are_those_of_the_run() -> None:
+def test_over_the_epochs_of_a_syncer_times_are_those_of_the_run() -> None:
     now = [50.0]
     overall = ProgressTracker(lambda: now[0], lambda: 1000.0 + now[0])
     before = {"tokens": 1000, "progress": 0.1, "running_s": None, "moved_s_ago": None, "syncer_step": 0}
     assert overall.of(before)["running_s"] is None
     now[0] = 60.0
     first = overall.of(before | {"running_s": 2.0, "moved_s_ago": 2.0, "syncer_step": 1})
-    assert (first["running_s"], first["step_interval_s"]) == (2.0, None)
+    assert first["running_s"] == 2.0
     now[0] = 78.0
     moved = overall.of(before | {"running_s": 20.0, "moved_s_ago": 2.0, "syncer_step": 10})
     later = overall.of({"tokens": 3000, "progress": 0.3, "running_s": None, "moved_s_ago": None})
     assert moved["moved_at"] == later["moved_at"] == 1076.0, "the last commit was an epoch ago"
-    assert moved["step_interval_s"] == later["step_interval_s"] == 2.0
     assert later["running_s"] == 20.0, "a new epoch does not know of any"
     status = model(RECIPE, about(), view() | later, {"pid": 7, "node": "n"}, {})
     assert status["run"]["tokens_per_s"] == 100.0, "what was there before the run was resumed does not count"

@@ -256,7 +256,7 @@ def test_who_is_live_and_the_median_step_time_follow_every_change(
 
 
 def test_a_learners_row_says_how_many_inner_steps_it_makes_in_a_round() -> None:
-    """H = 8, P = 2. Neither the first exchange, before which few steps are open, nor an earlier round counts."""
+    """H = 8, P = 2. The first exchange does not count: until it is over few steps are open."""
     members = Members(7, {"a": 2}, span_steps=4, round_steps=8)
     members.expect(0.0, Expect("a", 1, 60.0, 2))
     stepping(members)
@@ -270,6 +270,7 @@ def test_a_learners_row_says_how_many_inner_steps_it_makes_in_a_round() -> None:
 
     assert [merged(4, 40, paced=False), merged(8, 50)] == [None, None]
     assert [merged(12, 54), merged(16, 58)] == [8.0, 8.0], "from the second contribution on"
-    assert [merged(20, 64), merged(24, 70), merged(28, 76)] == [10.0, 12.0, 12.0], "of the newest round"
-    assert merged(44, 100) == 12.0, "rounds that it was not in count"
+    assert [merged(20, 64), merged(24, 70)] == [28 / 3, 10.0]
+    assert merged(40, 94) == 11.0, "rounds that it was not in count"
+    assert [merged(44 + 4 * n, 100 + 5 * n) for n in range(33)][-1] == 10.0, "the newest alone are kept"
     assert members.expect(1.0, Expect("a", 2, 60.0, 2)) and members.rows(0.0, [0, 0])[0]["round_steps"] is None
