@@ -106,10 +106,10 @@ def _narrow(plan: Plan) -> Iterator[Problem]:
             yield Problem(
                 load.field,
                 f"{(load.link_bits or 0.0) / 1e9:g} Gbit/s",
-                f"{_learners(load)} need {busier / 1e9:.3g} Gbit/s in the mean: contributions and versions "
+                f"{busier / 1e9:.3g} Gbit/s in the mean are needed by {_learners(load)}: contributions and versions "
                 f"would come ever later{_filled(load)}",
                 f"set sync.H to at least {_needed_round(load.share, sync.round_steps)}, or have "
-                f"{busier / SHARE / 1e9:.3g} Gbit/s{' through larger TCP buffers' * bool(_filled(load))}",
+                f"{busier / SHARE / 1e9:.3g} Gbit/s",
             )
 
 

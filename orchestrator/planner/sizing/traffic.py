@@ -218,10 +218,10 @@ def of_regions(recipe: Recipe, traffic: Traffic, hub: str | None, step_s: float 
             there.setdefault(str(pool.region), []).append(name)
     for region, names in sorted(there.items()):
         link = links.get(frozenset((region, str(hub))))
-        bits, declared = (None, None) if link is None else (usable_bits(link, len(names)), link.gbit_s * 1e9)
+        bits = (None, None) if link is None else (usable_bits(link, len(names)), link.gbit_s * 1e9)
         latency_s, price = (0.0, None) if link is None else (link.latency_ms / 1e3, link.price_per_gb)
-        field = f"fleet.links {region} - {hub}"
-        yield _load(f"{region} - {hub}", field, tuple(names), 1, recipe, traffic, step_s, bits, declared, latency_s, price)
+        ends = f"{region} - {hub}"
+        yield _load(ends, f"fleet.links {ends}", tuple(names), 1, recipe, traffic, step_s, *bits, latency_s, price)
 
 
 def of_nodes(
