@@ -218,10 +218,11 @@ def of_regions(recipe: Recipe, traffic: Traffic, hub: str | None, step_s: float 
             there.setdefault(str(pool.region), []).append(name)
     for region, names in sorted(there.items()):
         link = links.get(frozenset((region, str(hub))))
-        bits = (None, None) if link is None else (usable_bits(link, len(names)), link.gbit_s * 1e9)
+        bits, declared = (None, None) if link is None else (usable_bits(link, len(names)), link.gbit_s * 1e9)
         latency_s, price = (0.0, None) if link is None else (link.latency_ms / 1e3, link.price_per_gb)
         ends = f"{region} - {hub}"
-        yield _load(ends, f"fleet.links {ends}", tuple(names), 1, recipe, traffic, step_s, *bits, latency_s, price)
+        who, field = tuple(names), f"fleet.links {ends}"
+        yield _load(ends, field, who, 1, recipe, traffic, step_s, bits, declared, latency_s, price)
 
 
 def of_nodes(
