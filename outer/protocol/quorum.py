@@ -84,11 +84,13 @@ class StepTiming:
         self.quorum_s = Average(config.smoothing)  # xi_quorum: opening to the K-th report
         self.sync_s = Average(config.smoothing)  # xi_sync: decision to durable
         self.merge_s = Average(config.smoothing)  # the part of it after the last answer
-        self.exchange_s = Average(config.smoothing)  # opening to durable
+        self.exchange_s = Average(config.smoothing)  # opening to durable, without the wait for earlier steps and merges
 
     def open_max(self, step_s: float) -> int:
         """How many syncer steps may be open: tau, or those that usually pass until a commit, but less than a round, so
         that no fragment is open twice. `step_s`: xi_step, in seconds.
+
+        The wait for earlier steps and merges does not count: it grows with what is open, which would grow with it.
         """
         passing = 0 if self._config.overlap == "strict" else math.ceil(self.exchange_s.value / max(step_s, 1e-9))
         return max(1, self._config.overlap_steps, min(self._config.round_steps - 1, passing))
