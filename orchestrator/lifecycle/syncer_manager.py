@@ -270,7 +270,7 @@ class SyncerManager:
 
     async def _start(self, dead: Peer | None = None) -> None:
         """Wait for the newest epoch to serve; start another one while it fails to, or where this one is `dead`."""
-        attempt = 1
+        attempt, lacking = 1, False
         if dead is not None:
             self._create(await self.grant())
         while True:
@@ -289,13 +289,15 @@ class SyncerManager:
                 with contextlib.suppress(Exception):  # what else a store says, the next epoch's start tells
                     await self._patience.stored(prove, self._spec.store)
             if not away and now() - asked_at < CALL_S:  # the attempt was ours: no store is away, or hangs
-                self._refused, attempt = before, attempt + 1
-                if attempt > START_ATTEMPTS_MAX:
-                    raise RunFailed(f"the syncer does not start: {last}")
+                self._refused = before
                 if isinstance(cause, Incomplete):
-                    sources = await self._patience.stored(self._recovery_sources)
+                    lacking = True  # also where the next epoch fails by its store
+                elif (attempt := attempt + 1) > START_ATTEMPTS_MAX:
+                    raise RunFailed(f"the syncer does not start: {last}")
                 else:
                     await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
+            if lacking:
+                sources = await self._patience.stored(self._recovery_sources)
             self._create(await self.grant(), sources)
         if self._refused and self.down_s:
             self._ports.emit(StoreWaited(round(self.down_s, 3), self._refused))

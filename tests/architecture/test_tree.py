@@ -13,7 +13,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4240,
+    "outer/protocol": 4246,
     "outer/numeric": 2000,
     "outer/journal": 2000,
     "outer": 2310,
@@ -23,7 +23,7 @@ BUDGETS = {
     "learners": 2390,
     "orchestrator/recipe": 1470,
     "orchestrator/store": 1770,
-    "orchestrator/planner": 2480,
+    "orchestrator/planner": 2585,
     "orchestrator/report": 1410,
     "orchestrator/replay": 1570,
     "orchestrator/runtime": 2400,
@@ -39,7 +39,7 @@ BUDGETS = {
     "chaos/simulation": 3500,
     "chaos": 450,
 }
-TOTALS = {PACKAGES: 47_090, ("tests",): 34_660, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 47_180, ("tests",): 34_870, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -162,7 +162,9 @@ class Bounds:
             self._served = orchestrator, now
         for standby in virtual.standbys:
             at, by = virtual.places.given_back.get(standby.name, (math.inf, None))
-            late = standby.alive and not standby.incarnation and standby.made_at < at < now - ENDED_S
+            looked_at = self._served[1] + SERVED_S  # by then it knows what an earlier orchestrator has left
+            late = standby.alive and not standby.incarnation and standby.made_at < at < now
+            late = late and now > (at + ENDED_S if at > looked_at else looked_at)
             if late and by is orchestrator.loop and orchestrator.running:
                 self._broken("bounds.standbys", f"a standby of {standby.name} is there, whose place was given back")
         if now < self._served[1] + SERVED_S or virtual.syncer is None or not virtual.syncer.serves:

@@ -276,7 +276,8 @@ class FaultSchedule:
         folders = self._store.folders(checkpoint_parts.FOLDER) if self._virtual.paused else []
         if folders:
             names = MemoryObjects.names(self._store, f"{checkpoint_parts.FOLDER}/{folders[-1]}")
-            self._store.damage(pick(self._rng, [*names, *names, f"{FOLDER}/{IDENTITY}"]))
+            identity = [name for name in MemoryObjects.names(self._store, FOLDER) if IDENTITY in name]
+            self._store.damage(pick(self._rng, [*names, *names, *identity]))
             self._count(fault.kind)
         elif not self.calm:
             self._later(POLL_S, self._checkpoint_damaged, fault)

@@ -28,12 +28,19 @@ from orchestrator.store.watch import RunLost
 from outer import ports
 from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Folder, StoreAway
+from outer.journal.rebuild import Incomplete
 from outer.owner import Owner, Superseded
 from outer.ports import Gone, Raised, Unreachable
 from outer.spec import SyncerSpec
 
 RECIPE = Recipe.model_validate(
-    {"name": "demo", "pools": [{"name": "p"}], "budget": {"syncer_steps": 10}, "run": {"syncer_lease_s": 1.0}}
+    {
+        "name": "demo",
+        "pools": [{"name": "p"}],
+        "budget": {"syncer_steps": 10},
+        "sync": {"P": 1},
+        "run": {"syncer_lease_s": 1.0},
+    }
 )
 
 
@@ -75,6 +82,7 @@ class Scene:
         self.epochs = list(epochs)
         self.store = RunStore(folder)
         self.replaced: list[str] = []
+        self.helped: list[bool] = []  # by epoch, whether it got the sources of a rebuild
         self.left: Epoch | None = None  # by an earlier orchestrator
         store, spec = Folder(folder), syncer_spec(RECIPE, "code", Folder(folder))
         anything: Any = SimpleNamespace(
@@ -87,6 +95,7 @@ class Scene:
         patch.setattr(patience, "BACKOFF_S", 0.001)
 
     def create(self, spec: SyncerSpec, sources: Any) -> Epoch:
+        self.helped.append(sources is not None)
         return self.epochs.pop(0)
 
     @property
@@ -291,6 +300,18 @@ def test_an_error_of_a_store_that_nobody_foresees_does_not_end_the_run(
         assert await scene.syncer.call("expect", patience_s=30.0) == "expect answered"
 
     assert play(story, Epoch(comes_up=False, why=away), Epoch()).lost == [(1, "failed")]
+
+
+def test_a_journal_that_lacks_something_is_helped_until_an_epoch_serves(play: Callable[..., Any]) -> None:
+    """Seed 14000142 of shards: each epoch after one whose store was away had to find that out again, and it counted."""
+
+    async def story(scene: Scene) -> None:
+        await asyncio.wait_for(scene.syncer.call("fence", patience_s=60.0), 60.0)
+
+    lacks, away = Raised("Incomplete"), Raised("StoreAway")
+    lacks.__cause__, away.__cause__ = Incomplete("the journal has no records"), StoreAway("503")
+    scene = play(story, Epoch(comes_up=False, why=lacks), Epoch(comes_up=False, why=away), Epoch())
+    assert scene.helped == [False, True, True]
 
 
 def test_what_needs_a_store_that_is_away_waits_for_it_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
