@@ -18,25 +18,24 @@ from tests.waiting import DEADLINE_S
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[tuple[str, DoorServer]]:
+def opened(folder: Path, port: int = 0) -> Iterator[tuple[str, DoorServer]]:
     """(URI, server) of a door to a folder, served in a thread of its own."""
-    began: Future[tuple[str, DoorServer]] = Future()
-    loop, over = asyncio.new_event_loop(), asyncio.Event()
+    began: Future[tuple[str, DoorServer, Callable[[], object]]] = Future()
 
     async def serve() -> None:
-        server = DoorServer(folder)
-        async with server.serving("127.0.0.1", 0) as port:
-            began.set_result((f"https://127.0.0.1:{port}", server))
+        server, loop, over = DoorServer(folder), asyncio.get_running_loop(), asyncio.Event()
+        async with server.serving("127.0.0.1", port) as found:
+            began.set_result((f"https://127.0.0.1:{found}", server, lambda: loop.call_soon_threadsafe(over.set)))
             await over.wait()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
+    uri, server, end = began.result(DEADLINE_S)
     try:
-        yield began.result(DEADLINE_S)
+        yield uri, server
     finally:
-        loop.call_soon_threadsafe(over.set)
+        end()
         thread.join(DEADLINE_S)
-        loop.close()
 
 
 @pytest.fixture

@@ -39,12 +39,12 @@ LOOK_S = 0.25  # between two looks for an object that may come by another way th
 IDLE_S = 75.0  # of a connection between two requests
 HANDSHAKE_S = 10.0
 CONNECTIONS_MAX = 1024
-SLOTS = 16  # requests of one region, at a time, whose content is larger than SMALL
+SLOTS = 64  # requests of one region, at a time, whose content is larger than SMALL
 SMALL = LEAST  # bytes
 UPLOADS_MAX = 256  # objects of which some parts are there
 UPLOAD_S = 900.0  # without a further part
 SWEEP_S = 60.0
-THREADS = 32  # for the folder
+THREADS = 64  # for the folder
 STATUSES = {errno.ENOENT: 404, errno.EEXIST: 409, errno.EACCES: 403, errno.EAGAIN: BUSY}
 THERE = "it is there already"
 
@@ -157,6 +157,9 @@ class DoorServer:
         finally:
             sweeper.cancel()
             server.close()
+            for connection in web_server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
             await web_server.shutdown(1.0)
             self._threads.shutdown(wait=False, cancel_futures=True)
 

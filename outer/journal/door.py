@@ -38,7 +38,7 @@ INVITATION = "DILOCO_DOOR"  # environment variable: REGION:SECRET:FINGERPRINT, a
 NAME = re.compile(r"(?!.{1001})[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,200})*")
 SECRET = re.compile(r"([a-z0-9][a-z0-9-]{0,62}):([A-Za-z0-9_-]{43}):([0-9a-f]{64})")
 PART = 4 * 2**20  # bytes of a request at most
-LEAST = 64 * 2**10  # bytes of a part at least
+LEAST = 64 * 2**10
 FIRST = 256 * 2**10  # bytes of the first range of a read
 STREAMS = 16  # connections of one call
 ROUNDS = 3  # of sending what the door says that it lacks
@@ -65,6 +65,8 @@ class Door:
 
     def __init__(self, uri: str) -> None:
         """Sends no request. Raises ValueError."""
+        self._idle: list[_Connection] = []
+        self._lock = threading.Lock()
         self.uri, split = uri.rstrip("/"), urlsplit(uri)
         self._base = split.path.strip("/")
         if not split.hostname or "@" in split.netloc or split.query or split.fragment:
@@ -72,8 +74,9 @@ class Door:
         if self._base and not NAME.fullmatch(self._base):
             raise ValueError(f"{uri}: the folder may have letters, digits, `-`, `.`, `_` and `/`")
         self._host, self._port = split.hostname, split.port or 443
-        self._idle: list[_Connection] = []
-        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self._drop()
 
     def __repr__(self) -> str:
         return self.uri
