@@ -33,18 +33,18 @@ from outer.journal.object_store import DRAFT_S, Folder, Unconditional, prove, sw
 T = TypeVar("T")
 
 OBJECT_MAX = 2**36  # bytes: 64 GiB
-REQUEST_S = 300.0  # for a request to arrive and its answer to be taken, a part of 4 MiB included
+REQUEST_S = 300.0  # for a request to arrive and its answer to be taken, a part included
 WAIT_MAX_S = 60.0  # that a read may wait for its object
 LOOK_S = 0.25  # between two looks for an object that may come by another way than this door
 IDLE_S = 75.0  # of a connection between two requests
 HANDSHAKE_S = 10.0
 CONNECTIONS_MAX = 1024
-SLOTS = 64  # requests of one region, at a time, whose content is larger than SMALL
+SLOTS = 32  # requests of one region, at a time, whose content is larger than SMALL
 SMALL = LEAST  # bytes
 UPLOADS_MAX = 256  # objects of which some parts are there
 UPLOAD_S = 900.0  # without a further part
 SWEEP_S = 60.0
-THREADS = 64  # for the folder
+THREADS = 32  # for the folder
 STATUSES = {errno.ENOENT: 404, errno.EEXIST: 409, errno.EACCES: 403, errno.EAGAIN: BUSY}
 THERE = "it is there already"
 

@@ -99,8 +99,7 @@ class Door:
             return list(json.loads(self._ask("GET", name, about, give_up_at).content))
 
         for again in range(ROUNDS):
-            # An object of several parts a stream may be there in part, since an earlier call.
-            ask = again or size > STREAMS * PART
+            ask = again or size > 4 * STREAMS * PART  # which may be there in part, since an earlier call
             done = self._each(put, (lacking() or [0]) if ask else range(0, max(size, 1), step))
             if 201 in done:
                 return
