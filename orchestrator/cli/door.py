@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,8 @@ async def _serve(folder: Path, host: str, port: int) -> None:
     from orchestrator.regions.door import DoorServer
 
     server = DoorServer(folder)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a file, and 1024 are a usual limit
     async with contextlib.AsyncExitStack() as stack:
         try:
             found = await stack.enter_async_context(server.serving(host, port))

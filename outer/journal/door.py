@@ -48,7 +48,6 @@ CALL_S = 60.0
 SLOWEST = 128 * 2**10  # bytes/s: a call that moves bytes may take this much longer
 LOOK = 256 * 2**10  # bytes between two looks at the clock
 BUSY = 503  # status: nothing was changed, and the same request may do later
-LOST = (ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException)
 
 
 class Answer(NamedTuple):
@@ -207,7 +206,9 @@ class Door:
             try:
                 with self._connection() as connection:
                     answer = connection.ask(method, f"/{path}{query}", headers or {}, body, give_up_at, wait_s)
-            except LOST as error:
+            except PermissionError:
+                raise  # it is another door, or this process has no invitation
+            except (OSError, http.client.HTTPException) as error:
                 self._drop()  # what lay idle is likely to be lost too
                 if pause is None or time.monotonic() >= give_up_at:
                     message = f"the door does not answer ({type(error).__name__}: {error})"

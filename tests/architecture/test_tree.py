@@ -15,7 +15,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 BUDGETS = {
     "outer/protocol": 4240,
     "outer/numeric": 2000,
-    "outer/journal": 2000,
+    "outer/journal": 2300,
     "outer": 2310,
     "learners/protocol": 1910,
     "learners/training": 4700,
@@ -29,8 +29,9 @@ BUDGETS = {
     "orchestrator/runtime": 2400,
     "orchestrator/compare": 770,
     "orchestrator/prepare": 830,
+    "orchestrator/regions": 470,
     "orchestrator/lifecycle": 2420,
-    "orchestrator/cli": 3330,
+    "orchestrator/cli": 3390,
     "orchestrator/eventlog": 1450,
     "orchestrator/analysis": 640,
     "orchestrator/telemetry": 430,
@@ -39,7 +40,7 @@ BUDGETS = {
     "chaos/simulation": 3500,
     "chaos": 450,
 }
-TOTALS = {PACKAGES: 47_090, ("tests",): 34_660, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 47_950, ("tests",): 35_350, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
