@@ -4,7 +4,8 @@
 
 Two regions of one machine, joined by a wide-area network in user space (needs root and what `benchmarks/wan/wan.py up`
 names). The door is in region a. Region b creates and reads an object of 64 MB, cold and with kept connections. Then a
-asks b by an object for a payload of 0.6 MB, once in two seconds, and b answers with another.
+asks b by an object for a payload of 0.6 MB, once in two seconds, and b answers with another. What plain TCP gets over
+the same link says what this machine, which has to be all of the network, could give at the time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.wan import wan  # noqa: E402
-from outer.journal.door import INVITATION, Door  # noqa: E402
+from outer.journal.door import INVITATION, STREAMS, Door  # noqa: E402
 from outer.journal.object_store import Folder, Objects  # noqa: E402
 
 LARGE, PAYLOAD = 64_000_000, 600_000  # bytes
@@ -101,7 +102,8 @@ def between_regions(folder: Path, congestion: str, options: argparse.Namespace) 
         rates = json.loads(subprocess.run(inside("b", *here("--move", far)), **run).stdout)
         with subprocess.Popen(inside("b", *here("--answer", far)), env=environment):
             took = json.loads(subprocess.run(inside("a", *here("--ask", local)), **run).stdout)
-        return {"rates": rates, "request_to_payload_s": took}
+        plain = subprocess.run([*rig, "probe", "b", "a", "--streams", str(STREAMS)], **run).stdout.splitlines()
+        return {"rates": rates, "request_to_payload_s": took, "plain_tcp": plain}
     finally:
         subprocess.run([*rig, "down"], check=True, stdout=2)
 
@@ -153,6 +155,7 @@ def main() -> None:
     for each in options.congestion:
         show(f"{each}, 64 MB", found[each]["rates"])
         took = found[each]["request_to_payload_s"]
+        print(f"{each}, plain TCP over the same link: {', '.join(found[each]['plain_tcp'])}")
         print(f"{each}, request to payload of 0.6 MB: {statistics.median(took):.3f} s, at most {max(took):.3f} s")
     for name, rates in found["loopback"].items():
         show(f"loopback, {name}", rates)

@@ -133,7 +133,7 @@ class DoorServer:
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(SLOTS))
         self._threads = ThreadPoolExecutor(THREADS, "door")
         self._created = asyncio.Event()  # set, and replaced, when an object is created
-        self._background = Background(failed)
+        self._failed, self._background = failed, Background(failed)
 
     @contextlib.asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[int]:
@@ -174,8 +174,11 @@ class DoorServer:
             async with asyncio.timeout(REQUEST_S):
                 try:
                     return await self._handle(request)
-                except (OSError, Unconditional, asyncio.IncompleteReadError) as error:
+                except (OSError, Unconditional, asyncio.IncompleteReadError, web.RequestPayloadError) as error:
                     return await _sent(request, _refusal(error))
+                except Exception as error:
+                    self._failed(error)
+                    return await _sent(request, _refusal(OSError(errno.EIO, f"in the door: {type(error).__name__}")))
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -253,14 +256,14 @@ class DoorServer:
         """Drop uploads that get no part any more, and drafts that killed processes have left."""
         swept_at = -DRAFT_S
         while True:
-            if time.monotonic() - swept_at > DRAFT_S:
-                swept_at = time.monotonic()
-                with contextlib.suppress(OSError):  # it is away, for everybody
+            with contextlib.suppress(OSError):  # the folder is away, for everybody
+                if time.monotonic() - swept_at > DRAFT_S:
+                    swept_at = time.monotonic()
                     await self._in_thread(partial(sweep, self._folder, older_s=DRAFT_S))
-            for key, upload in list(self._uploads.items()):
-                if time.monotonic() - upload.touched > UPLOAD_S:
-                    self._uploads.pop(key, None)
-                    await self._in_thread(upload.drop)
+                for key, upload in list(self._uploads.items()):
+                    if time.monotonic() - upload.touched > UPLOAD_S:
+                        self._uploads.pop(key, None)
+                        await self._in_thread(upload.drop)
             await asyncio.sleep(SWEEP_S)
 
 

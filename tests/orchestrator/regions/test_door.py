@@ -250,6 +250,25 @@ def test_what_was_sent_before_a_call_failed_is_not_sent_again_by_the_next(
     assert len(kept) - before == small_parts - before > 0
 
 
+def test_parts_that_a_door_forgot_when_it_was_started_anew_are_sent_again(
+    tmp_path: Path, small_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as (uri, server):
+        monkeypatch.setenv(INVITATION, server.invitations.invite(CONTROL))
+        kept, keep = list[int](), Upload.keep
+
+        def forget(self: Upload, at: int, content: bytes) -> bool:
+            kept.append(at)
+            if len(kept) == small_parts // 2:
+                server._uploads = {}
+            return keep(self, at, content)
+
+        monkeypatch.setattr(Upload, "keep", forget)
+        Door(uri).create("a", [LARGE])
+        assert Door(uri).read("a") == LARGE
+        assert small_parts < len(kept) < 2 * small_parts
+
+
 def test_a_client_goes_on_with_a_door_that_was_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as (uri, server):
         monkeypatch.setenv(INVITATION, server.invitations.invite(CONTROL))
