@@ -129,9 +129,13 @@ def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return kept
 
 
-def test_a_read_waits_until_its_object_is_there_whichever_way_it_comes(door: Callable[[], str], behind: Path) -> None:
+def test_a_read_waits_until_its_object_is_there_whichever_way_it_comes(
+    door: Callable[[], str], behind: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The door knows of what is created through it, and looks for what is not."""
     store = Door(door())
-    for create in (Door(door()).create, Folder(behind).create):
+    for create, look_s in ((Door(door()).create, DEADLINE_S), (Folder(behind).create, 0.01)):
+        monkeypatch.setattr(doors, "LOOK_S", look_s)
         name = f"wait/{create.__qualname__}"
         with ThreadPoolExecutor(1) as pool:
             read = pool.submit(store.read, name, 60.0)
