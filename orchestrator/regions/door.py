@@ -44,6 +44,7 @@ SMALL = LEAST  # bytes
 UPLOADS_MAX = 256  # objects of which some parts are there
 UPLOAD_S = 900.0  # without a further part
 SWEEP_S = 60.0
+KNOWN_S = 1.0  # that a token is not looked up again
 THREADS = 32  # for the folder
 STATUSES = {errno.ENOENT: 404, errno.EEXIST: 409, errno.EACCES: 403, errno.EAGAIN: BUSY}
 THERE = "it is there already"
@@ -132,6 +133,7 @@ class DoorServer:
         self._uploads: dict[Key, Upload] = {}
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(SLOTS))
         self._threads = ThreadPoolExecutor(THREADS, "door")
+        self._known: dict[str, tuple[str, float]] = {}  # by token: its region, and until when this counts
         self._created = asyncio.Event()  # set, and replaced, when an object is created
         self._failed, self._background = failed, Background(failed)
 
@@ -185,24 +187,35 @@ class DoorServer:
             return web.Response(status=BUSY)  # for nobody
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        region = await self._in_thread(self.invitations.region, request.headers.get("Authorization", ""))
+        region = await self._region(request.headers.get("Authorization", ""))
         name, query = request.raw_path.partition("?")[0].removeprefix("/"), request.query
         if not NAME.fullmatch(name) and not (name == "" and "list" in query):
             raise OSError(errno.EINVAL, "a name has letters, digits, `-`, `.`, `_` and `/`; no part begins with a dot")
-        length = size = request.content_length or 0
+        length = request.content_length or 0
         begin, end = _span(request.headers.get("Range"))
-        if max(size, end - begin) > PART:
+        if max(length, end - begin) > PART:
             raise OSError(errno.EFBIG, f"a request has at most {PART:,} bytes")
-        if reads := request.method == "GET" and not query.keys() & {"list", "digest"}:
-            size = min(end, await self._size(name, _number(query, "wait", 0, WAIT_MAX_S))) - begin
+        reads = request.method == "GET" and not query.keys() & {"list", "digest"}
+        if reads and (wait_s := _number(query, "wait", 0, WAIT_MAX_S)):
+            await self._until_there(name, wait_s)
         # A small request does not wait for large ones.
-        async with self._slots[region] if size > SMALL else contextlib.nullcontext():
+        large = max(length, end - begin if reads else 0) > SMALL
+        async with self._slots[region] if large else contextlib.nullcontext():
             content = await request.content.readexactly(length) if length else b""
             require(region, request.method, name)
             if reads:
                 tag = request.headers.get("If-Match")
                 return await _sent(request, await self._in_thread(_range, self._folder, name, begin, end, tag))
             return await _sent(request, await self._do(region, request.method, name, query, content))
+
+    async def _region(self, authorization: str) -> str:
+        """The region whose token this is. Raises PermissionError; for one withdrawn, after KNOWN_S at the latest."""
+        region, until = self._known.get(authorization, ("", 0.0))
+        if time.monotonic() >= until:
+            self._known.pop(authorization, None)
+            region = await self._in_thread(self.invitations.region, authorization)
+            self._known[authorization] = region, time.monotonic() + KNOWN_S
+        return region
 
     async def _do(self, region: str, method: str, name: str, query: Mapping[str, str], content: bytes) -> web.Response:
         if method == "GET" and "list" in query:
@@ -239,16 +252,14 @@ class DoorServer:
             raise OSError(errno.EAGAIN, f"region {region} creates {UPLOADS_MAX} objects already")
         return key, Upload(self._folder, name, digest, size, part)
 
-    async def _size(self, name: str, wait_s: float) -> int:
-        """The bytes of an object, once it is there. Raises FileNotFoundError."""
+    async def _until_there(self, name: str, wait_s: float) -> None:
+        """Wait until an object is there, or the time is over."""
         give_up_at = time.monotonic() + wait_s
         while True:
             created = self._created
-            try:
-                return await self._in_thread(_size, self._folder, name)
-            except FileNotFoundError:
-                if (left := give_up_at - time.monotonic()) <= 0:
-                    raise
+            left = give_up_at - time.monotonic()
+            if left <= 0 or await self._in_thread((self._folder.root / name).is_file):
+                return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(created.wait(), min(left, LOOK_S))
 
@@ -311,16 +322,11 @@ def _span(given: str | None) -> tuple[int, int]:
 # ------------------------------------------------------------------ in a thread
 
 
-def _size(folder: Folder, name: str) -> int:
-    path = folder.root / name
-    if not path.is_file():
+def _range(folder: Folder, name: str, begin: int, end: int, tag: str | None) -> web.Response:
+    if not (path := folder.root / name).is_file():
         folder.require()
         raise FileNotFoundError(errno.ENOENT, "it is not there")
-    return path.stat().st_size
-
-
-def _range(folder: Folder, name: str, begin: int, end: int, tag: str | None) -> web.Response:
-    with open(folder.root / name, "rb") as file:
+    with open(path, "rb") as file:
         found = os.fstat(file.fileno())
         ours = f'"{found.st_ino}-{found.st_mtime_ns}"'
         if tag not in (None, ours):
