@@ -50,6 +50,8 @@ COMMANDS = (
     _entry(RUN, "stop", "Stop a running job cleanly", module="status"),
     _entry(RUN, "compare", "Train a recipe in several ways, and set them side by side"),
     _entry(RUN, "checkpoint", "Take, list and verify checkpoints", "app"),
+    _entry(RUN, "door", "Serve a folder as the store of runs in other regions, over HTTPS"),
+    _entry(RUN, "invite", "Make a region's token for a door", module="door"),
     _entry(RUN, "data", "Prepare and check token shards", "app"),
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),

@@ -1,4 +1,4 @@
-"""Durable objects: files in a folder, or object storage through fsspec.
+"""Durable objects: files in a folder, another host's folder through its door, or object storage through fsspec.
 
 An object is created completely or not at all, by one creator only, and never changed; a second creator gets
 FileExistsError. Epochs, the journal and checkpoints rely on this guarantee alone.
@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+
+from outer.journal.door import Door
 
 Bytes = bytes | bytearray | memoryview
 
@@ -75,14 +77,16 @@ class Objects(Protocol):
         ...
 
 
-def objects(uri: str | Path) -> Objects:
-    """Open the store at a path or URI. Raises ValueError for a URI that fsspec does not know."""
+def objects(uri: str | Path) -> Folder | Door | Remote:
+    """Open the store at a path or URI; https:// is a door. Raises ValueError for a URI that fsspec does not know."""
     text = str(uri)
     scheme, _, rest = text.partition("://")
     if not rest:
         return Folder(Path(text).expanduser().absolute())
     if scheme == "file":
         return Folder(Path(unquote(urlsplit(text).path)))
+    if scheme == "https":
+        return Door(text)
     remote = Remote(text)
     remote.open()
     return remote
@@ -121,40 +125,49 @@ class Folder:
     def __repr__(self) -> str:
         return str(self.root)
 
-    def _require(self) -> None:
+    def require(self) -> None:
         """Raises OSError where the folder was there and is not: it is away, and neither empty nor to be made anew."""
         if self._was_there and not self.root.is_dir():
             raise OSError(errno.ESTALE, "the folder was there and is not; is it mounted?", str(self.root))
 
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
-        target = self.root / name
-        self._require()
-        _make_folder(target.parent)
-        self._was_there = True
-        draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        draft = self.draft(name)
         try:
             with open(draft, "xb") as file:
                 for part in parts:
                     file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(draft, target)
-            except OSError as error:
-                if error.errno == errno.EEXIST:
-                    sync_folder(target.parent)  # an earlier attempt may have failed in this alone
-                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-                    raise
-                raise Unconditional(f"{self.root}: this file system has no hard links; use another one") from error
+            self.publish(draft, name)
         finally:
             draft.unlink(missing_ok=True)
+
+    def draft(self, name: str) -> Path:
+        """Return the path of a new file, beside the object's place, for `publish`."""
+        target = self.root / name
+        self.require()
+        _make_folder(target.parent)
+        self._was_there = True
+        return target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+
+    def publish(self, draft: Path, name: str) -> None:
+        """Create an object of what is in a draft, which nobody may write into again. Raises as `create`."""
+        target = self.root / name
+        with open(draft, "rb") as file:
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, target)
+        except OSError as error:
+            if error.errno == errno.EEXIST:
+                sync_folder(target.parent)  # an earlier attempt may have failed in this alone
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            raise Unconditional(f"{self.root}: this file system has no hard links; use another one") from error
         sync_folder(target.parent)
 
     def read(self, name: str) -> bytes:
         try:
             return (self.root / name).read_bytes()
         except FileNotFoundError:
-            self._require()
+            self.require()
             raise
 
     def names(self, prefix: str) -> list[str]:
@@ -165,7 +178,7 @@ class Folder:
                 for entry in os.scandir(folder)
                 if not entry.name.startswith(".") and entry.is_file()
             )
-        self._require()
+        self.require()
         return []
 
     def folders(self, prefix: str) -> list[str]:
@@ -179,7 +192,8 @@ class Folder:
 
 def _holds(folder: os.DirEntry[str]) -> bool:
     """Whether the folder contains an object. Removing objects leaves empty folders."""
-    return any(not name.startswith(".") for _, _, files in os.walk(folder) for name in files)
+    shown = not folder.name.startswith(".")
+    return shown and any(not name.startswith(".") for _, _, files in os.walk(folder) for name in files)
 
 
 def sweep(store: Objects, prefix: str = "", older_s: float = 0.0) -> None:

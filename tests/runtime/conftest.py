@@ -3,7 +3,7 @@
 What is not under test has generous deadlines: a learner on a busy machine may be silent or starting for long.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.recipe.validation import resolve
+from orchestrator.regions.invitations import CONTROL
 from orchestrator.runtime.launch import local_cluster, start_and_wait
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.store.run_store import RunStore
+from outer.journal.door import INVITATION
+from tests.door import opened
 from tests.runtime.results import Result
 
 LEARNERS = 3
@@ -58,7 +61,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URI of a door whose control token every process has."""
+    with opened(tmp_path_factory.mktemp("door")) as (uri, server), pytest.MonkeyPatch.context() as patch:
+        patch.setenv(INVITATION, server.invitations.invite(CONTROL))
+        yield uri
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str, door: str) -> Any:
     store = RunStore(tmp_path_factory.mktemp("cluster"))
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)  # learners use their own, as in any run

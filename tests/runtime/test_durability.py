@@ -15,6 +15,8 @@ from orchestrator.eventlog.facts import (
     SyncerLost,
 )
 from orchestrator.recipe.config import SYNCER
+from outer.journal.door import INVITATION
+from outer.journal.object_store import objects
 from outer.kill_points import APPLIED, JOURNALED, RECEIVED
 from outer.protocol.facts import Committed, FactsLost, StateRebuilt, StoreWaited, SyncerStarted
 from tests.runtime.conftest import LEARNERS
@@ -177,3 +179,23 @@ def test_without_its_journal_the_syncer_is_rebuilt_from_what_the_learners_hold_a
     assert max(last.fact.versions) >= 40 and last.fact.tokens_committed == 0, "what was in no segment went with it"
     assert {fact.writer for fact in result.facts(FactsLost)} >= {f"learner-t-{number}" for number in range(3)}
     assert [e for e in result.of(Committed) if e.at > last.at and e.fact.epoch == last.fact.epoch]
+
+
+@pytest.mark.full
+def test_a_run_behind_a_door_goes_on_after_its_syncer_died_and_no_file_has_its_token(run, door, tmp_path):
+    """Journal, log and checkpoints pass the door; the run's own folder holds none of them."""
+    killed, folder = [], tmp_path / "behind"
+
+    def strike(status):
+        if not killed and all_step(syncer_step=20)(status):
+            killed.append(status["syncer"]["pid"])
+            kill(*killed)
+
+    result = run("door", strike, folder, durability={"store": f"{door}/runs/one", "every_s": 2.0})
+    assert_kept(result, "finished")
+    assert [fact.epoch for fact in result.facts(SyncerStarted)] == [1, 2]
+    assert result.facts(CheckpointWritten)
+    assert set(objects(f"{door}/runs/one").folders("")) >= {"checkpoints", "journal", "log"}
+    assert not {path.name for path in folder.iterdir()} & {"checkpoints", "journal", "log"}
+    secret = os.environ[INVITATION].split(":")[1].encode()
+    assert not [path for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]

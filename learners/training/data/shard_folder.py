@@ -14,7 +14,7 @@ from typing import IO
 
 from learners.training.data import manifest as manifests
 from learners.training.data.manifest import BLOCK_BYTES, changed
-from outer.journal.object_store import CALL_S, SLOWEST, Folder, Remote, objects
+from outer.journal.object_store import CALL_S, SLOWEST, Folder, objects
 
 CACHE = "DILOCO_DATA_CACHE"
 LOOK_S = 0.1
@@ -26,7 +26,7 @@ class ShardFolder:
     def __init__(self, path: str | None) -> None:
         self.manifest, self.digest = made, digest = manifests.read(path)
         place = objects(str(path))
-        self._remote = place if isinstance(place, Remote) else None
+        self._remote = None if isinstance(place, Folder) else place
         self._root = place.root if isinstance(place, Folder) else _cache() / digest
         self._files = {}  # by name: (bytes, SHA-256)
         for shard in (*made.train, *made.held_out):

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.door import door as door
 from tests.s3 import s3 as s3
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -17,23 +16,30 @@ from learners.training.data import corpus, manifest
 from learners.training.data.shard_folder import CACHE, ShardFolder
 from learners.training.data.token_corpus import TokenCorpus
 from orchestrator.prepare import shards
-from outer.journal.object_store import Remote
+from outer.journal.object_store import objects
 from tests.learners.training.test_token_corpus import folder
 
 
+@pytest.fixture(params=["door", "s3"])
+def away(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Gives the URI of a place on another host."""
+    place: Callable[[], str] = request.getfixturevalue(request.param)
+    return place
+
+
 @pytest.fixture
-def remote(s3: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[DataConfig, DataConfig]:
-    """The [data] of a local folder, and of its copy in object storage."""
+def remote(away: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[DataConfig, DataConfig]:
+    """The [data] of a local folder, and of its copy elsewhere."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
-    local, uri = folder(tmp_path / "local"), s3()
+    local, uri = folder(tmp_path / "local"), away()
     for file in (tmp_path / "local").iterdir():
         put(uri, file.name, file.read_bytes())
     return local, local.model_copy(update={"path": uri})
 
 
 def put(uri: str, name: str, content: bytes) -> None:
-    fs, path = fsspec.core.url_to_fs(uri)
-    fs.pipe_file(f"{path}/{name}", content)
+    objects(uri).remove(name)
+    objects(uri).create(name, [content])
 
 
 def copied(tmp_path: Path) -> set[str]:
@@ -54,8 +60,9 @@ def test_samples_are_those_of_the_folder_and_only_what_they_need_is_copied(remot
 def test_of_many_readers_of_a_host_one_copies_each_file(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, data = remote
     asked: list[str] = []
-    fetch = Remote.fetch
-    monkeypatch.setattr(Remote, "fetch", lambda self, name, *rest: (asked.append(name), fetch(self, name, *rest)))
+    kind: Any = type(objects(data.path))
+    fetch = kind.fetch
+    monkeypatch.setattr(kind, "fetch", lambda self, name, *rest: (asked.append(name), fetch(self, name, *rest)))
     readers = [threading.Thread(target=lambda: TokenCorpus(data, 0).batch(0, 500)) for _ in range(4)]
     for reader in readers:
         reader.start()
@@ -70,21 +77,22 @@ def test_a_shard_that_changed_in_the_store_is_named_and_not_kept(remote: Any, tm
     content[5] ^= 1
     put(data.path, "train-00001.tokens", bytes(content))
     corpus.check(data)
-    with pytest.raises(ValueError, match=r"data.path = 's3://.*train-00001.tokens.*has changed.*diloco data check"):
+    with pytest.raises(
+        ValueError, match=r"data.path = '(s3|https)://.*train-00001.tokens.*has changed.*diloco data check"
+    ):
         TokenCorpus(data, 0).batch(0, 500)
     assert "train-00001.tokens" not in copied(tmp_path)
     [line] = shards.damages(ShardFolder(data.path), 2, lambda count: None)
     assert line.startswith("train-00001.tokens cannot be copied: ")
 
 
-def test_a_shard_that_is_missing_and_a_store_that_has_nothing_are_named(remote: Any, s3: Callable[[], str]) -> None:
+def test_a_shard_that_is_missing_and_a_store_that_has_nothing_are_named(remote: Any, away: Callable[[], str]) -> None:
     _, data = remote
-    fs, path = fsspec.core.url_to_fs(data.path)
-    fs.rm_file(f"{path}/train-00002.tokens")
+    objects(data.path).remove("train-00002.tokens")
     with pytest.raises(ValueError, match=r"train-00002.tokens is missing; copy or prepare"):
         corpus.check(data)
     with pytest.raises(ValueError, match=r"manifest.json cannot be read there .*; give a folder"):
-        corpus.check(data.model_copy(update={"path": s3()}))
+        corpus.check(data.model_copy(update={"path": f"{away()}/empty"}))
     with pytest.raises(ValueError, match=r"manifest.json cannot be read there .*nosuch"):
         corpus.check(data.model_copy(update={"path": "nosuch://x/y"}))
 

@@ -16,13 +16,14 @@ from orchestrator.recipe.problems import InputError
 from orchestrator.store import run_lock
 from orchestrator.store.run_lock import FREE, KEPT, WATCH_S, RunLock
 from outer.journal.object_store import Folder, Objects, objects
+from tests.door import door as door
 from tests.s3 import s3 as s3
 from tests.waiting import until
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "door", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
-    return Folder(tmp_path) if request.param == "folder" else objects(request.getfixturevalue("s3")())
+    return Folder(tmp_path) if request.param == "folder" else objects(request.getfixturevalue(request.param)())
 
 
 class Watch:

@@ -13,7 +13,7 @@ from outer.journal import journal as journals
 from outer.journal.chain import IDENTITY, identity, positions
 from outer.journal.groups import Logged
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal, inspect
-from outer.journal.object_store import Folder, Objects, Remote
+from outer.journal.object_store import Folder, Objects, objects
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry, recover
@@ -58,13 +58,13 @@ class Writer:
             self.journal.remove(self.journal.compact())
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "door", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
     """On object storage with fewer groups: each is a request."""
     if request.param == "folder":
         return Folder(tmp_path)
     monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 8)
-    return Remote(request.getfixturevalue("s3")())
+    return objects(request.getfixturevalue(request.param)())
 
 
 def held(opened: Opened) -> dict[int, float]:

@@ -26,9 +26,9 @@ from outer.journal.object_store import Folder, Objects, Remote, Unconditional, o
 from tests.waiting import DEADLINE_S
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "door", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
-    return Folder(tmp_path) if request.param == "folder" else Remote(request.getfixturevalue("s3")())
+    return Folder(tmp_path) if request.param == "folder" else objects(request.getfixturevalue(request.param)())
 
 
 def test_an_object_is_created_once_read_back_whole_and_gone_when_it_is_removed(store: Objects) -> None:

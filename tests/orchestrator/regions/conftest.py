@@ -1,0 +1,1 @@
+from tests.door import door as door
