@@ -23,11 +23,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from orchestrator.regions.mail import FOLDER
 from outer.journal.door import SECRET
 from outer.journal.object_store import Folder
 
 CONTROL = "control"  # the region of the syncer and the orchestrator, which may do everything
-RIGHTS = "read everything, and create its learners' parts of checkpoints"  # of any other
+RIGHTS = "read everything, write its own mail, and create its learners' parts of checkpoints"  # of any other
 LEARNERS_PART = re.compile(r"(?:.+/)?checkpoints/\d{6}/[^/]+\.\d+")
 CERTIFICATE, ADDRESS = "certificate", "address"
 
@@ -100,6 +101,10 @@ class Invitations:
 def require(region: str, method: str, name: str) -> None:
     """Raises PermissionError where a region may not do that."""
     if region == CONTROL or method == "GET" or (method == "PUT" and LEARNERS_PART.fullmatch(name)):
+        return
+    _, mail, place = f"/{name}".partition(f"/{FOLDER}/")
+    to, _, rest = place.partition("/")
+    if mail and (rest.startswith(f"{region}/") or (to == region and method == "DELETE")):
         return
     verb = {"PUT": "create", "DELETE": "remove"}.get(method, method)
     raise PermissionError(errno.EACCES, f"region {region} may not {verb} this: it may {RIGHTS}")

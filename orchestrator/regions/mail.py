@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from orchestrator.regions.wire import PeerName, packed, unpacked
 from outer.background import Background
+from outer.journal.door import Door
 from outer.journal.framing import Damaged, pack, unpack
 from outer.journal.object_store import Objects
 from outer.ports import Gone, NoAnswer, Peer, Raised, Unreachable, now
@@ -234,7 +235,8 @@ class Mail:
         """Read the next batch, if it is there."""
         try:
             name = _batch(self.me, other.name, other.incarnation, other.next)
-            header, arrays, _ = unpack(await self._in_thread(self._store.read, name))
+            wait = (BEAT_S,) if isinstance(self._store, Door) and other.incarnation else ()
+            header, arrays, _ = unpack(await self._in_thread(self._store.read, name, *wait))
         except FileNotFoundError:
             return False
         except Damaged as error:

@@ -14,6 +14,7 @@ from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.recipe.validation import resolve
+from orchestrator.regions.door import DoorServer
 from orchestrator.regions.invitations import CONTROL
 from orchestrator.runtime.launch import local_cluster, start_and_wait
 from orchestrator.runtime.placement import RunPlacement
@@ -61,11 +62,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URI of a door whose control token every process has."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, DoorServer]]:
+    """(URI, server) of a door whose control token every process has."""
     with opened(tmp_path_factory.mktemp("door")) as (uri, server), pytest.MonkeyPatch.context() as patch:
         patch.setenv(INVITATION, server.invitations.invite(CONTROL))
-        yield uri
+        yield uri, server
+
+
+@pytest.fixture(scope="session")
+def door(served: tuple[str, DoorServer]) -> str:
+    return served[0]
 
 
 @pytest.fixture(scope="session")

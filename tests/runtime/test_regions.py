@@ -1,4 +1,4 @@
-"""A region that is a Ray cluster of its own joins by the store alone, loses a learner, is lost, and joins again."""
+"""A region that is a Ray cluster of its own joins through a door, loses a learner, is lost, and joins again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.eventlog.facts import LearnerLost
 from orchestrator.recipe.toml_text import dump
+from outer.journal.door import INVITATION
 from outer.protocol.facts import Committed
 from tests.runtime.conftest import recipe
 from tests.runtime.results import ROOT, assert_bit_equal, assert_kept
@@ -25,14 +26,14 @@ FAR = "learner-far-0"
 class Region:
     """`diloco join` as a user calls it, with a local Ray of its own."""
 
-    def __init__(self, folder, settings):
-        self._recipe, self._log = folder / "recipe.toml", folder / "join.log"
+    def __init__(self, folder, settings, invitation):
+        self._recipe, self._log, self._invitation = folder / "recipe.toml", folder / "join.log", invitation
         self._recipe.write_text(dump(settings))
         self.join()
 
     def join(self, status=None):
         words = [sys.executable, "-m", "orchestrator", "join", str(self._recipe), "--region", "far"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), INVITATION: self._invitation}
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(words, env=environment, cwd=ROOT, stdout=log, stderr=log)
 
@@ -60,8 +61,8 @@ def kill_far(status):
 
 
 @pytest.fixture(scope="module")
-def joined(run, corpus, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("joined")
+def joined(run, corpus, served, tmp_path_factory):
+    folder, (uri, server) = tmp_path_factory.mktemp("joined"), served
     pools = [
         {"name": name, "learners": 1, "batch_size": 2, "slowdown": 20.0} | more
         for name, more in (("t", {}), ("far", {"region": "far", "joined": True}))
@@ -70,10 +71,10 @@ def joined(run, corpus, tmp_path_factory):
         "pools": pools,
         "sync": {"quorum": 1},
         "budget": FOREVER,
-        "durability": {"store": str(folder / "store")},
+        "durability": {"store": f"{uri}/runs/joined"},
         "run": {"hang_s": 20.0, "unreachable_s": 600.0},
     }
-    region = Region(folder, recipe("joined", corpus, **settings))
+    region = Region(folder, recipe("joined", corpus, **settings), server.invitations.invite("far"))
     script = Script(
         folder / "run",
         (merged(folder / "run", 1), kill_far),
