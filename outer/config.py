@@ -173,6 +173,11 @@ class SyncConfig(Section):
         return self.error_feedback or 0.0
 
     @property
+    def hurries(self) -> bool:
+        """Whether a commit that has its quorum need not wait for everyone."""
+        return self.overlap == "free" and self.grace != "infinite"
+
+    @property
     def needs_notice(self) -> bool:
         """Whether a learner adopts a version only once it knows which of its own reads is in it."""
         return self.adopt == "rebase" or self.decay > 0.0

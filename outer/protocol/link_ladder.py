@@ -1,10 +1,11 @@
-"""Fewer bits, then a longer H, for a link over which answers do not fit in tau steps; and back once they do.
+"""Fewer bits, then a longer H, for a link that carries too little for every round; and back once it carries more.
 
 A link stands on one rung of a ladder. `judge` moves it, and says why. What to ask for on a rung is the syncer's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,8 +13,9 @@ from typing import NamedTuple
 AFTER = 3  # answers in a row that do not fit, or do not come, before a link goes down
 BACK_AFTER = 6  # answers in a row that would fit one rung further up, before it goes there
 EASE = 2.0  # and so many times over
+FALLS_MAX = 5  # doublings of that, one each time that a link goes down
 AHEAD = 1.5  # an answer that is asked for ahead may take so many times what is expected
-LOAD = 0.8  # of the time that there is, which answers may be expected to take
+FITS = 0.5  # of a round, which an answer that is asked for ahead may be expected to take: the rest is the version's
 LONGEST_H = 8  # rounds between two answers of one fragment, without a base window
 
 
@@ -54,27 +56,6 @@ class Uplinks:
         return sum(sizes) / len(sizes)
 
 
-class Clock(NamedTuple):
-    """The time in which answers have to arrive."""
-
-    room_s: float  # what quorum, grace and merge leave of tau steps
-    round_s: float  # H steps
-    fragments: int  # P
-
-    def fits(self, rung: Rung, expected_s: float) -> bool:
-        """Whether answers of so many seconds do: in tau steps, or, asked for ahead, in less than a round of the link's.
-
-        Then they have a round each, and all of them together most of the rounds between.
-        """
-        return expected_s <= self.longest_s(rung)
-
-    def longest_s(self, rung: Rung) -> float:
-        """Return how long an answer may take."""
-        if rung.every == 1:
-            return LOAD * self.room_s
-        return min(self.round_s / AHEAD, LOAD * rung.every * self.round_s / self.fragments)
-
-
 @dataclass
 class LadderPlace:
     """The state of one link."""
@@ -83,6 +64,7 @@ class LadderPlace:
     tight: int = 0  # answers in a row that did not fit
     easy: int = 0  # answers in a row that would have fitted one rung further up, with ease
     lost: int = 0  # answers in a row that did not come
+    falls: int = 0  # how often it went down
 
     def lose(self, ladder: Sequence[Rung]) -> str:
         """Another answer did not come, which says nothing of its rate. Returns as `judge` does."""
@@ -92,32 +74,36 @@ class LadderPlace:
         self._move(self.rung + 1)
         return f"{self.lost} answers in a row did not come"
 
-    def judge(self, ladder: Sequence[Rung], expected_s: Callable[[Rung], float], clock: Clock) -> str:
-        """Another answer was seen. Moves the link if it is time; returns why, in words, else ""."""
+    def starve(self, ladder: Sequence[Rung], versions: int) -> str:
+        """So many versions in a row were out of date when they were adopted. Returns as `judge` does."""
+        if self.rung == len(ladder) - 1:
+            return ""
+        self._move(self.rung + 1)
+        return f"{versions} versions in a row were out of date when they came"
+
+    def judge(self, ladder: Sequence[Rung], expected_s: Callable[[Rung], float], round_s: float) -> str:
+        """Another answer was seen. Moves the link if it is time; returns why, in words, else "".
+
+        Answers wait for each other on a link that carries too little: they take longer and longer.
+        """
         self.lost = 0
-        here = ladder[self.rung]
-        if not clock.fits(here, expected_s(here)):
+        here, fit_s = ladder[self.rung], FITS * round_s
+        if expected_s(here) > fit_s:
             self.tight, self.easy = self.tight + 1, 0
             if self.tight < AFTER or self.rung == len(ladder) - 1:
                 return ""
-            told = (
-                f"{self.tight} answers in a row took about {expected_s(here):.3g} s, {clock.longest_s(here):.3g} s fit"
-            )
+            told = f"{self.tight} answers in a row took about {expected_s(here):.3g} s, {fit_s:.3g} s fit"
             below = range(self.rung + 1, len(ladder))
-            fitting = (rung for rung in below if clock.fits(ladder[rung], expected_s(ladder[rung])))
-            self._move(next(fitting, self.rung + 1))
+            self._move(next((rung for rung in below if expected_s(ladder[rung]) <= fit_s), self.rung + 1))
             return told
-        above = ladder[self.rung - 1] if self.rung else None
-        if above is None or not clock.fits(above, EASE * expected_s(above)):
-            self.tight = self.easy = 0
+        would_s = expected_s(ladder[self.rung - 1]) if self.rung else math.inf
+        self.tight, self.easy = 0, self.easy + 1 if EASE * would_s <= fit_s else 0
+        if self.easy < BACK_AFTER << min(self.falls, FALLS_MAX):
             return ""
-        self.tight, self.easy = 0, self.easy + 1
-        if self.easy < BACK_AFTER:
-            return ""
-        would_s, fit_s = expected_s(above), clock.longest_s(above)
         told = f"{self.easy} answers in a row would have taken about {would_s:.3g} s, {fit_s:.3g} s fit"
         self._move(self.rung - 1)
         return told
 
     def _move(self, rung: int) -> None:
+        self.falls += rung > self.rung
         self.rung, self.tight, self.easy = rung, 0, 0

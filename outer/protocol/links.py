@@ -5,13 +5,13 @@ The syncer's requests ask it about a learner; it emits a fact for each change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outer.protocol.facts import LinkAdapted
 from outer.protocol.link_estimate import LinkEstimate
-from outer.protocol.link_ladder import AHEAD, Clock, LadderPlace, Rung, Uplinks
-from outer.protocol.messages import Contribution
+from outer.protocol.link_ladder import AHEAD, LadderPlace, Rung, Uplinks
+from outer.protocol.messages import Contribution, FragmentCounters
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -21,10 +21,10 @@ SHORT = 0.25  # of read_timeout_s: an answer that takes less is not of a slow li
 
 
 class UnderWay(NamedTuple):
-    """An answer that no syncer step need wait for. Until it comes, its learner is asked for nothing else."""
+    """An answer that no syncer step need wait for. Until it comes, its fragment is not asked for again."""
 
     syncer_step: int
-    fragment: int
+    attempt: int
     until: float
 
 
@@ -35,7 +35,10 @@ class Linked(Protocol):
     incarnation: int
     answers: LinkEstimate
     place: LadderPlace
-    under_way: UnderWay | None
+    under_way: dict[int, UnderWay]
+    overdue: bool
+    stale: int
+    merged_step: dict[int, int]
     owes: set[int]
 
 
@@ -45,7 +48,8 @@ class Links:
     def __init__(self, config: SyncConfig, uplinks: Uplinks, emit: Callable[[LinkAdapted], None]) -> None:
         self.uplinks = uplinks
         self._config, self._emit = config, emit
-        self._ladder = uplinks.ladder(config.base_window) if config.adaptive else (Rung(),)
+        self._ladder = uplinks.ladder(config.base_window) if config.hurries else (Rung(),)
+        self.spare = False  # whether a quorum has enough learners without those whose H is longer
         self._early: dict[tuple[str, int], Contribution] = {}  # by learner and fragment: for a step yet to be read
 
     # -------------------------------------------------------------- how a learner is asked
@@ -58,8 +62,8 @@ class Links:
         """Return the bytes of its contribution."""
         return self.uplinks.bytes(self.rung(member), fragment)
 
-    def floor_s(self, room_s: float) -> float:
-        """Return how long answers may take before a link is slow: `room_s`, at least a quarter of the deadline."""
+    def patience_s(self, room_s: float) -> float:
+        """Return how long answers are waited for beyond a quorum: `room_s`, at least a quarter of the deadline."""
         return max(room_s, SHORT * self._config.read_timeout_s)
 
     def may_ask(self, member: Linked, syncer_step: int, fragment: int) -> bool:
@@ -69,19 +73,26 @@ class Links:
         """
         return (syncer_step // self._config.round_steps + fragment) % self.rung(member).every == 0
 
-    def spares(self, member: Linked, fragment: int, version: int) -> bool:
-        """Whether it gets no notice of a version while its base is usable.
+    def spares(self, member: Linked, fragment: int, version: int, usable: bool) -> bool:
+        """Whether it gets no notice of a version. `usable`: its base still is.
 
-        What it owes, or will contribute in a later round, is on its base: it keeps that.
+        What it owes, or will contribute in a later round, is on a usable base: it keeps that. Any other it gets once a
+        round comes in which it contributes.
         """
-        return fragment in member.owes or not self.may_ask(member, version, fragment)
+        if usable:
+            return fragment in member.owes or not self.may_ask(member, version, fragment)
+        return self.spare and not self.may_ask(member, version + self._config.round_steps, fragment)
 
-    def lead(self, member: Linked, step_s: float) -> int:
-        """How many syncer steps ahead it is asked; 0: when a step is read."""
-        rung = self.rung(member)
-        if rung.every == 1 or not step_s:
+    def lead(self, member: Linked, fragment: int, step_s: float, room_s: float) -> int:
+        """How many syncer steps ahead it is asked; 0: when a step is read, and has `room_s` for answers.
+
+        It is asked ahead if its answers do not come while others are waited for: by their time, or as the last one did
+        not, or as it contributes in some rounds only.
+        """
+        expected_s = member.answers.expected_s(self.bytes(member, fragment))
+        slow = member.overdue or self.rung(member).every > 1 or expected_s > self.patience_s(room_s)
+        if not (slow and step_s and self._config.hurries):
             return 0
-        expected_s = member.answers.expected_s(self.uplinks.mean_bytes(rung))
         return min(self._config.round_steps - 1, 1 + int(AHEAD * expected_s / step_s))
 
     # -------------------------------------------------------------- answers that come ahead of their step
@@ -106,15 +117,37 @@ class Links:
 
     # -------------------------------------------------------------- what is seen of a link
 
-    def note(self, member: Linked, clock: Clock | None) -> None:
-        """An answer was seen, or, without a clock, did not come: its link may go down the ladder, or up."""
-        if len(self._ladder) == 1:
-            return
-        before = self.rung(member)
-        if clock is None:
-            reason = member.place.lose(self._ladder)
-        else:
-            reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), clock)
+    def note(self, member: Linked, round_s: float | None) -> None:
+        """An answer was seen, or, without `round_s`, did not come: its link may go down the ladder, or up."""
+        if len(self._ladder) > 1:
+            before = self.rung(member)
+            if round_s is None:
+                reason = member.place.lose(self._ladder)
+            else:
+                reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), round_s)
+            self._moved(member, before, reason)
+
+    def note_bases(
+        self,
+        member: Linked,
+        before: Sequence[FragmentCounters],
+        counters: Sequence[FragmentCounters],
+        versions: Sequence[int],
+    ) -> None:
+        """Its newest report shows these bases, the one before it those: one that was out of date came too late.
+
+        As many in a row as there are fragments, and its link carries too little.
+        """
+        for held, holds, version in zip(before, counters, versions, strict=False):
+            if holds.base_version is not None and held.base_version != holds.base_version:
+                behind = version - holds.base_version > self._config.base_window * self._config.round_steps
+                member.stale = member.stale + 1 if behind else 0
+        if member.stale >= len(versions) and len(self._ladder) > 1:
+            rung, reason = self.rung(member), member.place.starve(self._ladder, member.stale)
+            member.stale = 0
+            self._moved(member, rung, reason)
+
+    def _moved(self, member: Linked, before: Rung, reason: str) -> None:
         after = self.rung(member)
         if after == before:
             return

@@ -79,7 +79,9 @@ class Member:
     link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer: for deadlines
     answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
     place: LadderPlace = field(default_factory=LadderPlace)  # of its link, on the ladder
-    under_way: UnderWay | None = None  # an answer over a slow link that no syncer step need wait for
+    under_way: dict[int, UnderWay] = field(default_factory=dict)  # by fragment: answers that nobody need wait for
+    overdue: bool = False  # an answer was waited for in vain, and none has come since
+    stale: int = 0  # versions in a row that were out of date when it adopted them
     owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer
     non_finite: int = 0  # contributions in a row that were refused as non-finite
     outliers: int = 0  # merges that were not finite, with its contribution as the largest
@@ -94,10 +96,6 @@ class Member:
     def unheard(self) -> bool:
         """Whether it let a read time out and has not reported since. It may be frozen, so it is not asked again."""
         return self.report is not None and self.report.sequence == self.missed
-
-    def busy(self, now: float) -> bool:
-        """Whether its link still carries an answer that its syncer step does not wait for."""
-        return self.under_way is not None and now < self.under_way.until
 
 
 class Members:
@@ -432,13 +430,15 @@ class Members:
     def has_dead(self) -> bool:
         return bool(self._dead)
 
-    def note_missed(self, member: Member, late: UnderWay | None) -> None:
+    def note_missed(self, member: Member, fragment: int, late: UnderWay | None) -> None:
         """A read is not waited for any more. `late`: it may come; else nothing is asked before the next report."""
         assert member.report is not None, "only learners that have reported are read"
+        member.overdue = True
         if late is None:
             member.missed = member.report.sequence
             member.link.lapse()
-        member.under_way = late
+        else:
+            member.under_way[fragment] = late
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant which of its steps the new version contains."""

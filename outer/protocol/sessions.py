@@ -160,11 +160,12 @@ class Sessions:
         return member.attached_at + max(RESEND_S, self._config.round_steps * self._members.step_s)
 
     def announce(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:
-        """Send a learner a notice of a fragment's version, unless its base is usable and its link is spared that."""
+        """Send a learner a notice of a fragment's version, unless its link is spared that."""
         version = run.versions[fragment]
         held = member.report.counters[fragment] if member.report is not None and member.report.counters else None
         usable = held is not None and is_usable(held, member, fragment, version, self._config)
-        if not (usable and not is_leaving(member) and self._links.spares(member, fragment, version)):
+        begun = held is not None and held.base_version is not None
+        if not (begun and not is_leaving(member) and self._links.spares(member, fragment, version, usable)):
             self.notify(now, member, fragment, run)
 
     def notify(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:

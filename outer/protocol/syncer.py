@@ -45,7 +45,7 @@ from outer.protocol.facts import (
     SyncerStarted,
 )
 from outer.protocol.fragments import Fragment
-from outer.protocol.link_ladder import Clock, Uplinks
+from outer.protocol.link_ladder import Uplinks
 from outer.protocol.links import Links
 from outer.protocol.members import Members
 from outer.protocol.messages import NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
@@ -291,13 +291,9 @@ class Syncer:
         if before is not None and event.step > before.step and event.phase == STEPPING:
             for step in self._open:
                 step.reported.add(member.name)
+        if before is not None:
+            self._links.note_bases(member, before.counters, event.counters, self.versions)
         self._sessions.on_report(now, member, event, self._run_snapshot)
-
-    @property
-    def _clock(self) -> Clock:
-        """The time in which answers have to arrive."""
-        room_s, round_s = self._timing.usual_room_s(self.step_s), self._config.round_steps * self.step_s
-        return Clock(self._links.floor_s(room_s), round_s, len(self._fragments))
 
     def _stop_awaiting(self, learner: str, reason: str) -> None:
         """Drop a learner from the open steps. After an expired lease alone its reports still count."""
@@ -341,10 +337,9 @@ class Syncer:
             step.count(member, self._config.overlap)
         self._open.append(step)
         self._out.emit(StepOpened(step.syncer_step, step.fragment))
-        if self._config.adaptive:
-            due = {step.fragment for step in self._open if step.fragment is not None}
-            ahead = self.syncer_step, self._schedule, self.versions, due, self.progress
-            self._read_requests.ask_ahead(now, *ahead)
+        due = {step.fragment for step in self._open if step.fragment is not None}
+        ahead = self.syncer_step, self._schedule, self.versions, due, self.progress
+        self._read_requests.ask_ahead(now, *ahead, self._timing.usual_room_s(self.step_s))
         return True
 
     # -------------------------------------------------------------- a syncer step: quorum and grace
@@ -413,7 +408,7 @@ class Syncer:
             if isinstance(event.learner, str):
                 self._read_requests.miss(now, step, event, "refused")
             return
-        early = self._read_requests.note_transfer(member, event, self._clock)
+        early = self._read_requests.note_transfer(member, event, self._config.round_steps * self.step_s)
         reason = "late"
         if early and event.syncer_step > self.committed_step and (step is None or step.collects):
             reason = self._read_requests.keep(member, event, self.versions)
@@ -486,7 +481,7 @@ class Syncer:
         self.tokens_committed = record.tokens_committed
         self._digests[fragment] = record.digest
         self.moved_at = now
-        self._timing.exchange_s.add(now - step.opened_at)
+        self._timing.exchanges_s.append(now - step.opened_at)
         self._timing.sync_s.add(now - step.decided_at)
         self._timing.merge_s.add(step.merge_s + now)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
