@@ -6,11 +6,12 @@ The syncer's requests ask it about a learner; it emits a fact for each change.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outer.protocol.facts import LinkAdapted
 from outer.protocol.link_estimate import LinkEstimate
-from outer.protocol.link_ladder import AHEAD, LadderPlace, Rung, Uplinks
+from outer.protocol.link_ladder import AFTER, AHEAD, LadderPlace, Rung, Uplinks
 from outer.protocol.messages import Contribution, FragmentCounters
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Links:
     def __init__(self, config: SyncConfig, uplinks: Uplinks, emit: Callable[[LinkAdapted], None]) -> None:
         self.uplinks = uplinks
         self._config, self._emit = config, emit
-        self._ladder = uplinks.ladder(config.base_window) if config.hurries else (Rung(),)
+        self._ladder = uplinks.ladder() if config.hurries else (Rung(),)
         self.spare = False  # whether a quorum has enough learners without those whose H is longer
         self._early: dict[tuple[str, int], Contribution] = {}  # by learner and fragment: for a step yet to be read
 
@@ -76,12 +77,13 @@ class Links:
     def spares(self, member: Linked, fragment: int, version: int, usable: bool) -> bool:
         """Whether it gets no notice of a version. `usable`: its base still is.
 
-        What it owes, or will contribute in a later round, is on a usable base: it keeps that. Any other it gets once a
-        round comes in which it contributes.
+        What it owes, or will contribute in a later round, is on a usable base: it keeps that. Any other it gets when
+        it can contribute on it.
         """
         if usable:
             return fragment in member.owes or not self.may_ask(member, version, fragment)
-        return self.spare and not self.may_ask(member, version + self._config.round_steps, fragment)
+        later = (version + (1 + behind) * self._config.round_steps for behind in range(self._config.base_window + 1))
+        return self.spare and not any(self.may_ask(member, step, fragment) for step in later)
 
     def lead(self, member: Linked, fragment: int, step_s: float, room_s: float) -> int:
         """How many syncer steps ahead it is asked; 0: when a step is read, and has `room_s` for answers.
@@ -122,9 +124,10 @@ class Links:
         if len(self._ladder) > 1:
             before = self.rung(member)
             if round_s is None:
-                reason = member.place.lose(self._ladder)
+                reason = member.place.lose(self._ladder, len(member.under_way))
             else:
-                reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), round_s)
+                expected_s = partial(self._expected_s, member)
+                reason = member.place.judge(self._ladder, expected_s, round_s, len(member.under_way))
             self._moved(member, before, reason)
 
     def note_bases(
@@ -134,17 +137,14 @@ class Links:
         counters: Sequence[FragmentCounters],
         versions: Sequence[int],
     ) -> None:
-        """Its newest report shows these bases, the one before it those: one that was out of date came too late.
-
-        As many in a row as there are fragments, and its link carries too little.
-        """
+        """Its newest report has these counters, the one before it those: a base that is out of date came too late."""
         for held, holds, version in zip(before, counters, versions, strict=False):
             if holds.base_version is not None and held.base_version != holds.base_version:
                 behind = version - holds.base_version > self._config.base_window * self._config.round_steps
-                member.stale = member.stale + 1 if behind else 0
-        if member.stale >= len(versions) and len(self._ladder) > 1:
-            rung, reason = self.rung(member), member.place.starve(self._ladder, member.stale)
-            member.stale = 0
+                member.stale = member.stale + 1 if behind else max(min(0, member.stale), member.stale - 1)
+        if member.stale >= AFTER and len(self._ladder) > 1:
+            rung, reason = self.rung(member), member.place.starve(self._ladder, len(member.under_way))
+            member.stale = -2 * len(versions)  # those that are on their way, and that wait behind them
             self._moved(member, rung, reason)
 
     def _moved(self, member: Linked, before: Rung, reason: str) -> None:

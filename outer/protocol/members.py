@@ -81,7 +81,7 @@ class Member:
     place: LadderPlace = field(default_factory=LadderPlace)  # of its link, on the ladder
     under_way: dict[int, UnderWay] = field(default_factory=dict)  # by fragment: answers that nobody need wait for
     overdue: bool = False  # an answer was waited for in vain, and none has come since
-    stale: int = 0  # versions in a row that were out of date when it adopted them
+    stale: int = 0  # adopted versions that were out of date, less those that were not
     owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer
     non_finite: int = 0  # contributions in a row that were refused as non-finite
     outliers: int = 0  # merges that were not finite, with its contribution as the largest
