@@ -344,7 +344,7 @@ class LearnerShell:
             part = await in_thread(self._threads, checkpoint_writer.read, spec.store, spec.saved)
             machine.resume(spec.saved.snapshot, part.resume_state)
             self._facts = self._link.facts = FactBuffer(self._here.wall, part.facts, monotonic=self._pace.now)
-        self._machine = machine
+        self._machine, self._fetcher.round_s = machine, lambda: machine.round_s
         self._drive(events_effects.Enter(messages.IMPORTING))
         await in_thread(self._pace.thread, device.load)
         self._fetcher.fragment_io = device.fragment_io

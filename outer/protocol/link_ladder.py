@@ -1,30 +1,16 @@
-"""Fewer bits, then a longer H, for a link that carries too little for every round; and back once it carries more.
+"""Fewer bits for a link whose answers take long; and more again once they do not.
 
-A link stands on one rung of a ladder. `judge` moves it, and says why. What to ask for on a rung is the syncer's.
+A link stands on one rung of a ladder, a codec. `judge` moves it, and says why. When to ask is the syncer's.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 AFTER = 3  # answers in a row that do not fit, or do not come, before a link goes down
 BACK_AFTER = 6  # answers in a row that would fit one rung further up, before it goes there
 EASE = 2.0  # and so many times over
-FALLS_MAX = 5  # doublings of that, one each time that it came down from there
-AHEAD = 1.5  # an answer that is asked for ahead may take so many times what is expected
-FITS = 0.5  # of a round, which an answer that is asked for ahead may be expected to take: the rest is the version's
-LONGER = 2, 4, 8  # rounds between two answers of one fragment
-
-
-class Rung(NamedTuple):
-    """How a learner's contributions travel."""
-
-    codec: str = ""  # "": the run's
-    every: int = 1  # rounds between two contributions of a fragment
 
 
 @dataclass(frozen=True)
@@ -38,17 +24,13 @@ class Uplinks:
     codecs: tuple[str, ...]
     sizes: tuple[tuple[int, ...], ...]
 
-    def ladder(self) -> tuple[Rung, ...]:
-        """From the run's codec and H downwards."""
-        return (*map(Rung, self.codecs), *(Rung(self.codecs[-1], every) for every in LONGER))
-
-    def bytes(self, rung: Rung, fragment: int) -> int:
+    def bytes(self, codec: str, fragment: int) -> int:
         """Return the bytes of a contribution."""
-        return self.sizes[self.codecs.index(rung.codec)][fragment]
+        return self.sizes[self.codecs.index(codec)][fragment]
 
-    def mean_bytes(self, rung: Rung) -> float:
+    def mean_bytes(self, codec: str) -> float:
         """Return the mean bytes of a round's contributions."""
-        sizes = self.sizes[self.codecs.index(rung.codec)]
+        sizes = self.sizes[self.codecs.index(codec)]
         return sum(sizes) / len(sizes)
 
 
@@ -60,52 +42,34 @@ class LadderPlace:
     tight: int = 0  # answers in a row that did not fit
     easy: int = 0  # answers in a row that would have fitted one rung further up, with ease
     lost: int = 0  # answers in a row that did not come
-    falls: Counter[int] = field(default_factory=Counter)  # by rung: how often it went down from there
-    waiting: int = 0  # answers that were asked for before it did, and do not count
 
-    def lose(self, ladder: Sequence[Rung], under_way: int) -> str:
+    def lose(self, codecs: Sequence[str]) -> str:
         """Another answer did not come, which says nothing of its rate. Returns as `judge` does."""
-        self.lost, self.waiting = self.lost + 1, max(0, self.waiting - 1)
-        if self.lost % AFTER or self.rung == len(ladder) - 1:
+        self.lost += 1
+        if self.lost % AFTER or self.rung == len(codecs) - 1:
             return ""
-        self._move(self.rung + 1, under_way)
+        self._move(self.rung + 1)
         return f"{self.lost} answers in a row did not come"
 
-    def starve(self, ladder: Sequence[Rung], under_way: int) -> str:
-        """AFTER more versions were out of date than were not when they were adopted. Returns as `judge` does."""
-        if self.rung == len(ladder) - 1:
-            return ""
-        self._move(self.rung + 1, under_way)
-        return "versions are out of date when they come"
-
-    def judge(
-        self, ladder: Sequence[Rung], expected_s: Callable[[Rung], float], round_s: float, under_way: int
-    ) -> str:
-        """Another answer was seen. Moves the link if it is time; returns why, in words, else "".
-
-        Answers wait for each other on a link that carries too little: they take longer and longer.
-        """
+    def judge(self, codecs: Sequence[str], expected_s: Callable[[str], float], fit_s: float) -> str:
+        """Another answer was seen. Moves the link if it is time; returns why, in words, else ""."""
         self.lost = 0
-        if self.waiting:
-            self.waiting -= 1
-            return ""
-        here, fit_s = ladder[self.rung], FITS * round_s
-        if expected_s(here) > fit_s:
+        if (takes_s := expected_s(codecs[self.rung])) > fit_s:
             self.tight, self.easy = self.tight + 1, 0
-            if self.tight < AFTER or self.rung == len(ladder) - 1:
+            if self.tight < AFTER or self.rung == len(codecs) - 1:
                 return ""
-            told = f"{self.tight} answers in a row took about {expected_s(here):.3g} s, {fit_s:.3g} s fit"
-            below = range(self.rung + 1, len(ladder))
-            self._move(next((rung for rung in below if expected_s(ladder[rung]) <= fit_s), self.rung + 1), under_way)
+            told = f"{self.tight} answers in a row took about {takes_s:.3g} s, {fit_s:.3g} s fit"
+            below = range(self.rung + 1, len(codecs))
+            self._move(next((rung for rung in below if expected_s(codecs[rung]) <= fit_s), self.rung + 1))
             return told
-        would_s = expected_s(ladder[self.rung - 1]) if self.rung else math.inf
-        self.tight, self.easy = 0, self.easy + 1 if EASE * would_s <= fit_s else 0
-        if self.easy < BACK_AFTER << min(self.falls[self.rung - 1], FALLS_MAX):
+        self.tight = 0
+        would_s = expected_s(codecs[self.rung - 1]) if self.rung else 0.0
+        self.easy = self.easy + 1 if self.rung and EASE * would_s <= fit_s else 0
+        if self.easy < BACK_AFTER:
             return ""
         told = f"{self.easy} answers in a row would have taken about {would_s:.3g} s, {fit_s:.3g} s fit"
-        self._move(self.rung - 1, 0)
+        self._move(self.rung - 1)
         return told
 
-    def _move(self, rung: int, waiting: int) -> None:
-        self.falls[self.rung] += rung > self.rung
-        self.rung, self.tight, self.easy, self.waiting = rung, 0, 0, waiting
+    def _move(self, rung: int) -> None:
+        self.rung, self.tight, self.easy = rung, 0, 0

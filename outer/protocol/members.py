@@ -28,7 +28,7 @@ from outer.protocol.facts import (
     SyncerFact,
 )
 from outer.protocol.leases import Leases, LinkRate
-from outer.protocol.link_estimate import LinkEstimate
+from outer.protocol.link_estimate import LinkEstimate, LinkWindow
 from outer.protocol.link_ladder import LadderPlace
 from outer.protocol.links import Links, UnderWay
 from outer.protocol.messages import (
@@ -80,8 +80,8 @@ class Member:
     answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
     place: LadderPlace = field(default_factory=LadderPlace)  # of its link, on the ladder
     under_way: dict[int, UnderWay] = field(default_factory=dict)  # by fragment: answers that nobody need wait for
+    window: LinkWindow = field(default_factory=LinkWindow)  # how many of those at a time
     overdue: bool = False  # an answer was waited for in vain, and none has come since
-    stale: int = 0  # adopted versions that were out of date, less those that were not
     owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer
     non_finite: int = 0  # contributions in a row that were refused as non-finite
     outliers: int = 0  # merges that were not finite, with its contribution as the largest

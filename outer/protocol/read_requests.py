@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import ReadMissed
-from outer.protocol.link_ladder import Rung
 from outer.protocol.links import EARLY, Links, UnderWay
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import Contribution, ReadRequest
@@ -69,26 +68,18 @@ class ReadRequests:
                 del member.under_way[lost]
                 member.overdue = True
                 self._links.note(member, None)
-        self._links.spare = sum(self._links.rung(member).every == 1 for member in live) >= self._quorum
         counted = (
             live if self._config.participants == "eligible" else [each for each in live if each.name in step.ready]
         )
         here, early = self._early(step, version), (step.syncer_step, EARLY)
-        coming = [each for each in live if each.under_way.get(fragment, (0, 0))[:2] == early]
+        coming = [each for each in live if fragment in each.under_way and each.under_way[fragment][:2] == early]
         able = [each for each in counted if each.name not in here and self._can_answer(each, fragment, version)]
-        asked = [
-            each
-            for each in able
-            if is_leaving(each)
-            or (
-                not self._links.lead(each, fragment, self._members.step_s, usual_s)
-                and self._links.may_ask(each, step.syncer_step, fragment)
-            )
-        ]
+        lead, step_s = self._links.lead, self._members.step_s
+        asked = [each for each in able if is_leaving(each) or not lead(each, fragment, step_s, usual_s)]
         if len(asked) + len(coming) + len(here) < self._quorum:  # a quorum needs those, too, that are asked ahead
             asked = able
         usual_s = self._links.patience_s(max(room_s, usual_s))
-        slow = [each for each in asked if each.answers.expected_s(self._links.bytes(each, fragment)) > usual_s]
+        slow = [each for each in asked if self._links.expected_s(each, fragment) > usual_s]
         patient = 2 * len(slow) > len(asked) + len(coming) or not self._config.hurries
         waits = {each.name: self._wait(each, fragment, math.inf if patient else usual_s) for each in asked}
         waits |= {each.name: self._wait(each, fragment, room_s) for each in coming}
@@ -100,7 +91,7 @@ class ReadRequests:
             self.reopen(now, step, f"{count} learners have a usable base, the quorum is {self._quorum}")
             return
         for member in asked:
-            deadline_s, codec = waits[member.name].deadline_s, self._links.rung(member).codec
+            deadline_s, codec = waits[member.name].deadline_s, self._links.codec(member)
             self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s, codec))
 
     def _early(self, step: OpenStep, version: int) -> dict[str, Contribution]:
@@ -146,44 +137,48 @@ class ReadRequests:
         """
         step_s = self._members.step_s
         for member in self._members.live:
-            lead = self._links.lead(member, self._largest, step_s, room_s)
-            for step in range(syncer_step + 1, syncer_step + lead + 1):
+            widest = self._links.lead(member, self._largest, step_s, room_s)
+            if is_leaving(member):
+                continue
+            for ahead in range(1, widest.stop):
+                if len(member.under_way) >= member.window.size:
+                    break
+                step = syncer_step + ahead
                 fragment = schedule.due(step)
                 if fragment is None or fragment in busy or self._links.holds(member.name, fragment):
                     continue
-                if is_leaving(member) or not self._links.may_ask(member, step, fragment):
-                    continue
-                if step > syncer_step + self._links.lead(member, fragment, step_s, room_s):
+                if ahead not in self._links.lead(member, fragment, step_s, room_s):
                     continue
                 if not self._can_answer(member, fragment, versions[fragment]):
                     continue
                 deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
-                deadline_s = max(deadline_s, (step - syncer_step) * step_s)
-                codec = self._links.rung(member).codec
+                deadline_s = max(deadline_s, ahead * step_s)
                 member.under_way[fragment] = UnderWay(step, EARLY, now + deadline_s)
-                request = ReadRequest(
-                    self._epoch, member.incarnation, step, fragment, EARLY, progress, deadline_s, codec
-                )
-                self._out.send(member, request)
+                asked = step, fragment, EARLY, progress, deadline_s, self._links.codec(member)
+                self._out.send(member, ReadRequest(self._epoch, member.incarnation, *asked))
 
     def _wait(self, member: Member, fragment: int, usual_s: float) -> Wait:
         """How long it is waited for: beyond K answers for `usual_s`, if it is known how long its answers take."""
         deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
         return Wait(deadline_s, min(deadline_s, usual_s) if member.answers.known else deadline_s)
 
-    def note_transfer(self, member: Member, event: Contribution, round_s: float) -> bool:
+    def note_transfer(self, member: Member, event: Contribution) -> bool:
         """An answer came, in time or not: it says how fast this learner's link is.
 
         Returns whether it is the answer that was asked for ahead.
         """
         if event.took_s > 0.0 and not event.defect and event.codec in self._links.uplinks.codecs:
-            size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
+            size = self._links.uplinks.bytes(event.codec, event.fragment)
             member.link.note(self._sizes[event.fragment], event.took_s + event.held_s)
             member.answers.note(size, event.took_s)
-            self._links.note(member, round_s)
+            self._links.note(member, self._config.round_steps * self._members.step_s)
         member.overdue = False
-        if member.under_way.get(event.fragment, (0, 0))[:2] != (event.syncer_step, event.attempt):
+        under_way = member.under_way.get(event.fragment)
+        if under_way is None or under_way[:2] != (event.syncer_step, event.attempt):
             return False
+        if event.took_s > 0.0:
+            round_s = self._config.round_steps * self._members.step_s
+            member.window.note(event.took_s, len(member.under_way), round_s)
         del member.under_way[event.fragment]
         return event.attempt == EARLY
 

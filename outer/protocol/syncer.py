@@ -110,7 +110,7 @@ class Syncer:
         uplinks = uplinks or Uplinks(("",), (whole,))
         self._payload_sizes = dict(zip(uplinks.codecs, uplinks.sizes, strict=True))
         self._links = Links(config, uplinks, self._out.emit)
-        self._sessions = Sessions(epoch, config, manifest, self._members, self._out, self._links)
+        self._sessions = Sessions(epoch, config, manifest, self._members, self._out)
         self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out, self._links, whole)
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
@@ -291,8 +291,6 @@ class Syncer:
         if before is not None and event.step > before.step and event.phase == STEPPING:
             for step in self._open:
                 step.reported.add(member.name)
-        if before is not None:
-            self._links.note_bases(member, before.counters, event.counters, self.versions)
         self._sessions.on_report(now, member, event, self._run_snapshot)
 
     def _stop_awaiting(self, learner: str, reason: str) -> None:
@@ -408,7 +406,7 @@ class Syncer:
             if isinstance(event.learner, str):
                 self._read_requests.miss(now, step, event, "refused")
             return
-        early = self._read_requests.note_transfer(member, event, self._config.round_steps * self.step_s)
+        early = self._read_requests.note_transfer(member, event)
         reason = "late"
         if early and event.syncer_step > self.committed_step and (step is None or step.collects):
             reason = self._read_requests.keep(member, event, self.versions)
