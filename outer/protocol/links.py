@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outer.protocol.facts import LinkAdapted
-from outer.protocol.link_estimate import LinkEstimate
+from outer.protocol.link_estimate import LinkEstimate, LinkWindow
 from outer.protocol.link_ladder import LadderPlace, Uplinks
 from outer.protocol.messages import Contribution
 
@@ -37,6 +37,7 @@ class Linked(Protocol):
     incarnation: int
     answers: LinkEstimate
     place: LadderPlace
+    window: LinkWindow
     overdue: bool
 
 
@@ -72,8 +73,8 @@ class Links:
         slow = member.overdue or expected_s > self.patience_s(room_s)
         if not (slow and step_s and self._config.hurries):
             return range(0)
-        least = min(expected_s / step_s, round_steps / 2)
-        return range(max(1, int(least)), min(round_steps, 2 + int(AHEAD * expected_s / step_s)))
+        least = int(min(member.window.least_s, expected_s) / step_s)
+        return range(max(1, least), min(round_steps, 2 + int(AHEAD * expected_s / step_s)))
 
     # -------------------------------------------------------------- answers that come ahead of their step
 

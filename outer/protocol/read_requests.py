@@ -140,7 +140,7 @@ class ReadRequests:
             widest = self._links.lead(member, self._largest, step_s, room_s)
             if is_leaving(member):
                 continue
-            for ahead in range(1, widest.stop):
+            for ahead in reversed(range(1, widest.stop)):  # what is due last has the longest way left
                 if len(member.under_way) >= member.window.size:
                     break
                 step = syncer_step + ahead
