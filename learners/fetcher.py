@@ -164,7 +164,7 @@ class Fetcher:
         fragment, version, moved, damaged = wanted.fragment, wanted.version, 0, False
         with contextlib.suppress(Exception):  # whatever it is, the machine has to hear
             while True:
-                before, began = self.received.get(fragment), now()
+                before, began, beside = self.received.get(fragment), now(), len(self._busy)
                 held = NOTHING if damaged or before is None else before.version
                 deadline_s = self._rate.deadline_s(self._transfer_s, self._bytes(fragment))
                 answer = await self._link.fetch(fragment, version, held, deadline_s, wanted.source)
@@ -175,7 +175,7 @@ class Fetcher:
                 came = payload.nbytes if whole else sum(each.nbytes for each in payload)
                 if not isinstance(answer, Version):  # else it came from a learner nearby
                     self._rate.note(came, now() - began)
-                    self._window.note(now() - began, len(self._busy), self.round_s())
+                    self._window.note(now() - began, beside, self.round_s())
                 moved += came
                 payload, found = await in_thread(self._threads, self._read, fragment, before, payload)
                 if digest == found and (newest != version or wanted.digest in ("", digest)):

@@ -83,10 +83,11 @@ class LinkWindow:
     size: float = WINDOW
     least_s: float = math.inf  # that a transfer took
 
-    def note(self, seconds: float, under_way: int, round_s: float) -> None:
-        """A transfer took so long, one of so many under way."""
+    def note(self, seconds: float, beside: int, round_s: float) -> None:
+        """A transfer took so long; as it began so many were under way."""
         self.least_s = min(self.least_s, seconds)
         target_s = QUEUE * round_s
         if target_s > 0.0:
             room = max(-1.0, (target_s - (seconds - self.least_s)) / target_s)
-            self.size = max(1.0, min(self.size + room / self.size, under_way + WINDOW))
+            size = self.size + room / self.size
+            self.size = max(1.0, size if room < 0.0 else min(size, max(self.size, beside + WINDOW)))

@@ -27,6 +27,7 @@ class UnderWay(NamedTuple):
 
     syncer_step: int
     attempt: int
+    beside: int  # others, as it was asked for
     until: float
 
 

@@ -85,7 +85,7 @@ class StepTiming:
         self.quorum_s = Average(config.smoothing)  # xi_quorum: opening to the K-th report
         self.sync_s = Average(config.smoothing)  # xi_sync: decision to durable
         self.merge_s = Average(config.smoothing)  # the part of it after the last answer
-        self.exchanges_s = deque([0.0], maxlen=config.round_steps)  # opening to durable, of the newest round
+        self.exchanges_s = deque([0.0], maxlen=4 * config.round_steps)  # opening to durable, of the newest round
 
     def open_max(self, step_s: float) -> int:
         """How many syncer steps may be open: tau, or those that passed in the longest exchange of the last round, but

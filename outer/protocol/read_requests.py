@@ -153,7 +153,7 @@ class ReadRequests:
                     continue
                 deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
                 deadline_s = max(deadline_s, ahead * step_s)
-                member.under_way[fragment] = UnderWay(step, EARLY, now + deadline_s)
+                member.under_way[fragment] = UnderWay(step, EARLY, len(member.under_way), now + deadline_s)
                 asked = step, fragment, EARLY, progress, deadline_s, self._links.codec(member)
                 self._out.send(member, ReadRequest(self._epoch, member.incarnation, *asked))
 
@@ -178,7 +178,7 @@ class ReadRequests:
             return False
         if event.took_s > 0.0:
             round_s = self._config.round_steps * self._members.step_s
-            member.window.note(event.took_s, len(member.under_way), round_s)
+            member.window.note(event.took_s, under_way.beside, round_s)
         del member.under_way[event.fragment]
         return event.attempt == EARLY
 
@@ -216,7 +216,7 @@ class ReadRequests:
             self._links.note(member, None)
         else:
             attempt = EARLY if learner in step.early else step.attempt
-            late = UnderWay(step.syncer_step, attempt, step.due[learner])
+            late = UnderWay(step.syncer_step, attempt, len(member.under_way), step.due[learner])
         self._members.note_missed(member, step.fragment, late)
         if late is not None and self._config.base_window:
             member.owes.add(step.fragment)
