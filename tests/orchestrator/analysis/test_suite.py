@@ -79,7 +79,7 @@ def older_incarnation(events: Log) -> Log:
     return altered(events, is_a(Committed, syncer_step=32), participants=(*last[:2], c))
 
 
-ADAPTED = LinkAdapted("a", 1, "fp32", 1, "int8", 1, 0.1, 1e6, "3 answers in a row took about 4 s, 1 s fit")
+ADAPTED = LinkAdapted("a", 1, "fp32", "int8", 0.1, 1e6, "3 answers in a row took about 4 s, 1 s fit")
 BACK = replace(ADAPTED, codec_before="int8", codec="fp32")
 GRANT = SpanGranted("a", 1, 90, 900, 916)
 
