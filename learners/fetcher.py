@@ -173,9 +173,10 @@ class Fetcher:
                 newest, digest, payload, snapshot = answer
                 whole = not isinstance(payload, list)
                 came = payload.nbytes if whole else sum(each.nbytes for each in payload)
-                if not isinstance(answer, Version):  # else it came from a learner nearby
-                    self._rate.note(came, now() - began)
-                    self._window.note(now() - began, beside, self.round_s())
+                took_s = None if isinstance(answer, Version) else now() - began  # None: from a learner nearby
+                self._window.note(took_s, beside, self.round_s())
+                if took_s is not None:
+                    self._rate.note(came, took_s)
                 moved += came
                 payload, found = await in_thread(self._threads, self._read, fragment, before, payload)
                 if digest == found and (newest != version or wanted.digest in ("", digest)):

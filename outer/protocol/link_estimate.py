@@ -83,11 +83,12 @@ class LinkWindow:
     size: float = WINDOW
     least_s: float = math.inf  # that a transfer took
 
-    def note(self, seconds: float, beside: int, round_s: float) -> None:
-        """A transfer took so long; as it began so many were under way."""
-        self.least_s = min(self.least_s, seconds)
+    def note(self, seconds: float | None, beside: int, round_s: float) -> None:
+        """A transfer took so long, None: it crossed no link; as it began so many were under way."""
         target_s = QUEUE * round_s
-        if target_s > 0.0:
-            room = max(-1.0, (target_s - (seconds - self.least_s)) / target_s)
-            size = self.size + room / self.size
-            self.size = max(1.0, size if room < 0.0 else min(size, max(self.size, beside + WINDOW)))
+        if target_s > 0.0:  # else it is not known yet
+            self.least_s = min(self.least_s, math.inf if seconds is None else seconds)
+            queued_s = 0.0 if seconds is None else seconds - self.least_s
+            size = self.size + max(-1.0, (target_s - queued_s) / target_s) / self.size
+            grows = size > self.size
+            self.size = min(size, max(self.size, beside + WINDOW)) if grows else max(1.0, size)

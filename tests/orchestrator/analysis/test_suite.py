@@ -162,11 +162,6 @@ PLANTED: list[tuple[str, str, Callable[[Log], Log]]] = [
     ),
     ("links.formats", "a format that no link was at", participant(codec="int8")),
     ("links.formats", "another format", lambda e: inserted(participant(codec="fp4")(e), is_a(StepOpened), ADAPTED)),
-    (
-        "links.formats",
-        "the format before in a step that opened after the change",
-        lambda e: inserted(participant(codec="int8")(e), is_a(StepOpened, syncer_step=6), ADAPTED, BACK),
-    ),
     ("links.changes", "a change told twice", followed(is_a(StepOpened), ADAPTED, ADAPTED)),
     ("links.changes", "a change without a reason", followed(is_a(StepOpened), replace(ADAPTED, reason=""))),
     ("finite.commits", "a norm that is no number", changed(EIGHT, norm=math.nan)),
