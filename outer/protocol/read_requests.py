@@ -158,9 +158,10 @@ class ReadRequests:
                 self._out.send(member, ReadRequest(self._epoch, member.incarnation, *asked))
 
     def _wait(self, member: Member, fragment: int, usual_s: float) -> Wait:
-        """How long it is waited for: beyond K answers for `usual_s`, if it is known how long its answers take."""
+        """How long it is waited for: beyond K answers for `usual_s`, the first one for `read_timeout_s` at least."""
         deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
-        return Wait(deadline_s, min(deadline_s, usual_s) if member.answers.known else deadline_s)
+        least_s = 0.0 if member.answers.known else self._config.read_timeout_s
+        return Wait(deadline_s, min(deadline_s, max(usual_s, least_s)))
 
     def note_transfer(self, member: Member, event: Contribution) -> bool:
         """An answer came, in time or not: it says how fast this learner's link is.
