@@ -1,6 +1,6 @@
 """One GPU: a model alone and as learners that share the card; speed with and without sync, memory, a kill, a replay.
 
-    python benchmarks/gpu.py [--devices gpu|cpu] [--counts 1,2,4] [--seconds 25] [--deadline-s 360] [--batch 16]
+    python benchmarks/gpu.py [--devices gpu|cpu] [--counts 1,2,4] [--seconds 15] [--deadline-s 360] [--batch 16]
                              [--run-dir runs/gpu] [--json]
 
 Phases, in this order; each prints its row as soon as it ends, and a row with `error` if it fails or is late:
@@ -46,7 +46,7 @@ from orchestrator.store.compile_cache import compilation_cache  # noqa: E402
 SAMPLE_S = 0.5  # between two looks at the utilisation
 END_S = 10.0  # for a phase that is late to end
 # Besides `--seconds`, on a GPU; a CPU has three times as long.
-REST_S = {"device": 90.0, "copies": 40.0, "bare": 75.0, "synced": 90.0, "replay": 90.0}
+REST_S = {"device": 90.0, "copies": 40.0, "bare": 75.0, "synced": 120.0, "replay": 90.0}
 
 
 class Late(RuntimeError):
@@ -239,7 +239,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--devices", choices=tuple(SIZES), default="gpu")
     arguments.add_argument("--counts", default="1,2,4", help="how many learners share the card")
-    arguments.add_argument("--seconds", type=float, default=25.0, help="for which each rate is measured")
+    arguments.add_argument("--seconds", type=float, default=15.0, help="for which each rate is measured")
     arguments.add_argument("--deadline-s", type=float, default=360.0, help="for all phases")
     arguments.add_argument("--batch", type=int, help="samples per step and learner")
     arguments.add_argument("--run-dir", type=Path, default=Path("runs/gpu"))

@@ -229,6 +229,7 @@ def measured(events: list[Any], killed: list[tuple[float, str]], summary: Mappin
     count = sum(map(len, inside.values()))
     if end <= begin or not count:
         raise RuntimeError(f"the learners stepped together for {end - begin:.1f} s only: give more --seconds")
+    parts = summary["token_fragments"]  # a step whose fragment is overwritten before it is sent has a rate, but no use
     row: dict[str, Any] = {
         "from": begin,
         "to": end,
@@ -236,6 +237,7 @@ def measured(events: list[Any], killed: list[tuple[float, str]], summary: Mappin
         "step_ms": 1e3 * len(inside) * (end - begin) / count,
         "waited_share": sum(row[2] for of in inside.values() for row in of) / (len(inside) * (end - begin)),
         "commits": sum(isinstance(event.fact, Committed) for event in events),
+        "committed_share": parts["committed"] / parts["processed"],
         "state": summary["state"],
         "violated": [check["name"] for check in summary["checks"] if check["status"] == "violated"],
         "warnings": next((event.fact.warnings for event in events if isinstance(event.fact, DeviceTaken)), {}),

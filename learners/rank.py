@@ -21,9 +21,7 @@ VALUES_AT_ONCE = 2  # threads that bring values to the devices, and that give sh
 
 
 class RankShell:
-    """`start` meets rank 0 at an address, loads and compiles, and returns what repeats the calls: see
-    learners.training.island.Follower. `thread` is the one that steps.
-    """
+    """`start` meets rank 0 at an address and returns a learners.training.island.Follower; `thread` is its steps'."""
 
     def __init__(self, here: Here, start: Callable[[str], Any], faults: FaultEffects, thread: Executor | None) -> None:
         self._here, self._start, self._faults, self._thread = here, start, faults, thread

@@ -337,13 +337,13 @@ class LearnerShell:
             ahead_s=spec.data.ahead_s,
             start_s=spec.start_s,
         )
-        if spec.store is not None:
-            self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, self._facts)
         if spec.saved is not None and spec.saved.exact:
             assert spec.store is not None
             part = await in_thread(self._threads, checkpoint_writer.read, spec.store, spec.saved)
             machine.resume(spec.saved.snapshot, part.resume_state)
             self._facts = self._link.facts = FactBuffer(self._here.wall, part.facts, monotonic=self._pace.now)
+        if spec.store is not None:
+            self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, self._facts)
         self._machine, self._fetcher.round_s = machine, lambda: machine.round_s
         self._drive(events_effects.Enter(messages.IMPORTING))
         await in_thread(self._pace.thread, device.load)

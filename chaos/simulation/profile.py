@@ -77,7 +77,7 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
     "joining": ("joining",),
     "lockstep": ("reordering", "slow_link", "slow", "stop"),  # in strict overlap nobody joins: there are only delays
     "shards": ("shards", "storage", "syncer"),
-    "sessions": ("sessions", "syncer", "orchestrator", "storage_failing", "storage_full"),
+    "sessions": ("sessions", "syncer", "orchestrator", "checkpoint_damaged", "storage_failing", "storage_full"),
     "rebuilding": ("rebuilding", "syncer", "cut_two_way", "loss", "crash"),  # so that versions are lost, too
     "standbys": ("standbys", "orchestrator", "crash", "freeze", "drain", "flap", "rejoin_storm"),
     "islands": ("islands", "orchestrator", "crash", "freeze", "drain"),
@@ -320,14 +320,14 @@ def _tokens(chance: Random, syncer_steps: int) -> int | None:
 
 
 def shares(profile: str) -> dict[str, float]:
-    """Return by kind of fault the share of a profile's seeds that plan one: more where there are few topics."""
+    """Return by kind of fault the share of a profile's seeds that plan one: more of few topics and single kinds."""
     topics = PROFILES[profile]
     given = {kind: share for kinds in KINDS.values() for kind, share in kinds.items()}
     kinds = [kind for topic in topics for kind in KINDS.get(topic, (topic,))]
     if profile == "mixed":
         return {kind: given[kind] for kind in kinds}
     least = 0.0 if len(KINDS.keys() & topics) > 2 else 0.5
-    return {kind: 1.0 if kind in ALWAYS else max(given[kind], least) for kind in kinds}
+    return {kind: 1.0 if kind in ALWAYS else max(given[kind], 0.5 if kind in topics else least) for kind in kinds}
 
 
 def plan(seed: int, profile: str, storm_s: float, learners: tuple[str, ...] = LEARNERS) -> tuple[Fault, ...]:

@@ -347,6 +347,8 @@ class Learner:
 
     def _on_fetch_failed(self, now: float, event: FetchFailed) -> None:
         """While joining from the syncer, fetch again later; else the syncer repeats the notice."""
+        if self.phase == STOPPED or self._suspended:
+            return  # it has handed in its last fact
         self._log([Emit(AdoptionRefused(event.fragment, event.version, event.reason))])
         self._adoption.fail(event)
         self._fetch_at = now + HOLD_S

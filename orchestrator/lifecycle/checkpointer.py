@@ -66,13 +66,8 @@ class Checkpointer:
             self._requested = request
             self._task = self._background.spawn(self._take())
 
-    async def finish(self) -> None:
-        """Wait for the checkpoint under way, if any."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=SAVE_S + SYNCER_S)
-
     def cancel(self) -> None:
-        """The run is over: give up the checkpoint under way, if any."""
+        """The run is over, or its last checkpoint comes: give up the one under way, if any."""
         if self._task is not None:
             self._task.cancel()
 

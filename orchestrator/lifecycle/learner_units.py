@@ -34,7 +34,6 @@ class LearnerHandle:
     incarnation: int
     saved: SavedPart | None = None  # what it starts from
     ranks: tuple[Peer, ...] = ()
-    address: str = ""  # where its ranks meet
     syncer: Peer | None = None  # the epoch that it was told of last
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once
     reattaching: asyncio.Task[None] | None = None  # the newest call that told it of an epoch
@@ -43,10 +42,12 @@ class LearnerHandle:
         """Train until the loop ends: `drained` or `finished`. Raises NoAnswer for what the loop raised, or if a process
         ended.
 
-        One that cannot be reached is asked again: how long it may stay so is the controller's.
+        One that cannot be reached is asked again, and one that is frozen is waited for: how long it may stay so is the
+        controller's. Where an earlier orchestrator asked all this, the ranks go on.
         """
         first, *others = self.ranks
-        following = [insist(partial(rank.ask, "follow", self.address)) for rank in others]
+        address = await insist(partial(first.ask, "lead", others)) if others else ""
+        following = [insist(partial(rank.ask, "follow", address)) for rank in others]
         ended = await _led(insist(partial(first.ask, "run")), following)
         return DRAINED if ended.startswith("drained") else FINISHED
 
@@ -80,10 +81,7 @@ class LearnerUnits:
                 self._identified(name, info)
                 infos = [info, *[await _identity(rank) for rank in ranks[1:]]]
                 states = tuple(RankState(True, each.get("pid"), each.get("node")) for each in infos)
-                left = LearnerHandle(name, incarnation, ranks=ranks)
-                with contextlib.suppress(TimeoutError, Unreachable):
-                    await _lead(left)  # that orchestrator may have died before it asked for this
-                return left, states
+                return LearnerHandle(name, incarnation, ranks=ranks), states
         for rank in ranks:  # what is left of a gang: it is whole or gone
             self._processes.end(rank)
         return None
@@ -142,7 +140,6 @@ class LearnerUnits:
         up = [asyncio.wait_for(rank.ask("identify"), self._recipe.run.start_s) for rank in process.ranks]
         infos = await asyncio.gather(*up)
         self._identified(name, infos[0])
-        await _lead(process)
         return [(info["pid"], info["node"]) for info in infos]
 
     def _alike(self, one: str, other: str) -> bool:
@@ -222,12 +219,6 @@ class LearnerUnits:
 async def _identity(process: Peer) -> Mapping[str, Any]:
     info: Mapping[str, Any] = await asyncio.wait_for(process.ask("identify"), CALL_S)
     return info
-
-
-async def _lead(process: LearnerHandle) -> None:
-    """Have rank 0 lead the others of an island, if it does not."""
-    if others := process.ranks[1:]:
-        process.address = await asyncio.wait_for(process.ranks[0].ask("lead", others), CALL_S)
 
 
 @contextlib.contextmanager

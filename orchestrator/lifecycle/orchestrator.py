@@ -284,7 +284,7 @@ class OrchestratorShell:
 
     async def _suspend(self) -> None:
         """Every learner saves its state and leaves, so that the run can be resumed exactly."""
-        await self._checkpoints.finish()
+        self._checkpoints.cancel()  # a learner that missed its cut may let it wait for minutes
         epoch, identifier, give_up_at = 0, None, now() + SNAPSHOT_S
         while not ((served := await self._look()) and (self._view["suspended"] or self._view["finished"])):
             if served and self._syncer.epoch != epoch:  # the first, or the one that was asked died before the cut

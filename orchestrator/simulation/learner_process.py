@@ -50,6 +50,7 @@ class LearnerProcess(Process):
         self.detected = False  # its death is noticed at once
         self.others: Sequence[Peer] = ()  # the other ranks of an island, once it leads them
         self.elders: list[RankProcess] = []  # ranks of its earlier incarnations that were there when it was started
+        self.started_by: Any = None  # the loop of the orchestrator that did; of a rank likewise
         self.repeated: dict[int, int] = {}  # by rank: how many steps it has done, too
         self.together = asyncio.Event()  # one has done another
         self._told = 0  # calls that the other ranks were told
@@ -127,7 +128,7 @@ class RankProcess(Process):
         context = leader.context
         super().__init__(context.time, host, (f"{leader.name}/{rank}", leader.incarnation))
         self.leader, self.name, self.rank = leader, leader.name, rank
-        self.died_at, self.exited = math.inf, ""
+        self.died_at, self.exited, self.started_by = math.inf, "", leader.started_by
         leader.repeated[rank] = 0
         self._performed = 0
         self.jobs.takes, self.raised = context.durations.job, context.observer.raised

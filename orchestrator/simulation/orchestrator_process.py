@@ -477,6 +477,7 @@ class VirtualCluster:
         process = LearnerProcess(self.context, spec, syncer)
         if strange:
             process.device.manifest = STRANGE
+        process.started_by = asyncio.get_running_loop()
         process.elders = [each for each in self.ranks if each.name == name and each.alive]
         others = [RankProcess(process, *each) for each in enumerate(self.context.specs[name].ranks, 1)]
         self.ranks += others

@@ -156,6 +156,8 @@ class Chain:
         goes on at the opening that cut the damage off, or else at the next group that can be read. Raises OSError.
         """
         waiting = [each for each in self.positions() if each > after.position and (until is None or each <= until)]
+        if until is None:
+            waiting += self._beyond(max(waiting, default=after.position))
         while waiting:
             heard: list[str] = []
             group = self._readable(waiting[0], heard)
@@ -170,8 +172,16 @@ class Chain:
             waiting = [each for each in waiting if each > group.position]
             after, row = ChainLink(group.position, group.seal), group.next_row
             yield group
-        if until is None:
-            yield from self.ahead(after, row)  # an old listing lacks the newest
+
+    def _beyond(self, position: int) -> list[int]:
+        """Positions right behind this one that an old listing lacks. Raises OSError."""
+        found: list[int] = []
+        with contextlib.suppress(FileNotFoundError):
+            while True:
+                position += 1
+                self.store.read(group_key(self.folder, position))
+                found.append(position)
+        return found
 
     def ahead(self, after: ChainLink, row: int) -> Iterator[Group]:
         """The groups right behind `after` while each is sound and follows, without a listing. Raises OSError."""

@@ -99,6 +99,7 @@ class OpenStep:
     patience: list[tuple[float, str]] = field(default_factory=list)  # until when each is waited for beyond K answers
     read_at: float = 0.0  # when reading ended
     merge_s: float = 0.0  # from there until its record was durable, without the wait for earlier steps
+    queued_s: float = 0.0  # the part of it until the merge before ended
     attempt: int = 0  # how often learners were asked
     retry_at: float = float("-inf")  # not judged before this time
     starved: bool = False  # fewer than K learners were live at some time since it opened

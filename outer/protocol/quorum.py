@@ -85,11 +85,14 @@ class StepTiming:
         self.quorum_s = Average(config.smoothing)  # xi_quorum: opening to the K-th report
         self.sync_s = Average(config.smoothing)  # xi_sync: decision to durable
         self.merge_s = Average(config.smoothing)  # the part of it after the last answer
-        self.exchanges_s = deque([0.0], maxlen=4 * config.round_steps)  # opening to durable, of the newest round
+        # Opening to durable, without the wait for earlier steps and merges, in the last four rounds.
+        self.exchanges_s = deque([0.0], maxlen=4 * config.round_steps)
 
     def open_max(self, step_s: float) -> int:
-        """How many syncer steps may be open: tau, or those that passed in the longest exchange of the last round, but
-        less than a round, so that no fragment is open twice. `step_s`: xi_step, in seconds.
+        """How many syncer steps may be open: tau, or those that pass in the longest of the newest exchanges, but less
+        than a round, so that no fragment is open twice. `step_s`: xi_step, in seconds.
+
+        The wait for earlier steps and merges does not count: it grows with what is open, which would grow with it.
         """
         passing = 0 if self._config.overlap == "strict" else math.ceil(max(self.exchanges_s) / max(step_s, 1e-9))
         return max(1, self._config.overlap_steps, min(self._config.round_steps - 1, passing))

@@ -116,7 +116,7 @@ class Syncer:
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
         self._durability = durability
         self._open: list[OpenStep] = []
-        self._opened_at = float("-inf")
+        self._opened_at = self._merged_at = float("-inf")  # the newest step opened; a merge ended
         self._stopping: StopRequested | TakeSnapshot | None = None  # waits for a commit that is being journaled
         self._ending = ""  # the reason, once the end is decided: nothing opens or merges any more
         self._tokens_counted = 0  # including commits that are not durable yet
@@ -433,6 +433,8 @@ class Syncer:
             self._read_requests.reopen(now, step, "the merged update is not finite" + self._blame(now, step, event))
             return
         step.result, step.merge_s = event, now - step.read_at
+        step.queued_s = max(0.0, self._merged_at - step.read_at)
+        self._merged_at = now
         step.move(Stage.MERGED)
 
     def _blame(self, now: float, step: OpenStep, event: Merged) -> str:
@@ -479,9 +481,10 @@ class Syncer:
         self.tokens_committed = record.tokens_committed
         self._digests[fragment] = record.digest
         self.moved_at = now
-        self._timing.exchanges_s.append(now - step.opened_at)
+        merge_s = step.merge_s + now
+        self._timing.exchanges_s.append(step.read_at - step.opened_at + merge_s - step.queued_s)
         self._timing.sync_s.add(now - step.decided_at)
-        self._timing.merge_s.add(step.merge_s + now)
+        self._timing.merge_s.add(merge_s)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
         self.counts.commit(record, self._payload_sizes)
         self._members.note_merged(record)

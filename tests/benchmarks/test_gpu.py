@@ -55,12 +55,15 @@ def test_rates_are_of_the_time_in_which_all_step_and_a_kill_ends_it() -> None:
     steps = [step(0.5 * n, A, waited_s=0.1) for n in range(1, 41)] + [step(0.5 * n, B) for n in range(5, 61)]
     commits = [commit(9.0, (A, 1)), commit(21.0, (B, 1)), commit(26.0, (A, 2), (B, 1)), commit(27.0, (A, 2))]
     checks = [{"name": "books", "status": "pass"}, {"name": "spans", "status": "violated"}]
-    summary = {"state": "stopped", "checks": checks, "faults": [{"recovery_phases": {"import": 3.0}}]}
+    parts = {"committed": 300, "processed": 400}
+    summary = {"state": "stopped", "checks": checks, "token_fragments": parts}
+    summary |= {"faults": [{"recovery_phases": {"import": 3.0}}]}
     row = measured([*steps, *commits], [(20.0, A)], summary)
     assert (row["from"], row["to"]) == (2.5 + SETTLE_S, 20.0)
     assert row["tokens_per_s"] == pytest.approx(400.0) and row["step_ms"] == pytest.approx(500.0)
     assert (row["state"], row["violated"]) == ("stopped", ["spans"])
     assert row["waited_share"] == pytest.approx(0.1) and row["commits"] == 4
+    assert row["committed_share"] == 0.75
     assert row["kill"] == {"contributing_again_s": 6.0, "phases": {"import": 3.0}}
     assert "kill" not in measured(steps, [], summary)
     with pytest.raises(RuntimeError, match="give more --seconds"):

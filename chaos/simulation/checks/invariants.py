@@ -88,9 +88,9 @@ class Invariants(Observer):
             self._broken("invariants.steps", f"{learner.label} steps while it is {learner.phase}")
         if learner.elders:
             elders, learner.elders = learner.elders, []
-            # Frozen ranks that an orchestrator has left end on thawing.
-            left = any(fault.kind.startswith("orchestrator") for fault in self._options.faults)
-            if there := [each.label for each in elders if each.running or (each.alive and not left)]:
+            # Frozen ranks that another orchestrator has left end on thawing.
+            ours = [each for each in elders if each.alive and (each.running or each.started_by is learner.started_by)]
+            if there := [each.label for each in ours]:
                 self._broken("invariants.ranks", f"{learner.label} steps beside {', '.join(there)}")
 
     def gives(self, learner: LearnerProcess, effect: Donate) -> None:

@@ -275,7 +275,8 @@ class FaultSchedule:
         folders = self._store.folders(checkpoint_parts.FOLDER) if self._virtual.paused else []
         if folders:
             names = MemoryObjects.names(self._store, f"{checkpoint_parts.FOLDER}/{folders[-1]}")
-            self._store.damage(pick(self._rng, [*names, *names, f"{FOLDER}/{IDENTITY}"]))
+            identity = [name for name in MemoryObjects.names(self._store, FOLDER) if IDENTITY in name]
+            self._store.damage(pick(self._rng, [*names, *names, *identity]))
             self._count(fault.kind)
         elif not self.calm:
             self._later(POLL_S, self._checkpoint_damaged, fault)
@@ -398,7 +399,7 @@ class FaultSchedule:
 
     def _strike_beside(self, fault: Fault) -> None:
         """A standby that prepares or waits, or a rank, dies between any two awaits, freezes, is cut off from whom it
-        hears, or hears late and twice; and a standby's learner is lost, so that it is promoted just then.
+        hears, or hears late and twice; and mostly a standby's learner is lost, so that it is promoted just then.
         """
         who, what = fault.kind.split("_")
         virtual, of_island = self._virtual, who == "rank"
@@ -413,7 +414,8 @@ class FaultSchedule:
         one = pick(self._rng, there)
         heard, here = one.leader.host.name if of_island else ORCHESTRATOR, one.host.name
         if what == "crash":
-            one.dies_at = one.turns + 1 + int(40 * fault.strength)
+            turns = 40 if of_island else 4  # a standby mostly waits
+            one.dies_at = one.turns + 1 + int(turns * fault.strength)
         elif what == "freeze":
             self._freeze_process(one, fault)
         elif what == "cut":  # what the orchestrator and others say comes late, not never
@@ -425,7 +427,7 @@ class FaultSchedule:
             link.update()
             for name in ("delay_s", "doubled"):
                 self._later(fault.duration_s, self._mend, link, name)
-        if not of_island:
+        if not of_island and fault.strength < 0.7:
             virtual.crash(one.name, detected=fault.strength < 0.3)
 
     # -------------------------------------------------------------- membership

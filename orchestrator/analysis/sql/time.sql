@@ -2,8 +2,9 @@
 
 -- The categories, ascending: where two overlap, the later one counts. `words`: the fates of steps, what a step waits
 -- for before it begins, and the phases, that have the category. Besides those: from noticing a death to the request for
--- the next incarnation is `fault_recover`, from the death to noticing it `fault_detect`, from the request until there
--- is a process `provision_wait`; frozen by a fault is `suspended`. What no fact explains is `unattributed`.
+-- the next incarnation is `fault_recover`, from the death to noticing it `fault_detect`, from being wanted, or from the
+-- request, until there is a process `provision_wait`; frozen by a fault is `suspended`. What no fact explains is
+-- `unattributed`.
 CREATE OR REPLACE TEMP TABLE categories AS
 FROM (VALUES (0, 'unattributed', []), (1, 'fault_recover', []), (2, 'provision_wait', []), (3, 'fault_detect', []),
     (4, 'startup', ['starting', 'importing']), (5, 'compile', ['compiling']), (6, 'bootstrap', ['joining']),
@@ -75,7 +76,9 @@ UNION ALL SELECT learner, rank, p.t, coalesce(p.until, lives.until)
 FROM phases p JOIN lives USING (who) JOIN ranks ON p.phase = word
 UNION ALL SELECT learner, 4, pauses.until, r.t FROM (FROM about JOIN lives USING (who) WHERE kind = 'Resumed') r
     ASOF JOIN pauses ON r.t >= pauses.until
-UNION ALL SELECT learner, 17, frozen.t, frozen.until FROM frozen JOIN lives USING (who);
+UNION ALL SELECT learner, 17, frozen.t, frozen.until FROM frozen JOIN lives USING (who)
+UNION ALL SELECT w.learner, 2, w.t, coalesce(min(requested), any_value(stop))
+FROM wanted w CROSS JOIN run_window LEFT JOIN roster r ON r.learner = w.learner AND requested >= w.t GROUP BY ALL;
 
 -- The borders of steps and their waits. Each step and its wait are cut off at the boundary before it, so that steps
 -- never overlap; within 0.5 s from boundary to boundary there is nothing else: the dates of both are a little late.

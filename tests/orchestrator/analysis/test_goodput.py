@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from learners.protocol.facts import PhaseEntered, StepFinished
 from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunResumed
+from orchestrator.eventlog.facts import (
+    FaultHealed,
+    FaultInjected,
+    LearnerLost,
+    LearnerRequested,
+    PoolScaled,
+    RunResumed,
+)
 from outer.protocol.facts import (
     Committed,
     Finished,
@@ -97,6 +104,15 @@ SECONDS: dict[str, tuple[list[Event], str, dict[str, float]]] = {  # the log, a 
         without(history(), lambda event: of_second(event) and not isinstance(event.fact, LearnerRequested)),
         "c",
         {"provision_wait": END + 0.3 - 11.5},
+    ),
+    "a learner that is wanted waits also until it is asked for": (
+        [
+            *history(),
+            Event("orchestrator", 9, 0, BASE + 3.0, PoolScaled("pool", 4, ("d",), (), "there is room")),
+            Event("orchestrator", 9, 1, BASE + 8.0, LearnerRequested("d", 1, "pool", None)),
+        ],
+        "d",
+        {"provision_wait": END + 0.3 - 3.0, "unattributed": 0.0},
     ),
     "a wait for samples is counted apart from its step": (
         waited(0.6, 0.4, "span"),

@@ -310,6 +310,21 @@ def test_a_log_is_read_to_its_end_where_the_listing_is_an_old_one(
     assert joined(LogReader(tmp_path).rest()) == EVENTS
 
 
+def test_an_old_listing_hides_nothing_behind_a_damaged_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 13000031 of mixed: an epoch was rebuilt without a commit that was in the log."""
+    monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 100)  # all stays in groups
+    store, syncers = Folder(tmp_path), of_syncer(EVENTS)
+    first = journal(store)
+    for some in chunks(syncers[:60], 20):
+        write(first, some)
+    torn = tmp_path / group_key("journal", first._chain.positions()[-1])
+    torn.write_bytes(torn.read_bytes()[:-9])
+    write(journal(store, 2), syncers[40:])
+    lists = Folder.names
+    monkeypatch.setattr(Folder, "names", lambda self, of: lists(self, of)[: 2 if of == "journal" else None])
+    assert joined(LogReader(tmp_path).rest()) == syncers
+
+
 # ------------------------------------------------------------------ logs of one writer
 
 

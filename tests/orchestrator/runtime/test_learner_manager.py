@@ -169,21 +169,38 @@ def test_what_is_left_of_a_gang_without_rank_0_is_ended(scene: Scene, monkeypatc
     assert scene.killed == [f"{GOES}.2/1", f"{GOES}.2/2"]
 
 
-def test_a_gang_that_an_earlier_orchestrator_did_not_live_to_have_led_is_led(
+def test_the_ranks_of_a_gang_that_was_not_led_hear_where_to_meet_once_a_frozen_rank_0_says_so(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An earlier orchestrator did not live to have it led."""
+    followed, thawed = list[str](), asyncio.Event()
+
     class Rank:
         async def identify(self) -> dict[str, Any]:
             return {"pid": 7, "node": "n"}
 
         async def lead(self, others: Any) -> str:
+            await thawed.wait()
             return f"where {len(others)} meet"
+
+        async def follow(self, address: str) -> None:
+            followed.append(address)
+
+        async def run(self) -> str:
+            await until(lambda: len(followed) == 2)
+            return "drained"
+
+    async def story() -> str:
+        found = await scene.learners.processes.find(GOES, 2, {})
+        assert found is not None
+        asyncio.get_running_loop().call_soon(thawed.set)
+        return await found[0].run()
 
     monkeypatch.setattr(scene.processes, "left_rank", lambda name, incarnation, rank: Asks(Rank()))
     pool = SimpleNamespace(processes=3, standby=0, accelerated=False)
     monkeypatch.setattr(scene.learners.processes, "_recipe", SimpleNamespace(pool_of=lambda name: pool))
-    found = asyncio.run(scene.learners.processes.find(GOES, 2, {}))
-    assert found is not None and found[0].address == "where 2 meet"
+    assert asyncio.run(story()) == "drained"
+    assert followed == ["where 2 meet"] * 2
 
 
 @pytest.mark.parametrize(
