@@ -189,7 +189,7 @@ class Bench:
         steps = sum(begin < at <= end for each in found for at in each["times"])
         recipe = recipe_of(self._options.devices, learners, self._options.batch)
         shapes = shapes_of(recipe)
-        planned = memory.of_run(recipe, shapes, ["card"])["learner-card"]
+        planned = memory.of_run(recipe, shapes, open_steps=1)["learner-card"]
         return {
             "parameters": shapes.elements,
             "tokens_per_s": steps * found[0]["tokens"] / (end - begin),

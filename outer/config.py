@@ -78,7 +78,7 @@ class SyncConfig(Section):
         description="cut tensors above 4/3 of the mean fragment by rows into pieces, so that fragments have about one "
         "size; a merge rule then sees each piece as a vector of its own",
     )
-    overlap_steps: NonNegativeInt = Field(2, alias="tau", description="tau, steps that a fragment may be in flight")
+    overlap_steps: NonNegativeInt = Field(2, alias="tau", description="tau, steps that an update should be old at most")
     quorum: PositiveInt | Literal["all"] = Field(1, description="K, the number of learners that a commit needs")
     grace: NonNegativeFloat | Literal["adaptive", "infinite"] = Field(
         "adaptive", description="how long to wait for more than K: adaptive, infinite, or seconds"

@@ -40,14 +40,6 @@ SELECT learner, place, (SELECT count(*) FROM dated d WHERE d.learner = l.learner
         AND dated.t >= w.t AND dated.t < w.until) o WHERE o.learner = l.learner) AS possible
 FROM (SELECT learner, min({p: position, n: part}) AS place FROM wanted GROUP BY learner) l
 UNION ALL SELECT NULL, NULL, count(*), (SELECT sum(live) FROM commits) FROM dated WHERE weight > 0 ORDER BY place"""
-# By learner: its inner steps between two of its contributions of a fragment, a round. Rounds that it was not in count.
-_ROUND_STEPS = """WITH rounds AS (
-    SELECT position, row_number() OVER (PARTITION BY fragment ORDER BY position) AS round FROM commits),
-passed AS (
-    SELECT learner, step - lag(step) OVER own AS steps, round - lag(round) OVER own AS rounds
-    FROM contributions JOIN rounds USING (position) WHERE weight > 0
-    WINDOW own AS (PARTITION BY learner, incarnation, fragment ORDER BY position))
-SELECT learner, sum(steps) / sum(rounds) FROM passed WHERE rounds IS NOT NULL GROUP BY learner ORDER BY learner"""
 # Samples that were set aside, each once: a later epoch may tell it again.
 _SET_ASIDE = """SELECT start, stop FROM (
     SELECT position, told_by, learner, incarnation, span, start, stop, false AS aside FROM SpanReturned
@@ -67,7 +59,7 @@ def summary_of(
     database: duckdb.DuckDBPyConnection, recipe: Mapping[str, Any], verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:
     """The summary of the log in `database`, with the verdicts on the same log: strict JSON values throughout."""
-    prepare(database, "base", "books", "roster", "time", "goodput", "faults")
+    prepare(database, "base", "books", "roster", "time", "goodput", "faults", "rounds")
 
     def ask(query: str) -> list[Any]:
         return database.execute(query).fetchall()
@@ -117,7 +109,11 @@ def summary_of(
         "global_downtime_s": goodput.get("global_downtime_s"),
         "outer_downtime_s": goodput.get("outer_downtime_s"),
         "participation": _participation(ask(_PARTICIPATION)) if rules and commits else None,
-        "round_steps": {"asked": recipe.get("sync", {}).get("H"), "by_learner": dict(ask(_ROUND_STEPS))}
+        "round_steps": {
+            "asked": recipe.get("sync", {}).get("H"),
+            "median": ask("SELECT median(steps) FROM round_steps")[0][0],
+            "by_learner": dict(ask("FROM round_steps ORDER BY learner")),
+        }
         if rules and commits
         else None,
         "faults": [

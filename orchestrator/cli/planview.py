@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,40 +11,36 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.planner.checks import some
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.sizing.rates import rates
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.resources import ACCELERATOR, POD_TYPE, REGION
-from orchestrator.recipe.toml_text import dump
 from orchestrator.store.status_text import DASH, amount, number, percent, seconds
 
 NODES_SHOWN = 24
-STEPS_SHOWN = 3  # syncer steps at which a fragment is due
 
 
 def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
-    """Print the whole plan."""
+    """Print the whole plan: whether it fits and what is wrong with it first."""
+    how = "can be placed" if plan.ok else "CANNOT RUN AS PLANNED"
     for heading, lines in (
+        (f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}", list(_rounds(plan))),
+        (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
+        (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
+        ("next commands", list(commands)),
         (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
-        (_fragments_heading(plan), [_fragments(plan)]),
-        ("budget", list(_pace(plan))),
-        ("traffic of payloads", [_traffic(plan), *_compared(plan)]),
-        ("memory, without activations and data", [_memory(plan)]),
+        ("traffic of payloads", [_fragments(plan), _traffic(plan), *_compared(plan)]),
         ("links", _links(plan)),
+        ("memory, without activations and data", [_memory(plan)]),
         ("rates, and where they come from", list(_rates(plan))),
         ("faults and what follows", _survived(plan)),
         ("forecast", list(_foreseen(plan))),
         ("what it costs", list(_cost(plan))),
-        (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
-        (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
-        ("the resolved recipe", dump(plan.recipe).rstrip().splitlines()),
-        ("next commands", list(commands)),
     ):
         if lines or heading == "warnings: none":
             for line in (Text(heading, style="bold"), *lines, ""):
                 console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, (str, Text)))
-    how = "can be placed" if plan.ok else "CANNOT RUN AS PLANNED"
-    console.print(f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}", highlight=False, soft_wrap=True)
 
 
 # ------------------------------------------------------------------ placement
@@ -78,10 +75,10 @@ def _services(plan: Plan) -> Iterator[str]:
         yield "Ray chooses where the services go; the syncer is counted as being where it stands here"
 
 
-# ------------------------------------------------------------------ fragments, budget, traffic, memory
+# ------------------------------------------------------------------ rounds, traffic, memory
 
 
-def _fragments_heading(plan: Plan) -> str:
+def _fragments(plan: Plan) -> str:
     sizes, shapes = [row.elements for row in plan.fragments], plan.shapes
     ratio = f"{max(sizes) / min(sizes):.2f}" if min(sizes) else DASH
     tensors = sum(row.tensors for row in plan.fragments)
@@ -91,24 +88,16 @@ def _fragments_heading(plan: Plan) -> str:
     )
 
 
-def _fragments(plan: Plan) -> Table:
-    table = _grid("fragment", "tensors", "elements", "up", "down", "due at syncer steps")
-    last, round_steps = plan.pace.syncer_steps, plan.recipe.sync.round_steps
-    for row in plan.fragments:
-        due = range(row.due or round_steps, last + 1, round_steps)  # step 0 does not exist
-        more = ", ..." if len(due) > STEPS_SHOWN else ""
-        table.add_row(
-            *(str(row.fragment), number(row.tensors), number(row.elements)),
-            *(amount(row.up_bytes), amount(row.down_bytes)),
-            (", ".join(map(str, due[:STEPS_SHOWN])) + more) or "never",
-        )
-    return table
-
-
-def _pace(plan: Plan) -> Iterator[str]:
-    pace = plan.pace
+def _rounds(plan: Plan) -> Iterator[str]:
+    pace, asked = plan.pace, plan.recipe.sync.round_steps
     steps, tokens, rounds = number(pace.syncer_steps), number(pace.step_tokens), number(pace.rounds, 1)
-    yield f"T = {steps} syncer steps of {tokens} tokens, H = {plan.recipe.sync.round_steps}: {rounds} rounds"
+    yield f"T = {steps} syncer steps of {tokens} tokens, H = {asked}: {rounds} rounds"
+    known = [load.exchange_steps for load in plan.loads if load.exchange_steps is not None]
+    if plan.round_steps is not None and known:
+        longest = f"the longest exchange takes {math.ceil(max(known))}"
+        yield f"rounds take {math.ceil(plan.round_steps)} inner steps, sync.H = {asked}; {longest}"
+    elif plan.loads and not known:
+        yield "how many steps an exchange takes is not known: give fleet.step_s and fleet.links"
     if pace.run_s is not None:
         yield f"{seconds(pace.run_s)} of stepping, at {number(pace.step_s, 3)} s a syncer step"
 
@@ -137,11 +126,14 @@ def _compared(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan) -> Table:
-    table = _grid("process", "of which", "own", "object store", "device", left=2)
+    """A row for each kind of process and each of its parts; pools that need the same are told together."""
+    table, alike = _grid("process", "of which", "own", "object store", "device", left=2), dict[Any, list[str]]()
     for name, process in plan.memory.items():
+        alike.setdefault(process.parts, []).append(name)
+    for names, process in ((names, plan.memory[names[0]]) for names in alike.values()):
         sums = (process.host_bytes, process.store_bytes, process.device_bytes)
-        table.add_row(Text(name, style="bold"), "in all", *map(amount, sums))
-        for part in process.parts:
+        table.add_row(Text(some(names), style="bold"), "in all", *map(amount, sums))
+        for part in (each for each in process.parts if each.bytes):
             cells = (amount(part.bytes) if part.where == where else "" for where in ("host", "store", "device"))
             table.add_row("", part.what, *cells)
     return table
@@ -159,17 +151,18 @@ def _links(plan: Plan) -> list[Any]:
     """A row for each region apart from the syncer's and each node of known bandwidth; nothing where there is none."""
     if not plan.loads:
         return []
-    table = _grid("learners", "up", "down", "link", "used", "a fragment", "tau steps", "a join", "a day", "price")
+    table = _grid("learners", "up", "down", "link", "used", "exchange", "tau", "a join", "a day", "price")
     for load in plan.loads:
         link = DASH if load.link_bits is None else f"{_rate(load.link_bits)}, {1e3 * load.latency_s:g} ms"
         price = DASH if load.day_price is None else f"{load.day_price:,.2f}"
+        exchange, tau = (None if each is None else math.ceil(each) for each in (load.exchange_steps, load.update_steps))
         table.add_row(
             f"{load.learners}, {load.ends}",
             *(_rate(load.up_bits), _rate(load.down_bits)),
-            *(link, percent(load.share), *map(seconds, (load.fragment_s, load.window_s, load.joining_s))),
-            *(amount(load.day_bytes), price),
+            *(link, percent(load.share), DASH if exchange is None else f"{exchange} steps", number(tau)),
+            *(seconds(load.joining_s), amount(load.day_bytes), price),
         )
-    return [table, "all learners of a link together; a fragment: the largest, of all of them, up and down"]
+    return [table, "of all learners of a link together; tau: how old an update is that crosses it, in steps"]
 
 
 def _rates(plan: Plan) -> Iterator[str]:
@@ -207,6 +200,8 @@ def _foreseen(plan: Plan) -> Iterator[str]:
     yield f"one simulation of {part}, with {told.losses} losses of learners, in {rate}"
     yield f"goodput {goodput} of learners' time stepping; uptime {uptime} with at least one that steps"
     yield f"participation {participation} in commits; {committed} of the tokens committed that all could process"
+    if told.round_steps is not None:
+        yield f"rounds of {told.round_steps:.3g} inner steps"
 
 
 def _cost(plan: Plan) -> Iterator[str]:

@@ -27,7 +27,8 @@ SHOWN_FROM = {
     "lag": 60,
     "last fault": 76,
     "loss": 96,
-    "lease": 106,
+    "round": 104,
+    "lease": 112,
 }
 STYLES = {"stepping": "green", "running": "green", "finished": "green", "failed": "red", "stopped": "yellow"}
 

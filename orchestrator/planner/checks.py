@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.sizing.rates import floor_s
-from orchestrator.planner.sizing.traffic import SHARE
+from orchestrator.planner.sizing.traffic import SHARE, LinkLoad
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.resources import memory_share
 from orchestrator.store.status_text import amount
@@ -99,21 +99,42 @@ def _narrow(plan: Plan) -> Iterator[Problem]:
                     f"one {what} of the largest fragment takes {takes_s:.3g} s over {load.ends}: every one "
                     "would be late",
                     f"set {field} above {floor_s(load.learners * takes_s, whole):.3g}, which is enough for all of "
-                    f"{load.learners} learners at once, or more fragments (sync.P)",
+                    f"{_learners(load)} at once, or more fragments (sync.P)",
                 )
         if load.share is not None and load.share > 1.0:
             busier = max(load.up_bits or 0.0, load.down_bits or 0.0)
             yield Problem(
                 load.field,
                 f"{(load.link_bits or 0.0) / 1e9:g} Gbit/s",
-                f"{load.learners} learners need {busier / 1e9:.3g} Gbit/s in the mean: contributions and versions "
-                "would come ever later",
+                f"{busier / 1e9:.3g} Gbit/s in the mean are needed by {_learners(load)}: contributions and versions "
+                f"would come ever later{_filled(load)}",
                 f"set sync.H to at least {_needed_round(load.share, sync.round_steps)}, or have "
                 f"{busier / SHARE / 1e9:.3g} Gbit/s",
             )
 
 
-LIMITS = (_places, _memory, _device_memory, _narrow)
+def _learners(load: LinkLoad) -> str:
+    return f"{load.learners} learner{'s' * (load.learners > 1)}"
+
+
+def _filled(load: LinkLoad) -> str:
+    bits, declared = load.link_bits or 0.0, load.declared_bits or 0.0
+    return f". TCP fills {bits / 1e9:.3g} of {declared / 1e9:g} Gbit/s" if bits < declared else ""
+
+
+def _rounds(plan: Plan) -> Iterator[Problem]:
+    """A round that takes more inner steps than asked: the fragments of K learners are not back for the next one."""
+    asked, found = plan.recipe.sync.round_steps, math.ceil(plan.round_steps or 0.0)
+    if found > asked and all((load.share or 0.0) <= 1.0 for load in plan.loads):
+        yield Problem(
+            "sync.H",
+            asked,
+            f"an exchange with K = {plan.recipe.quorum} learners takes {found - 1} steps: rounds would take {found}",
+            f"set sync.H to {found} or more, send less (sync.codec, sync.downlink, more sync.P) or lower sync.quorum",
+        )
+
+
+LIMITS = (_places, _memory, _device_memory, _narrow, _rounds)
 
 
 # ------------------------------------------------------------------ warnings: who must be alive
@@ -251,20 +272,27 @@ def _links(plan: Plan) -> Iterator[Problem]:
         if load.link_bits is None:
             if declared:
                 fix = "add [[fleet.links]] between these regions"
-                yield Problem(load.field, None, f"is not declared, and {load.learners} learners use it", fix)
+                yield Problem(load.field, None, f"is not declared, and {_learners(load)} use it", fix)
             continue
         if load.share is not None and SHARE < load.share <= 1.0:
             fix = f"set sync.H to at least {_needed_round(load.share, sync.round_steps)}, or have a wider link"
-            yield Problem(load.field, None, f"is {load.share:.0%} full in the mean: bursts come late", fix)
-        late = load.fragment_s is not None and load.window_s is not None and load.fragment_s > load.window_s
-        if late and sync.overlap_steps and (load.share or 0.0) <= 1.0:
-            steps = math.ceil(load.fragment_s / load.window_s * sync.overlap_steps)  # type: ignore[operator]
+            yield Problem(
+                load.field, None, f"is {load.share:.0%} full in the mean: bursts come late{_filled(load)}", fix
+            )
+        exchange, age = math.ceil(load.exchange_steps or 0.0), math.ceil(load.update_steps or 0.0)
+        if exchange >= sync.round_steps == math.ceil(plan.round_steps or 0.0):
+            yield Problem(
+                "sync.H",
+                sync.round_steps,
+                f"an exchange over {load.ends} takes {exchange} steps: {_learners(load)} there miss rounds",
+                f"set sync.H to {exchange + 1} or more, or send less (sync.codec, sync.downlink, more sync.P)",
+            )
+        elif age > sync.overlap_steps > 0 and (load.share or 0.0) <= 1.0:
             yield Problem(
                 "sync.tau",
                 sync.overlap_steps,
-                f"the largest fragment of {load.learners} learners takes {load.fragment_s:.3g} s up and down over "
-                f"{load.ends}, tau steps last {load.window_s:.3g} s: versions are adopted later than after tau",
-                f"set sync.tau to {steps}, or more fragments (sync.P)",
+                f"updates of {_learners(load)} over {load.ends} are {age} steps old when they are adopted",
+                f"set sync.tau to {age} or more: the exchange takes {exchange} steps; or send less",
             )
         given = plan.traffic.donation_bytes is not None
         if given and load.joining_s is not None and load.joining_s > longest_s(sync.transfer_s, size):

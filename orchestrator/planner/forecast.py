@@ -7,6 +7,7 @@ recipe does not say is assumed, in the constants here; docs/planning.md lists th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -26,8 +27,8 @@ from orchestrator.planner.fleet.world import simulate
 from orchestrator.planner.sizing import rates
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.rates import DAY_S, HOUR_S, unit_mtbf_hours, unit_step_s
-from orchestrator.planner.sizing.traffic import home
-from orchestrator.recipe.config import FleetConfig, Recipe
+from orchestrator.planner.sizing.traffic import home, journal_s, usable_bits
+from orchestrator.recipe.config import Recipe
 from outer.protocol.schedule import Budget
 
 NOISE = 0.02  # standard deviation of a step's time, as a share of it
@@ -49,6 +50,7 @@ class Forecast:
     goodput: float  # time stepping
     uptime: float  # time in which at least one learner steps
     participation: float | None  # of commits; None without any
+    round_steps: float | None  # inner steps of the median learner in the newest round; None before it
     committed: float  # tokens, of those that all learners could process
 
 
@@ -75,6 +77,7 @@ def forecast(recipe: Recipe, shapes: Shapes, step_s: float | None, syncer_region
         goodput=outcome.goodput,
         uptime=outcome.uptime,
         participation=outcome.participation if outcome.commits else None,
+        round_steps=outcome.round_steps,
         committed=min(1.0, outcome.tokens_committed / (able * outcome.seconds)),
     )
 
@@ -116,7 +119,7 @@ def _fleet(
         ),
         budget=Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
         timing=_timing(recipe, _exponential(rng, told.replace_s)),
-        links=_links(told),
+        links=_links(recipe, hub),
         syncer_region=hub,
         state_bytes=shapes.parameter_bytes + shapes.inner_state_bytes,
         faults=_spot_hours(recipe, seed, until_s),
@@ -135,7 +138,7 @@ def _timing(recipe: Recipe, replace_s: Draw) -> Timing:
         detect_s=constant(told.detect_s),
         replace_s=replace_s,
         merge_s=lambda elements, learners: rates.merge_s(recipe.sync.codec, elements, learners),
-        append_s=lambda elements: 8.0 * elements / rates.STORE.value,
+        append_s=journal_s,
         backoff_s=run.restart_backoff_s,
         hang_s=run.hang_s,
         unreachable_s=run.unreachable_s,
@@ -147,11 +150,12 @@ def _exponential(rng: Random, mean_s: float) -> Draw:
     return (lambda: rng.expovariate(1.0 / mean_s)) if mean_s else constant(0.0)
 
 
-def _links(told: FleetConfig) -> Mapping[tuple[str, str], FleetLink]:
-    links = {}
-    for link in told.links:
+def _links(recipe: Recipe, hub: str) -> Mapping[tuple[str, str], FleetLink]:
+    links, there = {}, Counter(pool.region for pool in recipe.learners.values())
+    for link in recipe.fleet.links:
         one, other = link.between
-        links[one, other] = links[other, one] = FleetLink(link.gbit_s * 1e9, link.latency_ms / 1e3)
+        bits = usable_bits(link, there[one if other == hub else other] or 1)
+        links[one, other] = links[other, one] = FleetLink(bits, link.latency_ms / 1e3)
     return links
 
 

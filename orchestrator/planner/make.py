@@ -10,11 +10,11 @@ from orchestrator.planner.checks import checked
 from orchestrator.planner.forecast import forecast
 from orchestrator.planner.plan import Plan, PlanContext, StepPace
 from orchestrator.planner.sizing import capacity, memory
+from orchestrator.planner.sizing import traffic as flows
 from orchestrator.planner.sizing.costs import cost
 from orchestrator.planner.sizing.fault_tolerance import expected, fault_outcomes
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.rates import FAILOVER, STORE, unit_step_s
-from orchestrator.planner.sizing.traffic import DOWN_BYTES, home, of_nodes, of_regions, table, traffic
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
 
@@ -25,8 +25,8 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
     wanted = capacity.services(recipe, context.local, context.syncer_region)
     placement = capacity.place(recipe.learners, wanted, context.nodes, context.local)
     regions, pace = _regions(recipe, context, placement), _pace(recipe, shapes, context.step_s)
-    rows, hub_node = table(shapes.fragments, recipe.sync), placement.services.get("syncer")
-    moved = traffic(
+    rows, hub_node = flows.table(shapes.fragments, recipe.sync), placement.services.get("syncer")
+    moved = flows.traffic(
         rows,
         recipe.sync,
         {name: regions[name] for name in recipe.learners},
@@ -36,8 +36,12 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         shapes.inner_state_bytes,
         pace.step_s,
     )
-    hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or home(recipe)
-    read_s = (DOWN_BYTES * shapes.elements + sum(shapes.outer_state_bytes)) / STORE.value
+    hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or flows.home(recipe)
+    loads = (
+        *flows.of_regions(recipe, moved, hub, pace.step_s),
+        *flows.of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
+    )
+    read_s = (flows.DOWN_BYTES * shapes.elements + sum(shapes.outer_state_bytes)) / STORE.value
     losses = expected(recipe)
     foreseen = forecast(recipe, shapes, context.step_s, hub) if context.forecast else None
     whole = foreseen if foreseen is not None and foreseen.whole else None
@@ -56,11 +60,9 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         regions=regions,
         pace=pace,
         traffic=moved,
-        memory=memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools]),
-        loads=(
-            *of_regions(recipe, moved, hub, pace.step_s),
-            *of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
-        ),
+        memory=memory.of_run(recipe, shapes, flows.open_steps(recipe.sync, loads)),
+        loads=loads,
+        round_steps=flows.round_steps(recipe, loads),
         expected=losses,
         fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s, FAILOVER.value + read_s),
         forecast=foreseen,

@@ -65,6 +65,7 @@ class Plan:
     traffic: Traffic
     memory: dict[str, Memory]
     loads: tuple[LinkLoad, ...]
+    round_steps: float | None  # inner steps of a round; None: the length of a step, or a link, is not known
     expected: Expected
     fault_outcomes: tuple[FaultOutcome, ...]
     forecast: Forecast | None  # None: it was not asked for, or is of no use in lock-step
@@ -116,7 +117,7 @@ class Plan:
         return learners + [name for name, place in self.placement.services.items() if place == node.name]
 
 
-JSON_FIELDS = "fragments", "pace", "traffic", "expected", "fault_outcomes", "forecast", "cost"
+JSON_FIELDS = "fragments", "pace", "round_steps", "traffic", "expected", "fault_outcomes", "forecast", "cost"
 
 
 def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
             | {"parts": [asdict(part) for part in one.parts]}
             for name, one in plan.memory.items()
         },
-        "links": [asdict(load) | {"share": load.share} for load in plan.loads],
+        "links": [asdict(load) | {"learners": load.learners, "share": load.share} for load in plan.loads],
         "constants": {name: constant._asdict() for name, constant in rates(recipe).items()},
         "limits": [problem.record for problem in plan.limits],
         "warnings": [problem.record for problem in plan.warnings],

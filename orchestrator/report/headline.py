@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.store.status_text import DASH, number, part, percent, seconds, text
+from orchestrator.store.status_text import DASH, number, part, percent, seconds, stretched, text
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,9 @@ def tiles(summary: Mapping[str, Any]) -> list[Tile]:
         ),
         (
             "Steps a round",
-            _span(part(rounds, "by_learner").values()),
-            f"inner steps; {number(rounds.get('asked'))} asked for",
+            number(rounds.get("median"), 1),
+            stretched(rounds.get("median"), rounds.get("asked") or 0)
+            or f"inner steps of the median learner; sync.H = {number(rounds.get('asked'))}",
         ),
         ("Global downtime", seconds(summary.get("global_downtime_s")), "in which no learner stepped"),
         ("Outer downtime", seconds(summary.get("outer_downtime_s")), "without a commit, beyond twice the median gap"),
@@ -123,12 +124,6 @@ def tiles(summary: Mapping[str, Any]) -> list[Tile]:
         count = sum(stop - start for start, stop in ranges)
         rows += (("Samples set aside", number(count), f"two learners had ended on {named}"),)
     return [Tile(name, value, told if value != DASH else "not known from this log") for name, value, told in rows]
-
-
-def _span(values: Iterable[float | None]) -> str:
-    """From the least to the greatest."""
-    known = [each for each in values if each is not None]
-    return f"{number(min(known), 1)} to {number(max(known), 1)}" if known else DASH
 
 
 def _losses(summary: Mapping[str, Any]) -> str:

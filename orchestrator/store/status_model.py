@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from orchestrator.store.status_text import number, stretched
 
 if TYPE_CHECKING:
     from orchestrator.recipe.config import Recipe
@@ -20,8 +21,6 @@ STORE_AWAY = "StoreAway"  # the reason of the condition that is not met because 
 NO_PLACE = "NoPlace"  # the reason of conditions that are not met because nothing is reserved for a learner
 ENDING = "ending"  # the state while learners leave and the run is evaluated and summed up
 STALLED_S = 2.0  # a journal write that takes longer is reported
-RECENT = 32  # syncer steps, over which the interval between two is a mean
-STRETCHED = 1.25  # times H inner steps that a round may take before the status says so
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ class ProgressTracker:
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
         self._clock, self._wall = clock, wall
         self._moved_at: float | None = None  # when a syncer step was last committed or passed, in Unix seconds
-        self._paced: deque[tuple[int, float]] = deque()  # the newest syncer steps, and when they were over
         self._began: float | None = None  # when this process first saw a running step
         self._before: tuple[int, float] | None = None  # tokens and progress at the start of this process
 
@@ -65,21 +63,8 @@ class ProgressTracker:
         running_s = None if self._began is None else self._clock() - self._began
         if (age := view.get("moved_s_ago")) is not None:
             self._moved_at = self._wall() - age
-            paced, at = self._paced, (view["syncer_step"], self._clock() - age)
-            if not paced or at[0] > paced[-1][0]:
-                paced.append(at)
-            while at[0] - paced[0][0] > RECENT and len(paced) > 2:
-                paced.popleft()
         before = {"tokens_before": self._before[0], "progress_before": self._before[1]}
-        moves = {"moved_at": self._moved_at, "step_interval_s": self._interval_s()}
-        return {**view, "running_s": running_s, **moves, **before}
-
-    def _interval_s(self) -> float | None:
-        """Seconds between two syncer steps, lately."""
-        if len(self._paced) < 2:
-            return None
-        (first, since), (last, until) = self._paced[0], self._paced[-1]
-        return (until - since) / (last - first)
+        return {**view, "running_s": running_s, "moved_at": self._moved_at, **before}
 
 
 @dataclass(frozen=True)
@@ -122,6 +107,7 @@ def model(
             "syncer_step": view.get("syncer_step", 0),
             "target_syncer_steps": _target(recipe, view, sample),
             "progress": progress,
+            "round_steps": _round_steps(view),
             "eval_loss": _finite(about.eval_loss),
             "eval_fault": about.eval_fault,
             "evaluations": dict(about.evaluations),
@@ -139,7 +125,7 @@ def model(
             "conditions": _conditions(recipe, about, view, syncer, placed),
         },
         "learners": [
-            _learner(recipe, about, view, row, placed.get(row["name"]), sample)
+            _learner(recipe, about, row, placed.get(row["name"]), sample)
             | {"counts": counted.get(row["name"], {}) | {"version_bytes": sent.get(row["name"], 0)}}
             for row in view.get("learners", [])
             if row["alive"] or row["name"] in _wanted(recipe, about)
@@ -154,7 +140,7 @@ def model(
             "grace_s": view.get("grace_s"),
             "set_aside": view.get("set_aside"),
             "moved_at": view.get("moved_at"),
-            "step_interval_s": view.get("step_interval_s"),
+            "step_s": view.get("step_s"),
             "counts": counts,
             "shards": view.get("shards", []),
         },
@@ -195,19 +181,8 @@ def _target(recipe: Recipe, view: Mapping[str, Any], sample: int | None) -> int 
     return sample and -(-recipe.budget.tokens // (sample * sum(pool.batch_size for pool in recipe.learners.values())))
 
 
-def _round_steps(recipe: Recipe, view: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:
-    """Inner steps that a learner makes in a round, as things go now."""
-    interval_s, step_s = view.get("step_interval_s"), row["step_s"] if row["alive"] else None
-    return recipe.sync.round_steps * interval_s / step_s if interval_s and step_s else None
-
-
 def _learner(
-    recipe: Recipe,
-    about: RunInfo,
-    view: Mapping[str, Any],
-    row: Mapping[str, Any],
-    placed: LearnerPlace | None,
-    sample: int | None,
+    recipe: Recipe, about: RunInfo, row: Mapping[str, Any], placed: LearnerPlace | None, sample: int | None
 ) -> dict[str, Any]:
     pool = recipe.pool_of(row["name"])
     rate = pool.batch_size * sample / row["step_s"] if row["alive"] and row["step_s"] and sample else None
@@ -221,7 +196,7 @@ def _learner(
         "ranks": [{"pid": pid, "node": node} for pid, node in placed.others] if placed else [],
         "incarnation": row["incarnation"],
         "step": row["step"],
-        "round_steps": _round_steps(recipe, view, row),
+        "round_steps": row["round_steps"],
         "tokens_per_s": rate,
         "loss": _finite(row["loss"]),
         "aux": {name: _finite(value) for name, value in (row.get("aux") or {}).items()},
@@ -283,7 +258,7 @@ def _conditions(
         _condition("AllLearnersLive", all_live, "Live" if all_live else "Missing", f"{live} of {wanted} step"),
         _quorum(live, wanted - len(without), wanted, recipe.quorum),
         _serving(syncer),
-        _rounds(recipe, view),
+        _rounds(recipe, _round_steps(view)),
         durable,
     ]
 
@@ -316,14 +291,19 @@ def _quorum(live: int, possible: int, wanted: int, quorum: int) -> dict[str, str
     return _condition("QuorumMet", met, "Met" if met else "BelowQuorum", f"{live} live, K = {quorum}")
 
 
-def _rounds(recipe: Recipe, view: Mapping[str, Any]) -> dict[str, str]:
-    """Whether rounds take as many inner steps as asked, of the median learner: the syncer's clock is paced by it."""
-    made = [steps for row in view.get("learners", []) if (steps := _round_steps(recipe, view, row)) is not None]
-    asked, steps = recipe.sync.round_steps, statistics.median(made or [0.0])
-    kept = steps <= STRETCHED * asked
-    told = f"a round takes {steps:.0f} inner steps of the median learner; {asked} are asked for (sync.H)"
-    why = "" if kept else ": the links or the syncer cannot keep up; diloco plan says what they can"
-    return _condition("RoundsKept", kept, "Kept" if kept else "Stretched", told + why)
+def _round_steps(view: Mapping[str, Any]) -> float | None:
+    """Inner steps in a round of the median learner, by whose steps the syncer's clock goes."""
+    known = [row["round_steps"] for row in view.get("learners", []) if row["alive"] and row["round_steps"] is not None]
+    return statistics.median(known) if known else None
+
+
+def _rounds(recipe: Recipe, steps: float | None) -> dict[str, str]:
+    """Whether rounds take as many inner steps as the recipe asks for."""
+    asked = recipe.sync.round_steps
+    if told := stretched(steps, asked):
+        return _condition("RoundsKept", False, "Stretched", told)
+    told = "none is over yet" if steps is None else f"rounds take {number(steps)} inner steps"
+    return _condition("RoundsKept", True, "Kept", f"{told}; sync.H = {asked}")
 
 
 def _serving(syncer: Mapping[str, Any]) -> dict[str, str]:

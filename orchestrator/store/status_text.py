@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-COLUMNS = ("learner", "state", "step", "tokens/s", "loss", "lag", "lease", "pid", "last fault")
+COLUMNS = ("learner", "state", "step", "tokens/s", "loss", "round", "lag", "lease", "pid", "last fault")
 ENDED = ("finished", "stopped", "failed")
 DASH = "-"
+STRETCHED = 1.25  # times H inner steps that rounds may take without a warning
 
 
 def number(value: Any, digits: int = 0) -> str:
@@ -77,6 +78,7 @@ def row(learner: Mapping[str, Any]) -> tuple[str, ...]:
         number(learner.get("step")),
         number(learner.get("tokens_per_s")),
         number(learner.get("loss"), 3),
+        number(learner.get("round_steps")),
         number(learner.get("version_lag")),
         seconds(learner.get("lease_age_s")),
         text(learner.get("pid")),
@@ -152,6 +154,16 @@ def conditions(status: Mapping[str, Any]) -> list[str]:
         f"{text(condition.get('reason'))}: {text(condition.get('message'))}"
         for condition in part(status, "run").get("conditions") or []
     ]
+
+
+def stretched(steps: float | None, asked: int) -> str:
+    """Say that rounds take more inner steps of the median learner than sync.H asks for; empty where they do not."""
+    if steps is None or steps <= STRETCHED * asked:
+        return ""
+    return (
+        f"rounds take {number(steps)} inner steps, not {asked}: fragments are not back in time for the next round; "
+        f"set sync.H to {number(steps)}, send less (sync.codec, sync.downlink) or lower sync.quorum"
+    )
 
 
 def waiting(status: Mapping[str, Any], reason: str = "NoPlace") -> list[str]:

@@ -75,6 +75,7 @@ class Member:
     first_step: int = 0  # the step number before this incarnation's first step
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
     merged_step: dict[int, int] = field(default_factory=dict)  # by fragment: its own step in the newest merged read
+    read_at: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=32))  # merged: syncer step, own step
     missed: int = -1  # sequence number of its newest report when it let a read time out
     link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer: for deadlines
     answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
@@ -109,10 +110,11 @@ class Members:
         ahead_s: float = 0.0,
         sample_tokens: int = 0,
         aside_max: int = 0,
+        round_steps: int = 1,
     ) -> None:
         """`learners` maps every configured learner to its batch size in samples. A span has samples for `span_steps`
         steps, or for half of `ahead_s` seconds of stepping, if that is more. `sample_tokens`: of a sample, or 0.
-        `aside_max`: how often samples may be set aside.
+        `aside_max`: how often samples may be set aside. `round_steps`: H.
         """
         self.step_s = 0.0  # xi_step in seconds; the last known value while no live learner has one
         self._epoch = epoch
@@ -122,7 +124,7 @@ class Members:
         self._leases = Leases()
         self._spans = SpanPool()
         self._suspects: deque[tuple[int, int]] = deque(maxlen=SUSPECTS_MAX)  # samples [start, stop)
-        self._aside, self._aside_max = 0, aside_max
+        self._aside, self._aside_max, self._round_steps = 0, aside_max, round_steps
         self.set_aside: tuple[int, int] | None = None  # the newest, of this epoch
         self._coverage: dict[Key, Coverage] = {}
         self._dead: set[Key] = set()  # fenced, with coverage that a contribution may still need
@@ -440,13 +442,15 @@ class Members:
         else:
             member.under_way[fragment] = late
 
-    def note_merged(self, commit: Committed) -> None:
-        """Remember for each participant which of its steps the new version contains."""
+    def note_merged(self, commit: Committed, paced: bool) -> None:
+        """Remember for each participant which of its steps the new version contains; if `paced`, for its rounds too."""
         for participant in commit.participants:
             member = self._members[participant.learner]
             if member.incarnation == participant.incarnation:
                 member.merged_step[commit.fragment] = participant.step
                 member.owes.discard(commit.fragment)
+                if paced:
+                    member.read_at.append((commit.syncer_step, participant.step))
 
     def _samples_committed(self, member: Member) -> int:
         """How many samples the incarnation used up to its last committed step."""
@@ -457,12 +461,13 @@ class Members:
 
     def rows(self, now: float, versions: Sequence[int], links: Links | None = None) -> list[dict[str, Any]]:
         """One row for each known learner."""
-        members = self._members.values()
-        return [self._row(now, each, versions) | (links.row(each) if links else {}) for each in members]
+        return [self._row(now, each, versions) | (links.row(each) if links else {}) for each in self._members.values()]
 
     def _row(self, now: float, member: Member, versions: Sequence[int]) -> dict[str, Any]:
         lease, report = self._leases.get(member.name), member.report
         held = [counters.base_version or 0 for counters in report.counters] if report else []
+        since, until = (member.read_at[0], member.read_at[-1]) if member.read_at else ((0, 0), (0, 0))
+        passed, own = until[0] - since[0], until[1] - since[1]
         return {
             "name": member.name,
             "incarnation": member.incarnation,
@@ -471,6 +476,7 @@ class Members:
             "lease_age_s": round(now - lease.renewed_at, 3) if lease else None,
             "step": report.step if report else 0,
             "step_s": report.step_s if report else 0.0,
+            "round_steps": self._round_steps * own / passed if 4 * passed >= self._round_steps else None,
             "tokens": report.tokens if report else 0,
             "loss": report.loss if report else None,
             "aux": report.aux if report else None,

@@ -104,7 +104,7 @@ class Syncer:
         self._config = config
         self._fragments = fragments
         self._schedule = Schedule(len(fragments), config.round_steps)
-        self._members = Members(epoch, learners, span_steps, ahead_s, sample_tokens, aside_max)
+        self._members = Members(epoch, learners, span_steps, ahead_s, sample_tokens, aside_max, config.round_steps)
         self._out = EffectBuffer(self._members)
         whole = tuple(4 * fragment.size for fragment in fragments)
         uplinks = uplinks or Uplinks(("",), (whole,))
@@ -117,6 +117,7 @@ class Syncer:
         self._durability = durability
         self._open: list[OpenStep] = []
         self._opened_at = self._merged_at = float("-inf")  # the newest step opened; a merge ended
+        self._paced_at = float("inf")  # the first exchange was over: so far no more than tau steps were open
         self._stopping: StopRequested | TakeSnapshot | None = None  # waits for a commit that is being journaled
         self._ending = ""  # the reason, once the end is decided: nothing opens or merges any more
         self._tokens_counted = 0  # including commits that are not durable yet
@@ -481,13 +482,13 @@ class Syncer:
         self.tokens_committed = record.tokens_committed
         self._digests[fragment] = record.digest
         self.moved_at = now
-        merge_s = step.merge_s + now
+        self._paced_at, merge_s = min(self._paced_at, now), step.merge_s + now
         self._timing.exchanges_s.append(step.read_at - step.opened_at + merge_s - step.queued_s)
         self._timing.sync_s.add(now - step.decided_at)
         self._timing.merge_s.add(merge_s)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
         self.counts.commit(record, self._payload_sizes)
-        self._members.note_merged(record)
+        self._members.note_merged(record, step.opened_at >= self._paced_at)
         run = self._run_snapshot
         for member in self._members.attached:
             self._sessions.announce(now, member, fragment, run)

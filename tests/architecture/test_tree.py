@@ -23,7 +23,7 @@ BUDGETS = {
     "learners": 2405,
     "orchestrator/recipe": 1470,
     "orchestrator/store": 1770,
-    "orchestrator/planner": 2480,
+    "orchestrator/planner": 2585,
     "orchestrator/report": 1410,
     "orchestrator/replay": 1570,
     "orchestrator/runtime": 2400,
@@ -39,7 +39,7 @@ BUDGETS = {
     "chaos/simulation": 3500,
     "chaos": 450,
 }
-TOTALS = {PACKAGES: 47_090, ("tests",): 34_660, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 47_180, ("tests",): 34_870, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

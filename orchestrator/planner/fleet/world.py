@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -404,6 +405,7 @@ class ForecastOutcome:
     useful_s: dict[str, float]  # of stepping, by learner
     tokens_committed: int
     finished_at: float | None  # when the budget was reached
+    round_steps: float | None  # inner steps of the median learner in its newest round
 
 
 def simulate(fleet: Fleet, until_s: float, warm_up_s: float = 0.0) -> tuple[ForecastOutcome, World]:
@@ -422,6 +424,9 @@ def _outcome(world: World, start: float, stop: float, finished_at: float | None)
     merges = [commit for commit in world.commits if start <= commit.at <= stop]
     before = max((merge.tokens_committed for merge in world.commits if merge.at < start), default=0)
     possible = len(merges) * len(world.fleet.members)
+    syncer = world.cluster.syncer
+    rows = syncer.machine.view(world.time.now) if syncer is not None else []
+    rounds = [row["round_steps"] for row in rows if row["round_steps"] is not None]
     mean_steps = sum(counted.values()) / max(1, len(world.fleet.members))
     return ForecastOutcome(
         seconds=seconds,
@@ -436,6 +441,7 @@ def _outcome(world: World, start: float, stop: float, finished_at: float | None)
         useful_s=useful_s,
         tokens_committed=merges[-1].tokens_committed - before if merges else 0,
         finished_at=finished_at,
+        round_steps=median(rounds) if rounds else None,
     )
 
 

@@ -6,7 +6,7 @@ task's own affair and are not counted; docs/planning.md says how far off that wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,14 +56,19 @@ class Memory:
         return sum(part.bytes for part in self.parts if part.where == "store")
 
 
-def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, standbys: int = 0) -> Memory:
+def in_flight(sync: SyncConfig, fragments: int, open_steps: int) -> int:
+    """How many of the fragments are due within so many syncer steps, at most."""
+    return min(fragments, -(-open_steps * fragments // sync.round_steps))
+
+
+def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, open_steps: int = 1, standbys: int = 0) -> Memory:
     """One learner at the peak of a step, beside a snapshot for a checkpoint or a joiner; its standbys.
 
     See learners/training/trainer.py and learners/fragment_io.py.
     """
     device: Where = "device" if accelerated else "host"
     model, state = shapes.elements * DOWN_BYTES, shapes.parameter_bytes + shapes.inner_state_bytes
-    largest, open_steps = _largest(shapes), max(1, sync.overlap_steps)
+    largest, under_way = _largest(shapes), in_flight(sync, len(shapes.fragments), open_steps)
     sent = shapes.parameter_bytes - shapes.unsent_bytes
     placed = largest * DOWN_BYTES if sync.adopt != "overwrite" else largest * sent // shapes.elements
     parts = [
@@ -77,11 +82,11 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, standbys: int =
         Part("a version that came, placed for a step's end", placed, device),
         Part("a snapshot, for a checkpoint or a joiner", state, device),
         Part("versions last received", model, "store" if sync.downlink == EXACT else "host"),
-        Part("contributions on their way up", open_steps * named(sync.codec).bytes(largest), "store"),
-        Part("versions that came and wait for a step's end", open_steps * largest * DOWN_BYTES, "store"),
+        Part("contributions on their way up", under_way * named(sync.codec).bytes(largest), "store"),
+        Part("versions that came and wait for a step's end", under_way * largest * DOWN_BYTES, "store"),
     ]
     if accelerated:  # a CPU's copies are read where they are
-        parts.append(Part("staged fragments that were asked for", open_steps * largest * DOWN_BYTES, "host"))
+        parts.append(Part("staged fragments that were asked for", staged_bytes(sync, shapes), "host"))
         parts.append(Part("a snapshot, packed", state, "host"))
     if sync.adopt == "rebase":
         parts.append(Part("values as read, for rebasing", model, "host"))
@@ -106,26 +111,27 @@ def staged_bytes(sync: SyncConfig, shapes: Shapes) -> int:
     return DOWN_BYTES * max(sum(shapes.fragments[index].size for index in due) for due in sets)
 
 
-def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
+def syncer(recipe: Recipe, shapes: Shapes, open_steps: int) -> Memory:
     """The syncer while it merges everyone's largest fragment, and while a checkpoint is written.
 
     With shards it holds no values. See outer/numeric/parameters.py, outer/numeric/merge.py and outer/snapshots.py.
     """
-    merging = _merging(recipe, shapes, range(len(shapes.fragments))) if recipe.run.shards == 1 else ()
+    merging = _merging(recipe, shapes, open_steps, range(len(shapes.fragments))) if recipe.run.shards == 1 else ()
     return Memory("syncer", (_process("syncer"), *merging))
 
 
-def shard(recipe: Recipe, shapes: Shapes) -> Memory:
+def shard(recipe: Recipe, shapes: Shapes, open_steps: int) -> Memory:
     """The shard that needs the most, as `syncer`: every S-th fragment is its own (outer/bulk.py)."""
     shards = recipe.run.shards
     each = [range(first, len(shapes.fragments), shards) for first in range(shards)]
-    found = [Memory("shard", (_process("shard"), *_merging(recipe, shapes, held))) for held in each]
+    found = [Memory("shard", (_process("shard"), *_merging(recipe, shapes, open_steps, held))) for held in each]
     return max(found, key=lambda one: one.host_bytes + one.store_bytes)
 
 
-def _merging(recipe: Recipe, shapes: Shapes, held: range) -> Iterator[Part]:
+def _merging(recipe: Recipe, shapes: Shapes, open_steps: int, held: range) -> Iterator[Part]:
     """Memory of a process that holds and merges these fragments."""
-    learners, open_steps = len(recipe.learners), min(max(1, recipe.sync.overlap_steps), len(held))
+    learners = len(recipe.learners)
+    under_way = min(in_flight(recipe.sync, len(shapes.fragments), open_steps), len(held))
     sizes = [shapes.fragments[index].size for index in held]
     states = [shapes.outer_state_bytes[index] for index in held]
     largest, elements, state = max(sizes), sum(sizes), max(states)
@@ -137,10 +143,10 @@ def _merging(recipe: Recipe, shapes: Shapes, held: range) -> Iterator[Part]:
     yield Part("global parameters", elements * DOWN_BYTES, "host")
     yield Part("outer optimizer state", sum(states), "host")
     yield Part("newest differences between versions", deltas, "host")
-    yield Part("payloads of the open steps", open_steps * learners * payload, "store")
+    yield Part("payloads of the open steps", under_way * learners * payload, "store")
     yield Part("payloads of several formats, float32", (learners + 1) * largest * DOWN_BYTES if mixed else 0, "host")
     yield Part("one outer step, float64", 0 if recipe.outer.plain_sgd else step, "host")
-    yield Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host")
+    yield Part("proposals not yet in force", under_way * (largest * DOWN_BYTES + state), "host")
     yield Part("older values, until a checkpoint is written", elements * DOWN_BYTES + sum(states), "host")
 
 
@@ -164,13 +170,15 @@ def orchestrator(shapes: Shapes) -> Memory:
     return Memory("orchestrator", parts)
 
 
-def of_run(recipe: Recipe, shapes: Shapes, pools: Iterable[str]) -> dict[str, Memory]:
-    """Every kind of process: `learner-POOL` for each of these pools, and the services by name."""
-    of = {pool.name: pool for pool in recipe.pools}
-    found = {f"learner-{name}": learner(recipe.sync, shapes, of[name].accelerated, of[name].standby) for name in pools}
-    shards = {"shard": shard(recipe, shapes)} if recipe.run.shards > 1 else {}
+def of_run(recipe: Recipe, shapes: Shapes, open_steps: int) -> dict[str, Memory]:
+    """Every kind of process: `learner-POOL` for each pool, and the services by name. `open_steps`: syncer steps."""
+    found = {
+        f"learner-{pool.name}": learner(recipe.sync, shapes, pool.accelerated, open_steps, pool.standby)
+        for pool in recipe.pools
+    }
+    shards = {"shard": shard(recipe, shapes, open_steps)} if recipe.run.shards > 1 else {}
     return found | {
-        "syncer": syncer(recipe, shapes),
+        "syncer": syncer(recipe, shapes, open_steps),
         **shards,
         "evaluator": evaluator(shapes),
         "orchestrator": orchestrator(shapes),

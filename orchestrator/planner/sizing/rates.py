@@ -23,6 +23,7 @@ class Constant(NamedTuple):
 
 MERGE = Constant(11e9, "bytes that a merge reads and writes, a second and core", "benchmarks/merge.py")
 STORE = Constant(1e9, "bytes that a store takes or gives a second", "assumed")
+IN_FLIGHT = Constant(4e6, "bytes on their way between two nodes at most", "benchmarks/wan at 1 Gbit/s, 80 ms")
 FAILOVER = Constant(
     2.8, "seconds from a syncer's death to the next commit, beside reading its values", "commit 6429e58"
 )
@@ -40,6 +41,8 @@ def rates(recipe: Recipe) -> dict[str, Constant]:
         if codec in known:
             words = f"bytes of float32 to and from {codec}, a second and core"
             found[what] = Constant(known[codec], words, "commit 6429e58")
+    if links:
+        found["in flight"] = IN_FLIGHT
     found["slowest link"] = Constant(SLOWEST_LINK, "bytes a second, by which deadlines grow", "assumed")
     for link in links:
         name = f"link {' - '.join(link.between)}"

@@ -7,13 +7,14 @@ declared node and all others.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.planner.sizing.nodes import Node
-from orchestrator.planner.sizing.rates import DAY_S
-from orchestrator.recipe.config import Recipe
+from orchestrator.planner.sizing.rates import DAY_S, IN_FLIGHT, STORE, encode_s, merge_s
+from orchestrator.recipe.config import LinkConfig, Recipe
 from outer.config import SyncConfig
 from outer.numeric.chain import VersionChain
 from outer.numeric.formats import named
@@ -23,6 +24,9 @@ from outer.protocol.schedule import Schedule
 SHARE = 0.8  # of a link, on average, above which bursts and other traffic make fragments late
 GB = 1e9
 DOWN_BYTES = 4  # of one element of a whole version: float32
+# One-way trips over a link (docs/protocol.md, "An exchange"): in all; from the read of a fragment until the version
+# that it is merged into is there; while its syncer step is open.
+EXCHANGE, UPDATE, OPEN = 6, 4, 2
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Traffic:
     donation_bytes: int | None  # from a peer to each one that joins or is restarted; None: they start from the syncer
     run_up_bytes: int  # of a run in which no learner misses a merge
     run_down_bytes: int  # of the same run, with each learner's first versions
+    merge_s: float  # to encode, merge and journal the largest fragment
     data_parallel_bytes: int  # each way, for each learner in every step of data-parallel training: a ring all-reduce
     data_parallel_ratio: float | None  # to what a learner moves here per step, both directions; None with one learner
 
@@ -95,6 +100,7 @@ def traffic(
     """`regions`: each learner's, by name. `syncer_steps`: T. `step_s`: seconds of a syncer step, if known."""
     ups, downs = [row.up_bytes for row in rows], [row.down_bytes for row in rows]
     learners, model = len(regions), DOWN_BYTES * sum(row.elements for row in rows)
+    largest = max(row.elements for row in rows)
     up, down = (_flow(sizes, sync.round_steps, step_s) for sizes in (ups, downs))
     commits = [_times_due(row.due, sync.round_steps, syncer_steps) for row in rows]
     counted = Counter(regions.values())
@@ -107,9 +113,15 @@ def traffic(
         run_up_bytes=learners * sum(size * count for size, count in zip(ups, commits, strict=True)),
         run_down_bytes=sum(fetches(region, syncer_region, count) for region, count in counted.items())
         * (model + sum(size * count for size, count in zip(downs, commits, strict=True))),
+        merge_s=encode_s(sync.codec, max(ups)) + merge_s(sync.codec, largest, learners) + journal_s(largest),
         data_parallel_bytes=plain,
         data_parallel_ratio=2 * plain / here if learners > 1 and here else None,
     )
+
+
+def journal_s(elements: int) -> float:
+    """Seconds of a commit of so many elements, with their outer state, to the journal."""
+    return 2 * DOWN_BYTES * elements / STORE.value
 
 
 def fetches(region: str | None, syncer_region: str | None, learners: int) -> int:
@@ -147,18 +159,25 @@ class LinkLoad:
 
     ends: str  # regions, or a node
     field: str  # of the recipe or the nodes
-    learners: int
+    names: tuple[str, ...]  # the learners
     up_bits: float | None  # of all its learners, per second on average; None: the step's length is not given
     down_bits: float | None  # the same; once for all learners of another region: one brings a version to the others
-    link_bits: float | None  # declared; None: it is not
+    link_bits: float | None  # as far as TCP fills it; None: it is not declared
+    declared_bits: float | None
     latency_s: float
-    fragment_s: float | None  # until the largest fragment of all of them is up, merged at once, and down again
-    window_s: float | None  # tau steps, in which that should be over
+    # Of the largest fragment of all of them at once, in syncer steps; None as above.
+    exchange_steps: float | None  # an exchange; a step later it may be read again
+    update_steps: float | None  # from its read until the version that it is merged into is adopted: what tau says
+    open_steps: float | None  # its syncer step is open
     contribution_s: float | None  # until the largest one is up, alone on the link
     version_s: float | None  # until the largest one is down; None as above
     joining_s: float | None  # until one learner that joins has a peer's or the syncer's state, over this link alone
     day_bytes: float | None  # both ways
     day_price: float | None  # None: no price is declared
+
+    @property
+    def learners(self) -> int:
+        return len(self.names)
 
     @property
     def share(self) -> float | None:
@@ -167,17 +186,43 @@ class LinkLoad:
             return None
         return max(self.up_bits, self.down_bits) / self.link_bits
 
+    def cycle(self, round_steps: int) -> float:
+        """Syncer steps from one read of a fragment to the next that can be; infinite where that is not known."""
+        if self.exchange_steps is None:
+            return math.inf
+        return max(self.exchange_steps + 1, (self.share or 0.0) * round_steps)
+
+
+def round_steps(recipe: Recipe, loads: Sequence[LinkLoad]) -> float | None:
+    """Inner steps of a round: H, or more where fewer than K learners can be read again so soon. None: not known."""
+    sync, cycles = recipe.sync, dict.fromkeys(recipe.learners, 0.0)
+    for load in loads:
+        cycles |= {name: max(cycles[name], load.cycle(sync.round_steps)) for name in load.names}
+    needed = len(cycles) if sync.grace == "infinite" else min(recipe.quorum, len(cycles))
+    steps = max(float(sync.round_steps), sorted(cycles.values())[needed - 1])
+    return None if sync.overlap == "strict" or math.isinf(steps) else steps
+
+
+def open_steps(sync: SyncConfig, loads: Sequence[LinkLoad]) -> int:
+    """How many syncer steps are open at once: tau, or those of an exchange, less than a round."""
+    known = [load.open_steps for load in loads if load.open_steps is not None and sync.overlap == "free"]
+    return max(1, sync.overlap_steps, min(sync.round_steps - 1, math.ceil(max(known, default=0.0))))
+
 
 def of_regions(recipe: Recipe, traffic: Traffic, hub: str | None, step_s: float | None) -> Iterator[LinkLoad]:
     """A load for each region of the recipe's pools but `hub`, the syncer's. `step_s`: of a syncer step, if known."""
-    counted = Counter(pool.region for pool in recipe.learners.values() if pool.region not in (None, hub))
     links = {frozenset(link.between): link for link in recipe.fleet.links}
-    for region, count in sorted(counted.items(), key=lambda item: str(item[0])) if hub else ():
-        link = links.get(frozenset((str(region), str(hub))))
-        bits, latency_s = (None, 0.0) if link is None else (link.gbit_s * 1e9, link.latency_ms / 1e3)
-        price = None if link is None else link.price_per_gb
-        field = f"fleet.links {region} - {hub}"
-        yield _load(f"{region} - {hub}", field, count, 1, recipe, traffic, step_s, bits, latency_s, price)
+    there: dict[str, list[str]] = {}
+    for name, pool in recipe.learners.items() if hub else ():
+        if pool.region not in (None, hub):
+            there.setdefault(str(pool.region), []).append(name)
+    for region, names in sorted(there.items()):
+        link = links.get(frozenset((region, str(hub))))
+        bits, declared = (None, None) if link is None else (usable_bits(link, len(names)), link.gbit_s * 1e9)
+        latency_s, price = (0.0, None) if link is None else (link.latency_ms / 1e3, link.price_per_gb)
+        ends = f"{region} - {hub}"
+        who, field = tuple(names), f"fleet.links {ends}"
+        yield _load(ends, field, who, 1, recipe, traffic, step_s, bits, declared, latency_s, price)
 
 
 def of_nodes(
@@ -189,11 +234,12 @@ def of_nodes(
     step_s: float | None,
 ) -> Iterator[LinkLoad]:
     """A load for each node of known bandwidth: those with learners, and `hub`, the syncer's."""
-    away = Counter(places[0] for places in learners.values() if places[0] != hub)
+    away = {name: places[0] for name, places in learners.items() if places[0] != hub}
     for node in nodes:
-        here, bits = away.total() if node.name == hub else away[node.name], node.bandwidth_bits
+        here = tuple(name for name, place in away.items() if node.name in (place, hub))
+        bits, field = node.bandwidth_bits, f"{node.name} bandwidth"
         if hub is not None and here and bits is not None:
-            yield _load(node.name, f"{node.name} bandwidth", here, here, recipe, traffic, step_s, bits, 0.0, None)
+            yield _load(node.name, field, here, len(here), recipe, traffic, step_s, bits, bits, 0.0, None)
 
 
 def home(recipe: Recipe) -> str | None:
@@ -202,40 +248,54 @@ def home(recipe: Recipe) -> str | None:
     return recipe.fleet.syncer_region or recipe.run.control.get("region") or (most[0][0] if most else None)
 
 
+def usable_bits(link: LinkConfig, learners: int) -> float:
+    """Bits a second that transfers to or from so many learners, each on a node of its own, make of a link."""
+    round_trip_s = 2 * link.latency_ms / 1e3
+    return min(link.gbit_s * 1e9, learners * 8 * IN_FLIGHT.value / round_trip_s if round_trip_s else math.inf)
+
+
 def _load(
     ends: str,
     field: str,
-    learners: int,
+    names: tuple[str, ...],
     fetched: int,
     recipe: Recipe,
     traffic: Traffic,
     step_s: float | None,
     bits: float | None,
+    declared: float | None,
     latency_s: float,
     price: float | None,
 ) -> LinkLoad:
     """`fetched`: how often a version comes down the link."""
-    up, down = traffic.learner_up, traffic.learner_down
+    up, down, learners = traffic.learner_up, traffic.learner_down, len(names)
     moved = learners * up.per_step_bytes + fetched * down.per_step_bytes
     day_bytes = None if step_s is None else moved * DAY_S / step_s
-    joining = max(traffic.joining_bytes, traffic.donation_bytes or 0)
 
-    def takes_s(size: float, ways: int) -> float | None:
-        return None if bits is None else 8 * size / bits + ways * latency_s
+    def takes_s(size: float, trips: int) -> float | None:
+        return None if bits is None else 8 * size / bits + trips * latency_s
 
+    def steps(size: float, trips: int, waits: int) -> float | None:
+        """With so many waits for a learner's step to end, and a merge."""
+        seconds = takes_s(size, trips)
+        return None if seconds is None or step_s is None else waits + (seconds + traffic.merge_s) / step_s
+
+    ups, downs = learners * up.peak_bytes, fetched * down.peak_bytes
     return LinkLoad(
         ends=ends,
         field=field,
-        learners=learners,
+        names=names,
         up_bits=_times(up, learners),
         down_bits=_times(down, fetched),
         link_bits=bits,
+        declared_bits=declared,
         latency_s=latency_s,
-        fragment_s=takes_s(learners * up.peak_bytes + fetched * down.peak_bytes, 2),
-        window_s=None if step_s is None else recipe.sync.overlap_steps * step_s,
+        exchange_steps=steps(ups + downs, EXCHANGE, 2),
+        update_steps=steps(ups + downs, UPDATE, 1),
+        open_steps=steps(ups, OPEN, 1),
         contribution_s=takes_s(up.peak_bytes, 2),
         version_s=takes_s(down.peak_bytes, 2),
-        joining_s=takes_s(joining, 1),
+        joining_s=takes_s(max(traffic.joining_bytes, traffic.donation_bytes or 0), 1),
         day_bytes=day_bytes,
         day_price=None if day_bytes is None or price is None else price * day_bytes / GB,
     )

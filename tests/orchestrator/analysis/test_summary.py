@@ -90,7 +90,7 @@ def test_a_finished_run_whose_checks_pass_is_ok() -> None:
     assert late["initial_eval_loss"] is None, "those of a later step are not the initial parameters"
     assert (told["syncer_steps"], told["commits"], told["rounds_per_fragment"]) == (32, 16, 8)
     rounds = {"a": pytest.approx(25 / 7), "b": 4.0, "c": 4.0}  # a stood still in one; c missed two, and began anew
-    assert told["round_steps"] == {"asked": 4, "by_learner": rounds}
+    assert told["round_steps"] == {"asked": 4, "median": 4.0, "by_learner": rounds}
     assert told["wall_s"] == pytest.approx(32.3, **CLOSE)
     assert told["tokens_per_s"] == pytest.approx(864 / 32.3, **CLOSE)
     assert {check["status"] for check in told["checks"]} == {"pass", "idle"}

@@ -101,13 +101,11 @@ region = "east"
             one,
             0,
             (
-                "# config hash ",
-                'name = "demo"',
+                "demo: can be placed, config hash ",
                 "CPU=9, rack=7",
                 "4 x local",
                 "syncer on west",
                 "12 fragments of 20 tensors, 357,024 elements",
-                "6, 18, 30, ...",
                 "86.8 rounds",
                 "Mbit/s",
                 "18 times as much as here",
@@ -134,6 +132,7 @@ region = "east"
         ),
     ):
         shown = invoke(*given)
+        assert "config hash" in shown.stdout.splitlines()[0], "the verdict is the first line"
         assert shown.exit_code == code, "warnings do not change it"
         assert [part for part in parts if part not in shown.stdout] == []
 

@@ -171,7 +171,7 @@ def test_a_process_holds_what_plan_says(process: str, does: str) -> None:
         [sys.executable, "-c", BEGIN + does], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
     )
     made = recipe()
-    planned = memory.of_run(made, shapes_of(made), ["large"])[process]
+    planned = memory.of_run(made, shapes_of(made), open_steps=2)[process]
     held = planned.host_bytes - memory.PROCESS_BYTES[process.split("-")[0]]
     assert json.loads(found.stdout) == pytest.approx(held, rel=NEAR)
 

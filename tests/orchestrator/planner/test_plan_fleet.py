@@ -92,8 +92,11 @@ def test_the_load_of_a_link_is_what_one_computes_by_hand() -> None:
     assert load.up_bits == pytest.approx(8 * 2 * 700 / 24 / 2.0)
     assert load.down_bits == pytest.approx(8 * 1400 / 24 / 2.0), "once for both learners"
     assert load.share == pytest.approx(8 * 1400 / 48 / 2000)
-    assert load.fragment_s == pytest.approx(8 * (2 * 200 + 400) / 2000 + 0.5)
-    assert (load.window_s, load.joining_s) == (4.0, pytest.approx(8 * 4200 / 2000 + 0.25))
+    crosses = 8 * (2 * 200 + 400) / 2000, 0.25  # seconds: of payloads, of a trip
+    assert load.exchange_steps == pytest.approx((crosses[0] + 6 * crosses[1]) / 2.0 + 2)
+    assert load.update_steps == pytest.approx((crosses[0] + 4 * crosses[1]) / 2.0 + 1)
+    assert load.open_steps == pytest.approx((8 * 2 * 200 / 2000 + 2 * 0.25) / 2.0 + 1)
+    assert load.joining_s == pytest.approx(8 * 4200 / 2000 + 0.25)
     assert load.day_bytes == pytest.approx((2 * 700 + 1400) / 24 * 43_200) and load.day_price is None
     (priced,) = planned(recipe(fleet=FLEET | {"links": [LINK | {"price_per_gb": 50.0}]})).loads
     assert priced.day_price == pytest.approx(50.0 * load.day_bytes / 1e9)
@@ -131,7 +134,7 @@ def test_doubtful_links_are_warned_of() -> None:
     def warned(**sections: Any) -> list[str]:
         return [warning.field for warning in planned(recipe(**sections)).warnings]
 
-    assert warned(fleet={"links": [LINK | {"gbit_s": 1.5e-6}]}) == ["sync.tau"]  # 4.8 s, of 4.0 s
+    assert warned(fleet={"links": [LINK | {"gbit_s": 1.5e-6}]}) == ["sync.tau"]  # 5.3 s and a wait, of 4.0 s
     assert warned(fleet={"links": [LINK | {"gbit_s": 1e-5}]}) == []
     assert warned(
         sync={"tau": 0, "read_timeout_s": 9.0, "transfer_s": 200.0}, fleet={"links": [LINK | {"gbit_s": 0.25e-6}]}
@@ -142,6 +145,94 @@ def test_doubtful_links_are_warned_of() -> None:
     plan = planned(recipe(pools=south, fleet=wide), of, [*NODES, "CPU=100,region=south"])
     assert "fleet.links south - west" in [warning.field for warning in plan.warnings]
     assert warned(fleet={"links": []}) == []  # nothing declared, nothing missed
+
+
+# ------------------------------------------------------------------ rounds
+
+FAR = ("b", "c", "d")
+
+
+def over(*latencies_ms: float, mbit_s: float = 50.0, size: int = 75_000, forecast: bool = True, **sync: Any) -> Plan:
+    """A learner in each of four regions, with 24 fragments of 0.3 MB in steps of 0.13 s; the syncer is in region a."""
+    links = [
+        {"between": ["a", name], "gbit_s": mbit_s / 1e3, "latency_ms": ms}
+        for name, ms in zip(FAR, latencies_ms, strict=True)
+    ]
+    wanted = Recipe.model_validate(
+        {
+            "name": "four-regions",
+            "sync": {"P": 24, "H": 24, "tau": 8, "quorum": "all", "read_timeout_s": 20.0} | sync,
+            "pools": [{"name": name, "region": name} for name in ("a", *FAR)],
+            "budget": {"syncer_steps": 200},
+            "fleet": {"step_s": 0.13, "syncer_region": "a", "mtbf_hours": 1e9, "links": links},
+        }
+    )
+    count = wanted.sync.fragments or 0
+    fragments = tuple(Fragment(i, (Tensor(f"t{i}", (size,), "float32"),)) for i in range(count))
+    model = 4 * size * count
+    of = Shapes(fragments, model, 2 * model, (4 * size,) * count, dict.fromkeys(("a", *FAR), 100))
+    return planned(wanted, of, [f"CPU=100,region={name}" for name in ("a", *FAR)], forecast=forecast)
+
+
+@pytest.mark.parametrize(
+    ("latencies_ms", "sync", "asked"),
+    [
+        ((60.0,) * 3, {}, 24),
+        ((300.0,) * 3, {"tau": 2}, 24),
+        ((600.0,) * 3, {}, 32),
+        ((450.0,) * 3, {"P": 4, "size": 450_000}, 30),
+        ((300.0, 450.0, 700.0), {}, 37),
+        ((300.0, 450.0, 700.0), {"quorum": 3}, 25),  # two of the three far ones are enough
+        ((300.0, 450.0, 700.0), {"quorum": 2}, 24),
+        ((100.0,) * 3, {"P": 6, "H": 6, "tau": 2}, 8),
+    ],
+)
+def test_the_inner_steps_of_a_round_are_those_of_a_virtual_run(
+    latencies_ms: tuple[float, ...], sync: dict[str, Any], asked: int
+) -> None:
+    plan = over(*latencies_ms, **sync)
+    assert plan.round_steps is not None and plan.forecast is not None
+    assert plan.round_steps == pytest.approx(asked, abs=1.0)
+    assert plan.forecast.round_steps == pytest.approx(plan.round_steps, rel=0.1)
+    refused = [limit for limit in plan.limits if limit.field == "sync.H"]
+    assert bool(refused) == (plan.round_steps > plan.recipe.sync.round_steps)
+    if refused:
+        steps = int(refused[0].fix.removeprefix("set sync.H to ").split()[0])
+        mended = over(*latencies_ms, forecast=False, **sync | {"H": steps})
+        assert not [limit for limit in mended.limits if limit.field == "sync.H"], "its fix mends it"
+
+
+def test_an_exchange_older_than_tau_is_warned_of_and_who_misses_rounds_too() -> None:
+    def told(*latencies_ms: float, **sync: Any) -> dict[str, str]:
+        return {each.field: each.fix for each in over(*latencies_ms, forecast=False, **sync).warnings}
+
+    assert not {"sync.tau", "sync.H"} & told(60.0, 60.0, 60.0, tau=4).keys()
+    assert told(60.0, 60.0, 60.0, tau=2)["sync.tau"].startswith("set sync.tau to 4 or more: the exchange takes 6 steps")
+    assert told(60.0, 60.0, 700.0, tau=4, quorum=3)["sync.H"].startswith("set sync.H to 37 or more")
+
+
+def test_tcp_fills_a_long_link_in_part_and_more_learners_fill_more_of_it() -> None:
+    far = LINK | {"gbit_s": 1.0, "latency_ms": 40.0}
+    (load,) = planned(recipe(fleet=FLEET | {"links": [far]})).loads
+    assert (load.link_bits, load.declared_bits) == (2 * 8 * 4e6 / 0.08, 1e9)
+    near = planned(recipe(fleet=FLEET | {"links": [far | {"latency_ms": 10.0}]})).loads[0]
+    assert near.link_bits == near.declared_bits == 1e9
+    narrow = over(110.0, 40.0, 40.0, mbit_s=500.0, size=4_700_000, forecast=False, H=48)
+    assert (
+        "TCP fills 0.145 of 0.5 Gbit/s" in next(one for one in narrow.limits if one.field.startswith("fleet")).message
+    )
+
+
+def test_memory_counts_the_steps_that_an_exchange_keeps_open_and_no_more_than_a_round() -> None:
+    def payloads(*latencies_ms: float, **sync: Any) -> int:
+        parts = over(*latencies_ms, forecast=False, **sync).memory["syncer"].parts
+        return next(part.bytes for part in parts if part.what == "payloads of the open steps") // (4 * 4 * 75_000)
+
+    assert payloads(1.0, 1.0, 1.0) == 8, "tau"
+    assert [payloads(600.0, 1.0, 1.0, tau=tau) for tau in (2, 8)] == [11, 11], "2 trips, 0.05 s, and a step"
+    assert payloads(600.0, 1.0, 1.0, H=48) == 6, "every second step has a fragment"
+    assert payloads(6000.0, 1.0, 1.0) == 23
+    assert payloads(6000.0, 1.0, 1.0, overlap="strict") == 8
 
 
 # ------------------------------------------------------------------ cost
@@ -283,6 +374,7 @@ def test_each_rate_says_where_it_comes_from() -> None:
         "failover": "commit 6429e58",
         "encode": "commit 6429e58",
         "decode": "commit 6429e58",
+        "in flight": "benchmarks/wan at 1 Gbit/s, 80 ms",
         "slowest link": "assumed",
         "link west - east": "[[fleet.links]]",
     }

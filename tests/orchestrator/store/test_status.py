@@ -46,6 +46,7 @@ def row(name: str, **change: Any) -> dict[str, Any]:
         "lease_age_s": 0.1,
         "step": 7,
         "step_s": 0.5,
+        "round_steps": 24.0,
         "tokens": 700,
         "loss": 2.2,
         "version_lag": 0,
@@ -156,42 +157,36 @@ def test_conditions_tell_whether_all_live_whether_the_quorum_is_met_and_whether_
         assert status["run"]["conditions"][0]["message"] == "because"
 
 
-def test_over_the_epochs_of_a_syncer_time_and_pace_are_those_of_the_run() -> None:
+def test_over_the_epochs_of_a_syncer_times_are_those_of_the_run() -> None:
     now = [50.0]
     overall = ProgressTracker(lambda: now[0], lambda: 1000.0 + now[0])
     before = {"tokens": 1000, "progress": 0.1, "running_s": None, "moved_s_ago": None, "syncer_step": 0}
     assert overall.of(before)["running_s"] is None
     now[0] = 60.0
     first = overall.of(before | {"running_s": 2.0, "moved_s_ago": 2.0, "syncer_step": 1})
-    assert (first["running_s"], first["step_interval_s"]) == (2.0, None)
+    assert first["running_s"] == 2.0
     now[0] = 78.0
     moved = overall.of(before | {"running_s": 20.0, "moved_s_ago": 2.0, "syncer_step": 10})
     later = overall.of({"tokens": 3000, "progress": 0.3, "running_s": None, "moved_s_ago": None})
     assert moved["moved_at"] == later["moved_at"] == 1076.0, "the last commit was an epoch ago"
-    assert moved["step_interval_s"] == later["step_interval_s"] == 2.0
     assert later["running_s"] == 20.0, "a new epoch does not know of any"
     status = model(RECIPE, about(), view() | later, {"pid": 7, "node": "n"}, {})
     assert status["run"]["tokens_per_s"] == 100.0, "what was there before the run was resumed does not count"
     assert status["run"]["eta_s"] == pytest.approx(20.0 * 0.7 / 0.2)
 
 
-def test_a_round_that_takes_longer_than_asked_is_told_at_once_and_of_each_learner() -> None:
-    now = [100.0]
-    pace = ProgressTracker(lambda: now[0])
-    for step in range(100):  # the newest steps count: they take 1.5 s, the first ones took 0.5 s
-        now[0] += 0.5 if step < 50 else 1.5
-        moved = pace.of({**view(), "moved_s_ago": 0.0, "syncer_step": step})
-    kept = model(RECIPE, about(), view(step_interval_s=0.5), {}, {})
-    slow = row(NAMES[2], step_s=1.0)
-    status = model(RECIPE, about(), moved | view(row(NAMES[0]), row(NAMES[1]), slow, syncer_step=99), {}, {})
-    assert [each["round_steps"] for each in status["learners"]] == [72.0, 72.0, 36.0], "H is 24, a step 0.5 s"
-    assert conditions(kept)["RoundsKept"] == ("True", "Kept")
+def test_rounds_that_take_longer_than_asked_are_told_once_with_what_to_do_and_of_each_learner() -> None:
+    kept, early = (model(RECIPE, about(), view(*rows), {}, {}) for rows in ((), [row(NAMES[0], round_steps=None)]))
+    made = dict(zip(NAMES, (34.0, 34.4, 1.0), strict=True))
+    rows = [row(name, round_steps=steps, alive=name != NAMES[2]) for name, steps in made.items()]
+    status = model(RECIPE, about(), view(*rows), {}, {})
+    assert (kept["run"]["round_steps"], early["run"]["round_steps"], status["run"]["round_steps"]) == (24.0, None, 34.2)
+    assert [each["round_steps"] for each in status["learners"]] == [34.0, 34.4, 1.0]
+    assert conditions(kept)["RoundsKept"] == conditions(early)["RoundsKept"] == ("True", "Kept")
     assert conditions(status)["RoundsKept"] == ("False", "Stretched")
-    told = "a round takes 72 inner steps of the median learner; 24 are asked for (sync.H)"
-    assert (
-        changes(kept, status) == [f"{told}: the links or the syncer cannot keep up; diloco plan says what they can"]
-        and changes(status, status) == []
-    )
+    told = changes(kept, status)
+    assert told[0].startswith("rounds take 34 inner steps, not 24: ") and "set sync.H to 34" in told[0]
+    assert not any("rounds take" in line for line in changes(status, status)), "once"
 
 
 def test_conditions_say_that_nothing_is_being_made_durable_and_why() -> None:
@@ -281,7 +276,7 @@ def test_the_lines_say_what_is_asked_of_a_status_and_what_is_missing_is_a_dash()
         "2.500 nats/image, 40 tokens/s, goodput 80.0 %, 1:00 left",
         "syncer: step 25, epoch 1, quorum 2, grace 0.1 s, pid 7",
         "QuorumMet: True, Met: 3 live, K = 2",
-        "learner-east-0  stepping  7     768       2.200  0    0.1 s  11   -",
+        "learner-east-0  stepping  7     768       2.200  24     0    0.1 s  11   -",
         "shard 0: pid 7, node abababab\nshard 1: pid 8, node -, OSError: full\nshard 2: pid -, node -",
     ):
         assert part in text, text

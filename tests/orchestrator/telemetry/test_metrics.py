@@ -59,7 +59,7 @@ def status(state: str = "running") -> dict[str, Any]:
         "norms": {"0": 0.25, "1": 0.75},
         "learners": {NAMES[0]: counts(), NAMES[1]: counts(refusals={"phase of the moon": 1})},
     }
-    known = view(*rows, counts=counted, sent_bytes={NAMES[0]: 900}, moved_at=128.0, step_interval_s=2.0)
+    known = view(*rows, counts=counted, sent_bytes={NAMES[0]: 900}, moved_at=128.0, step_s=2.0)
     known["journal"] = {"waiting_s": 0.0, "trouble": "", "bytes": 12_345}
     run = replace(about(state), evaluations={"finite": 2, "non_finite": 1}, faults={"kill": 1})
     place = LearnerPlace(11, "n", None, restarts={"died": 2}, recoveries=1, recovery_s=4.5)

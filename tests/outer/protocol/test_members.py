@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outer.protocol.events_effects import Expect
-from outer.protocol.facts import LeaseExpired, LeaseRenewed, Refused, SetAside
+from outer.protocol.facts import Committed, LeaseExpired, LeaseRenewed, Participant, Refused, SetAside
 from outer.protocol.leases import Leases
 from outer.protocol.members import Members
 from outer.protocol.messages import (
@@ -253,3 +253,24 @@ def test_who_is_live_and_the_median_step_time_follow_every_change(
             said = report(name, newest.incarnation, sequence=sequence, phase=phase, step_s=step_s)
             members.record_report(now, newest, said)
         judge()
+
+
+def test_a_learners_row_says_how_many_inner_steps_it_makes_in_a_round() -> None:
+    """H = 8, P = 2. The first exchange does not count: until it is over few steps are open."""
+    members = Members(7, {"a": 2}, span_steps=4, round_steps=8)
+    members.expect(0.0, Expect("a", 1, 60.0, 2))
+    stepping(members)
+
+    def merged(syncer_step: int, step: int, paced: bool = True) -> float | None:
+        one = Participant("a", 1, step, 0, step, 10 * step, 1.0, "digest")
+        commit = Committed(syncer_step, 0, 7, 0, (one,), 1, "digest", 1.0, 0, 0.1, 0.1, 0.1, "why")
+        members.note_merged(commit, paced)
+        said: float | None = members.rows(0.0, [0, 0])[0]["round_steps"]
+        return said
+
+    assert [merged(4, 40, paced=False), merged(8, 50)] == [None, None]
+    assert [merged(12, 54), merged(16, 58)] == [8.0, 8.0], "from the second contribution on"
+    assert [merged(20, 64), merged(24, 70)] == [28 / 3, 10.0]
+    assert merged(40, 94) == 11.0, "rounds that it was not in count"
+    assert [merged(44 + 4 * n, 100 + 5 * n) for n in range(33)][-1] == 10.0, "the newest alone are kept"
+    assert members.expect(1.0, Expect("a", 2, 60.0, 2)) and members.rows(0.0, [0, 0])[0]["round_steps"] is None

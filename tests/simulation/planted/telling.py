@@ -54,11 +54,11 @@ def stop_not_sent_again(method: Any, self: Sessions, now: float, member: Any, re
 
 
 @around(Members, "note_merged")
-def merged_step_only_when_it_took_part(method: Any, self: Members, commit: Committed) -> None:
+def merged_step_only_when_it_took_part(method: Any, self: Members, commit: Committed, paced: bool) -> None:
     """Every notice says up to which step the receiver's own steps are in the fragment, though it missed the commit."""
     for member in self._members.values():
         member.merged_step.pop(commit.fragment, None)
-    method(self, commit)
+    method(self, commit, paced)
 
 
 @mutant
