@@ -21,6 +21,7 @@ from outer.numeric import codec as codecs
 from outer.numeric.chain import VersionChain
 from outer.ports import NoAnswer, now
 from outer.protocol.leases import LinkRate, longest_s
+from outer.protocol.link_estimate import LinkWindow
 from outer.protocol.messages import StateRequest
 
 NOTHING = -1
@@ -52,7 +53,8 @@ class Fetcher:
         self._link, self._drive, self._spawn, self._threads = link, drive, spawn, threads
         self._transfer_s, self._store, self._saved = transfer_s, store, saved
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._rate = LinkRate()  # from the syncer
+        self._rate, self._window = LinkRate(), LinkWindow()  # from the syncer
+        self.round_s: Callable[[], float] = lambda: 0.0  # of H steps
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
         self._busy: dict[int, float] = {}  # fragments under way: when they should be here, in the loop's seconds
         self._came = asyncio.Event()  # set, and replaced, when a version is here
@@ -107,27 +109,35 @@ class Fetcher:
 
     def fetch(self, effect: events_effects.Fetch) -> None:
         """Download a version. Of versions that wait for the same fragment only the newest is downloaded."""
-        fragment = effect.fragment
-        waiting = self._wanted.get(fragment)
+        waiting = self._wanted.get(effect.fragment)
         if waiting is None or effect.version >= waiting.version:
-            self._wanted[fragment] = effect
-        if fragment not in self._busy:
-            self._busy[fragment] = self._due(fragment)
-            self._spawn(self._fetch(fragment))
+            self._wanted[effect.fragment] = effect
+        self._begin()
 
-    async def _fetch(self, fragment: int) -> None:
-        """Download what is wanted of a fragment, until that is nothing newer than what came."""
-        newest = -1
+    def _begin(self) -> None:
+        """Begin as many downloads as the link should carry, the newest first: it is the last to be out of date."""
+        while len(self._busy) < self._window.size:
+            waiting = [each for fragment, each in self._wanted.items() if fragment not in self._busy]
+            if not waiting:
+                return
+            wanted = self._wanted.pop(max(waiting, key=lambda each: each.version).fragment)
+            self._busy[wanted.fragment] = self._due(wanted.fragment)
+            self._spawn(self._fetch(wanted))
+
+    async def _fetch(self, wanted: events_effects.Fetch) -> None:
+        """Download a version; forget what is wanted of its fragment, if that is nothing newer than what came."""
+        fragment = wanted.fragment
         try:
             async with self._turns if self._bytes(fragment) > LARGE else contextlib.nullcontext():
-                while (wanted := self._wanted.pop(fragment, None)) is not None and wanted.version > newest:
-                    self._busy[fragment] = self._due(fragment)
-                    result = await self._download(wanted)
-                    if isinstance(result, events_effects.Fetched):
-                        newest = result.version
-                    self._drive(result)
+                self._busy[fragment] = self._due(fragment)
+                result = await self._download(wanted)
+            again = self._wanted.get(fragment)
+            if again is not None and isinstance(result, events_effects.Fetched) and again.version <= result.version:
+                del self._wanted[fragment]
+            self._drive(result)
         finally:
             self._busy.pop(fragment, None)  # else nothing would fetch it any more
+            self._begin()
 
     def _due(self, fragment: int) -> float:
         return now() + self._rate.deadline_s(LATE_S, self._bytes(fragment))
@@ -138,7 +148,7 @@ class Fetcher:
         while (newest := self.received.get(fragment)) is None or newest.version < version:
             left_s = min(until, self._busy.get(fragment, until)) - now()
             if left_s <= 0.0:
-                return False if now() < self._busy.get(fragment, 0.0) else None
+                return False if fragment in self._wanted or now() < self._busy.get(fragment, 0.0) else None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._came.wait(), left_s)
         return True
@@ -154,7 +164,7 @@ class Fetcher:
         fragment, version, moved, damaged = wanted.fragment, wanted.version, 0, False
         with contextlib.suppress(Exception):  # whatever it is, the machine has to hear
             while True:
-                before, began = self.received.get(fragment), now()
+                before, began, beside = self.received.get(fragment), now(), len(self._busy)
                 held = NOTHING if damaged or before is None else before.version
                 deadline_s = self._rate.deadline_s(self._transfer_s, self._bytes(fragment))
                 answer = await self._link.fetch(fragment, version, held, deadline_s, wanted.source)
@@ -163,8 +173,10 @@ class Fetcher:
                 newest, digest, payload, snapshot = answer
                 whole = not isinstance(payload, list)
                 came = payload.nbytes if whole else sum(each.nbytes for each in payload)
-                if not isinstance(answer, Version):  # else it came from a learner nearby
-                    self._rate.note(came, now() - began)
+                took_s = None if isinstance(answer, Version) else now() - began  # None: from a learner nearby
+                self._window.note(took_s, beside, self.round_s())
+                if took_s is not None:
+                    self._rate.note(came, took_s)
                 moved += came
                 payload, found = await in_thread(self._threads, self._read, fragment, before, payload)
                 if digest == found and (newest != version or wanted.digest in ("", digest)):

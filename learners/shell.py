@@ -344,7 +344,7 @@ class LearnerShell:
             self._facts = self._link.facts = FactBuffer(self._here.wall, part.facts, monotonic=self._pace.now)
         if spec.store is not None:
             self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, self._facts)
-        self._machine = machine
+        self._machine, self._fetcher.round_s = machine, lambda: machine.round_s
         self._drive(events_effects.Enter(messages.IMPORTING))
         await in_thread(self._pace.thread, device.load)
         self._fetcher.fragment_io = device.fragment_io

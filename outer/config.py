@@ -125,8 +125,8 @@ class SyncConfig(Section):
     )
     adaptive: bool = Field(
         False,
-        description="a learner whose answers do not fit in tau steps sends fewer bits, then contributes every second "
-        "round or less, until its link is faster again",
+        description="a learner whose answers take longer than an eighth of a round sends fewer bits, until its link is "
+        "faster again",
     )
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
@@ -171,6 +171,11 @@ class SyncConfig(Section):
     def decay(self) -> float:
         """The share kept of what a merged contribution left out; 0 where learners do not keep it."""
         return self.error_feedback or 0.0
+
+    @property
+    def hurries(self) -> bool:
+        """Whether a commit that has its quorum need not wait for everyone."""
+        return self.overlap == "free" and self.grace != "infinite"
 
     @property
     def needs_notice(self) -> bool:

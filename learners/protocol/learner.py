@@ -219,6 +219,11 @@ class Learner:
         return self._pipeline.completed.step
 
     @property
+    def round_s(self) -> float:
+        """The seconds of H of its steps; 0 while that is not known."""
+        return self._config.round_steps * self._step_timer.step_s.value
+
+    @property
     def epoch(self) -> int | None:
         """The epoch of the syncer that it is attached to; None before the first Welcome."""
         return self._epoch

@@ -202,7 +202,7 @@ def _learner(
         "aux": {name: _finite(value) for name, value in (row.get("aux") or {}).items()},
         "lease_age_s": row["lease_age_s"],
         "version_lag": row["version_lag"],
-        "link": {name: row.get(name) for name in ("codec", "every", "latency_s", "bytes_s")},
+        "link": {name: row.get(name) for name in ("codec", "latency_s", "bytes_s")},
         "last_fault": placed.fault if placed else None,
         "standbys": placed.standbys if placed else 0,
         "restarts": dict(placed.restarts) if placed else {},

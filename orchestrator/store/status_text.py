@@ -128,13 +128,13 @@ def aux_line(status: Mapping[str, Any]) -> list[str]:
 
 
 def link_lines(status: Mapping[str, Any]) -> list[str]:
-    """The links whose contributions are less than the run's recipe says."""
+    """The links whose contributions have fewer bits than the run's recipe says."""
     learners = [(each, part(each, "link")) for each in status.get("learners") or []]
-    usual = {link.get("codec") for _, link in learners if link.get("every") == 1}
+    codecs = {link.get("codec") for _, link in learners if link.get("codec")}
     return [
-        f"link of {text(each.get('name'))}: {text(link.get('codec'))}, every {number(link.get('every'))} rounds"
+        f"link of {text(each.get('name'))}: {text(link.get('codec'))}"
         for each, link in learners
-        if link.get("every") not in (None, 1) or (len(usual) > 1 and link.get("codec"))
+        if len(codecs) > 1 and link.get("codec")
     ]
 
 

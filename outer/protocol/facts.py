@@ -225,9 +225,7 @@ class LinkAdapted:
     learner: str
     incarnation: int
     codec_before: str
-    every_before: int  # rounds between two contributions of a fragment
     codec: str
-    every: int
     latency_s: float  # as estimated
     bytes_s: float | None  # as estimated, a second; None: bytes take no time
     reason: str

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 NEWEST = 0.25  # weight of the newest answer
 APART = 0.01  # squared spread of the sizes, relative to their mean, from which latency and rate can be told apart
 ANOTHER = 2.0  # an answer this many times slower, or faster, than expected is of another link than before
+WINDOW = 4.0  # transfers at a time over a link of which nothing is known, and beyond those that there are
+QUEUE = 0.25  # of a round, which a transfer may wait for others
 ANOTHER_AFTER = 2  # so many in a row, and what is known of the one before is forgotten
 
 
@@ -68,3 +71,24 @@ class LinkEstimate:
     def expected_s(self, size: float) -> float:
         """Seconds that an answer of `size` bytes should take; 0 while nothing is known."""
         return self.seconds + self.byte_s * (size - self.size)
+
+
+@dataclass
+class LinkWindow:
+    """How many transfers of about one size a link should carry at a time, by their queueing delay (LEDBAT, RFC 6817).
+
+    What a transfer takes beyond the shortest that was seen is the wait for others: it is kept near a part of a round.
+    """
+
+    size: float = WINDOW
+    least_s: float = math.inf  # that a transfer took
+
+    def note(self, seconds: float | None, beside: int, round_s: float) -> None:
+        """A transfer took so long, None: it crossed no link; as it began so many were under way."""
+        target_s = QUEUE * round_s
+        if target_s > 0.0:  # else it is not known yet
+            self.least_s = min(self.least_s, math.inf if seconds is None else seconds)
+            queued_s = 0.0 if seconds is None else seconds - self.least_s
+            size = self.size + max(-1.0, (target_s - queued_s) / target_s) / self.size
+            grows = size > self.size
+            self.size = min(size, max(self.size, beside + WINDOW)) if grows else max(1.0, size)

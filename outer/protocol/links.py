@@ -6,11 +6,12 @@ The syncer's requests ask it about a learner; it emits a fact for each change.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outer.protocol.facts import LinkAdapted
-from outer.protocol.link_estimate import LinkEstimate
-from outer.protocol.link_ladder import AHEAD, Clock, LadderPlace, Rung, Uplinks
+from outer.protocol.link_estimate import LinkEstimate, LinkWindow
+from outer.protocol.link_ladder import LadderPlace, Uplinks
 from outer.protocol.messages import Contribution
 
 if TYPE_CHECKING:
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 
 EARLY = 0  # the attempt of a read that is asked for ahead of its syncer step
 SHORT = 0.25  # of read_timeout_s: an answer that takes less is not of a slow link
+AHEAD = 1.5  # an answer that is asked for ahead may take so many times what is expected
 
 
 class UnderWay(NamedTuple):
-    """An answer that no syncer step need wait for. Until it comes, its learner is asked for nothing else."""
+    """An answer that no syncer step need wait for. Until it comes, its fragment is not asked for again."""
 
     syncer_step: int
-    fragment: int
+    attempt: int
+    beside: int  # others, as it was asked for
     until: float
 
 
@@ -35,8 +38,8 @@ class Linked(Protocol):
     incarnation: int
     answers: LinkEstimate
     place: LadderPlace
-    under_way: UnderWay | None
-    owes: set[int]
+    window: LinkWindow
+    overdue: bool
 
 
 class Links:
@@ -45,44 +48,34 @@ class Links:
     def __init__(self, config: SyncConfig, uplinks: Uplinks, emit: Callable[[LinkAdapted], None]) -> None:
         self.uplinks = uplinks
         self._config, self._emit = config, emit
-        self._ladder = uplinks.ladder(config.base_window) if config.adaptive else (Rung(),)
         self._early: dict[tuple[str, int], Contribution] = {}  # by learner and fragment: for a step yet to be read
 
     # -------------------------------------------------------------- how a learner is asked
 
-    def rung(self, member: Linked) -> Rung:
-        """How its contributions travel."""
-        return self._ladder[min(member.place.rung, len(self._ladder) - 1)]
+    def codec(self, member: Linked) -> str:
+        """How its contributions travel; "": in the run's codec."""
+        return self.uplinks.codecs[member.place.rung]
 
-    def bytes(self, member: Linked, fragment: int) -> int:
-        """Return the bytes of its contribution."""
-        return self.uplinks.bytes(self.rung(member), fragment)
+    def expected_s(self, member: Linked, fragment: int) -> float:
+        """Return the seconds that its answer should take; 0 while nothing is known."""
+        return member.answers.expected_s(self.uplinks.bytes(self.codec(member), fragment))
 
-    def floor_s(self, room_s: float) -> float:
-        """Return how long answers may take before a link is slow: `room_s`, at least a quarter of the deadline."""
+    def patience_s(self, room_s: float) -> float:
+        """Return how long answers are waited for beyond a quorum: `room_s`, at least a quarter of the deadline."""
         return max(room_s, SHORT * self._config.read_timeout_s)
 
-    def may_ask(self, member: Linked, syncer_step: int, fragment: int) -> bool:
-        """Whether it contributes to this syncer step, at which the fragment is due.
+    def lead(self, member: Linked, fragment: int, step_s: float, room_s: float) -> range:
+        """How many syncer steps ahead it is asked; empty: when a step is read, and has `room_s` for answers.
 
-        With a longer H its fragments take turns, so that the link has the same to carry in every round.
+        It is asked ahead if its answers do not come while others are waited for: by their time, or as the last one did
+        not.
         """
-        return (syncer_step // self._config.round_steps + fragment) % self.rung(member).every == 0
-
-    def spares(self, member: Linked, fragment: int, version: int) -> bool:
-        """Whether it gets no notice of a version while its base is usable.
-
-        What it owes, or will contribute in a later round, is on its base: it keeps that.
-        """
-        return fragment in member.owes or not self.may_ask(member, version, fragment)
-
-    def lead(self, member: Linked, step_s: float) -> int:
-        """How many syncer steps ahead it is asked; 0: when a step is read."""
-        rung = self.rung(member)
-        if rung.every == 1 or not step_s:
-            return 0
-        expected_s = member.answers.expected_s(self.uplinks.mean_bytes(rung))
-        return min(self._config.round_steps - 1, 1 + int(AHEAD * expected_s / step_s))
+        expected_s, round_steps = self.expected_s(member, fragment), self._config.round_steps
+        slow = member.overdue or expected_s > self.patience_s(room_s)
+        if not (slow and step_s and self._config.hurries):
+            return range(0)
+        least = int(min(member.window.least_s, expected_s) / step_s)
+        return range(max(1, least), min(round_steps, 2 + int(AHEAD * expected_s / step_s)))
 
     # -------------------------------------------------------------- answers that come ahead of their step
 
@@ -106,16 +99,18 @@ class Links:
 
     # -------------------------------------------------------------- what is seen of a link
 
-    def note(self, member: Linked, clock: Clock | None) -> None:
-        """An answer was seen, or, without a clock, did not come: its link may go down the ladder, or up."""
-        if len(self._ladder) == 1:
+    def note(self, member: Linked, round_s: float | None) -> None:
+        """An answer was seen, or, without `round_s`, did not come: its link may go down the ladder, or up."""
+        codecs = self.uplinks.codecs
+        if len(codecs) == 1:
             return
-        before = self.rung(member)
-        if clock is None:
-            reason = member.place.lose(self._ladder)
+        before = self.codec(member)
+        if round_s is None:
+            reason = member.place.lose(codecs)
         else:
-            reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), clock)
-        after = self.rung(member)
+            fit_s = self.patience_s(round_s / 8)
+            reason = member.place.judge(codecs, partial(self._mean_s, member), fit_s)
+        after = self.codec(member)
         if after == before:
             return
         here = member.answers
@@ -123,25 +118,22 @@ class Links:
             LinkAdapted(
                 member.name,
                 member.incarnation,
-                before.codec or self._config.codec,
-                before.every,
-                after.codec or self._config.codec,
-                after.every,
+                before or self._config.codec,
+                after or self._config.codec,
                 here.latency_s,
                 1.0 / here.byte_s if here.byte_s else None,
                 reason,
             )
         )
 
-    def _expected_s(self, member: Linked, rung: Rung) -> float:
-        return member.answers.expected_s(self.uplinks.mean_bytes(rung))
+    def _mean_s(self, member: Linked, codec: str) -> float:
+        return member.answers.expected_s(self.uplinks.mean_bytes(codec))
 
     def row(self, member: Linked) -> dict[str, object]:
         """For status pages."""
-        rung, here = self.rung(member), member.answers
+        here = member.answers
         return {
-            "codec": rung.codec or self._config.codec,
-            "every": rung.every,
+            "codec": self.codec(member) or self._config.codec,
             "latency_s": here.latency_s if here.known else None,
             "bytes_s": 1.0 / here.byte_s if here.byte_s else None,
         }

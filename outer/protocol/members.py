@@ -28,7 +28,7 @@ from outer.protocol.facts import (
     SyncerFact,
 )
 from outer.protocol.leases import Leases, LinkRate
-from outer.protocol.link_estimate import LinkEstimate
+from outer.protocol.link_estimate import LinkEstimate, LinkWindow
 from outer.protocol.link_ladder import LadderPlace
 from outer.protocol.links import Links, UnderWay
 from outer.protocol.messages import (
@@ -80,7 +80,9 @@ class Member:
     link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer: for deadlines
     answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
     place: LadderPlace = field(default_factory=LadderPlace)  # of its link, on the ladder
-    under_way: UnderWay | None = None  # an answer over a slow link that no syncer step need wait for
+    under_way: dict[int, UnderWay] = field(default_factory=dict)  # by fragment: answers that nobody need wait for
+    window: LinkWindow = field(default_factory=LinkWindow)  # how many of those at a time
+    overdue: bool = False  # an answer was waited for in vain, and none has come since
     owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer
     non_finite: int = 0  # contributions in a row that were refused as non-finite
     outliers: int = 0  # merges that were not finite, with its contribution as the largest
@@ -95,10 +97,6 @@ class Member:
     def unheard(self) -> bool:
         """Whether it let a read time out and has not reported since. It may be frozen, so it is not asked again."""
         return self.report is not None and self.report.sequence == self.missed
-
-    def busy(self, now: float) -> bool:
-        """Whether its link still carries an answer that its syncer step does not wait for."""
-        return self.under_way is not None and now < self.under_way.until
 
 
 class Members:
@@ -434,13 +432,15 @@ class Members:
     def has_dead(self) -> bool:
         return bool(self._dead)
 
-    def note_missed(self, member: Member, late: UnderWay | None) -> None:
+    def note_missed(self, member: Member, fragment: int, late: UnderWay | None) -> None:
         """A read is not waited for any more. `late`: it may come; else nothing is asked before the next report."""
         assert member.report is not None, "only learners that have reported are read"
+        member.overdue = True
         if late is None:
             member.missed = member.report.sequence
             member.link.lapse()
-        member.under_way = late
+        else:
+            member.under_way[fragment] = late
 
     def note_merged(self, commit: Committed, paced: bool) -> None:
         """Remember for each participant which of its steps the new version contains; if `paced`, for its rounds too."""

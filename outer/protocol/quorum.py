@@ -6,6 +6,7 @@ A verdict has three values, never a bool. The step times and delays that adaptiv
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -84,15 +85,16 @@ class StepTiming:
         self.quorum_s = Average(config.smoothing)  # xi_quorum: opening to the K-th report
         self.sync_s = Average(config.smoothing)  # xi_sync: decision to durable
         self.merge_s = Average(config.smoothing)  # the part of it after the last answer
-        self.exchange_s = Average(config.smoothing)  # opening to durable, without the wait for earlier steps and merges
+        # Opening to durable, without the wait for earlier steps and merges, in the last four rounds.
+        self.exchanges_s = deque([0.0], maxlen=4 * config.round_steps)
 
     def open_max(self, step_s: float) -> int:
-        """How many syncer steps may be open: tau, or those that usually pass until a commit, but less than a round, so
-        that no fragment is open twice. `step_s`: xi_step, in seconds.
+        """How many syncer steps may be open: tau, or those that pass in the longest of the newest exchanges, but less
+        than a round, so that no fragment is open twice. `step_s`: xi_step, in seconds.
 
         The wait for earlier steps and merges does not count: it grows with what is open, which would grow with it.
         """
-        passing = 0 if self._config.overlap == "strict" else math.ceil(self.exchange_s.value / max(step_s, 1e-9))
+        passing = 0 if self._config.overlap == "strict" else math.ceil(max(self.exchanges_s) / max(step_s, 1e-9))
         return max(1, self._config.overlap_steps, min(self._config.round_steps - 1, passing))
 
     def room_s(self, step_s: float, since_s: float) -> float:

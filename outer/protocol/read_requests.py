@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import ReadMissed
-from outer.protocol.link_ladder import AFTER, Clock, Rung
 from outer.protocol.links import EARLY, Links, UnderWay
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import Contribution, ReadRequest
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
 
 REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
-PATIENCE_MAX = 5  # doublings of the wait for an answer, after others that did not come
-SLOW_LINK = "slow_link"  # why an answer is not waited for: it does not fit in tau steps
+SLOW_LINK = "slow_link"  # why an answer is not waited for: it takes longer than the others, and than usual
 
 
 class ReadRequests:
@@ -42,7 +40,7 @@ class ReadRequests:
     ) -> None:
         """`sizes`: bytes of each fragment in float32, for deadlines."""
         self._links = links
-        self._sizes = sizes
+        self._sizes, self._largest = sizes, max(range(len(sizes)), key=sizes.__getitem__)
         self._epoch = epoch
         self._config = config
         self._quorum = quorum
@@ -64,29 +62,27 @@ class ReadRequests:
         not asked again.
         """
         assert step.fragment is not None
-        live, fragment, least_s = self._members.live, step.fragment, self._config.read_timeout_s
+        live, fragment = self._members.live, step.fragment
         for member in live:
-            if member.under_way is not None and not member.busy(now):
-                member.under_way = None
+            for lost in [p for p, each in member.under_way.items() if now >= each.until]:
+                del member.under_way[lost]
+                member.overdue = True
                 self._links.note(member, None)
         counted = (
             live if self._config.participants == "eligible" else [each for each in live if each.name in step.ready]
         )
-        able = [member for member in counted if self._can_answer(now, member, fragment, version)]
-        here = self._early(step, version)
-        coming = [each for each in live if each.under_way and each.under_way[:2] == (step.syncer_step, fragment)]
-        able = [member for member in able if member.name not in here]
-        asked = [member for member in able if self._may_ask(member, step.syncer_step, fragment)]
-        if len(asked) + len(coming) + len(here) < self._quorum:  # a quorum needs those, too, whose H is longer
+        here, early = self._early(step, version), (step.syncer_step, EARLY)
+        coming = [each for each in live if fragment in each.under_way and each.under_way[fragment][:2] == early]
+        able = [each for each in counted if each.name not in here and self._can_answer(each, fragment, version)]
+        lead, step_s = self._links.lead, self._members.step_s
+        asked = [each for each in able if is_leaving(each) or not lead(each, fragment, step_s, usual_s)]
+        if len(asked) + len(coming) + len(here) < self._quorum:  # a quorum needs those, too, that are asked ahead
             asked = able
-        slow = [member for member in (*asked, *coming) if self._is_slow(member, fragment, room_s, usual_s)]
-        patient = 2 * len(slow) > len(asked) + len(coming) or not self._may_hurry()
-        waits = {
-            member.name: self._wait(
-                member, fragment, patient, room_s if member in slow else max(room_s, usual_s, least_s)
-            )
-            for member in (*asked, *coming)
-        }
+        usual_s = self._links.patience_s(max(room_s, usual_s))
+        slow = [each for each in asked if self._links.expected_s(each, fragment) > usual_s]
+        patient = 2 * len(slow) > len(asked) + len(coming) or not self._config.hurries
+        waits = {each.name: self._wait(each, fragment, math.inf if patient else usual_s) for each in asked}
+        waits |= {each.name: self._wait(each, fragment, room_s) for each in coming}
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
@@ -95,7 +91,7 @@ class ReadRequests:
             self.reopen(now, step, f"{count} learners have a usable base, the quorum is {self._quorum}")
             return
         for member in asked:
-            deadline_s, codec = waits[member.name].deadline_s, self._links.rung(member).codec
+            deadline_s, codec = waits[member.name].deadline_s, self._links.codec(member)
             self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s, codec))
 
     def _early(self, step: OpenStep, version: int) -> dict[str, Contribution]:
@@ -121,76 +117,78 @@ class ReadRequests:
         self._links.keep(event)
         return ""
 
-    def _can_answer(self, now: float, member: Member, fragment: int, version: int) -> bool:
-        busy = member.busy(now) and not is_leaving(member)
+    def _can_answer(self, member: Member, fragment: int, version: int) -> bool:
+        busy = fragment in member.under_way and not is_leaving(member)
         return not (member.unheard or busy) and has_progress(member, fragment, version, self._config)
 
-    def _may_ask(self, member: Member, syncer_step: int, fragment: int) -> bool:
-        return is_leaving(member) or self._links.may_ask(member, syncer_step, fragment)
-
     def ask_ahead(
-        self, now: float, syncer_step: int, schedule: Schedule, versions: Sequence[int], busy: set[int], progress: float
+        self,
+        now: float,
+        syncer_step: int,
+        schedule: Schedule,
+        versions: Sequence[int],
+        busy: set[int],
+        progress: float,
+        room_s: float,
     ) -> None:
-        """Ask learners whose answers do not fit in tau steps for what is due later, each for one fragment at a time.
+        """Ask learners whose answers would not come while others are waited for, for what is due later.
 
-        `busy`: fragments that an open step may still give a newer version.
+        `busy`: fragments that an open step may still give a newer version. `room_s`: that answers usually have.
         """
+        step_s = self._members.step_s
         for member in self._members.live:
-            lead = self._links.lead(member, self._members.step_s)
-            for step in range(syncer_step + 1, syncer_step + lead + 1):
+            widest = self._links.lead(member, self._largest, step_s, room_s)
+            if is_leaving(member):
+                continue
+            for ahead in reversed(range(1, widest.stop)):  # what is due last has the longest way left
+                if len(member.under_way) >= member.window.size:
+                    break
+                step = syncer_step + ahead
                 fragment = schedule.due(step)
                 if fragment is None or fragment in busy or self._links.holds(member.name, fragment):
                     continue
-                if is_leaving(member) or not self._links.may_ask(member, step, fragment):
+                if ahead not in self._links.lead(member, fragment, step_s, room_s):
                     continue
-                if not self._can_answer(now, member, fragment, versions[fragment]):
+                if not self._can_answer(member, fragment, versions[fragment]):
                     continue
                 deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
-                deadline_s = max(deadline_s, (step - syncer_step) * self._members.step_s)
-                codec = self._links.rung(member).codec
-                member.under_way = UnderWay(step, fragment, now + deadline_s)
-                request = ReadRequest(
-                    self._epoch, member.incarnation, step, fragment, EARLY, progress, deadline_s, codec
-                )
-                self._out.send(member, request)
-                break
+                deadline_s = max(deadline_s, ahead * step_s)
+                member.under_way[fragment] = UnderWay(step, EARLY, len(member.under_way), now + deadline_s)
+                asked = step, fragment, EARLY, progress, deadline_s, self._links.codec(member)
+                self._out.send(member, ReadRequest(self._epoch, member.incarnation, *asked))
 
-    def _is_slow(self, member: Member, fragment: int, room_s: float, usual_s: float) -> bool:
-        """Whether its answer is expected to take longer than usually fits, and than a quarter of `read_timeout_s`."""
-        expected_s = member.answers.expected_s(self._links.bytes(member, fragment))
-        return member.under_way is not None or expected_s > self._links.floor_s(max(room_s, usual_s))
-
-    def _may_hurry(self) -> bool:
-        """Whether reads may end before their deadline: where links adapt, and nobody waits for everyone."""
-        config = self._config
-        return config.adaptive and config.grace != "infinite" and config.overlap != "strict"
-
-    def _wait(self, member: Member, fragment: int, patient: bool, room_s: float) -> Wait:
-        """How long it is waited for: beyond K answers for `room_s`, unless `patient`."""
+    def _wait(self, member: Member, fragment: int, usual_s: float) -> Wait:
+        """How long it is waited for: beyond K answers for `usual_s`, the first one for `read_timeout_s` at least."""
         deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
-        return Wait(deadline_s, math.inf if patient else min(deadline_s, room_s))
+        least_s = 0.0 if member.answers.known else self._config.read_timeout_s
+        return Wait(deadline_s, min(deadline_s, max(usual_s, least_s)))
 
-    def note_transfer(self, member: Member, event: Contribution, clock: Clock) -> bool:
+    def note_transfer(self, member: Member, event: Contribution) -> bool:
         """An answer came, in time or not: it says how fast this learner's link is.
 
         Returns whether it is the answer that was asked for ahead.
         """
         if event.took_s > 0.0 and not event.defect and event.codec in self._links.uplinks.codecs:
-            size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
+            size = self._links.uplinks.bytes(event.codec, event.fragment)
             member.link.note(self._sizes[event.fragment], event.took_s + event.held_s)
             member.answers.note(size, event.took_s)
-            self._links.note(member, clock)
-        if member.under_way is None or member.under_way[:2] != (event.syncer_step, event.fragment):
+            self._links.note(member, self._config.round_steps * self._members.step_s)
+        member.overdue = False
+        under_way = member.under_way.get(event.fragment)
+        if under_way is None or under_way[:2] != (event.syncer_step, event.attempt):
             return False
-        member.under_way = None
+        if event.took_s > 0.0:
+            round_s = self._config.round_steps * self._members.step_s
+            member.window.note(event.took_s, under_way.beside, round_s)
+        del member.under_way[event.fragment]
         return event.attempt == EARLY
 
     def miss(self, now: float, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
         """Stop waiting for this incarnation's contribution, and record why."""
         member = self._members.get(event.learner, event.incarnation)
-        under_way = member.under_way if member is not None else None
-        if reason != "timeout" and member and under_way and under_way.syncer_step == event.syncer_step:
-            member.under_way = None  # it will not come
+        if reason != "timeout" and member is not None:  # it will not come
+            left = {p: each for p, each in member.under_way.items() if each.syncer_step != event.syncer_step}
+            member.under_way = left
         if step is not None and step.awaited.get(event.learner) == event.incarnation:
             if reason == "timeout":
                 self._note_missed(event.learner, step, now, True)
@@ -211,21 +209,16 @@ class ReadRequests:
     def _note_missed(self, learner: str, step: OpenStep, now: float, over: bool) -> None:
         """Its answer is not waited for any more. Before its time is over, it may still come.
 
-        That it does not come is no sample of the link's rate: it, or the request, may be lost. So nothing else is
-        asked for as long as answers are known to take, and longer only after several in a row that did not come.
+        That it does not come is no sample of the link's rate: it, or the request, may be lost.
         """
         assert step.fragment is not None
         member, late = self._members.known(learner), None
         if over:
             self._links.note(member, None)
         else:
-            doublings = min(max(0, member.place.lost - AFTER + 1), PATIENCE_MAX)
-            patience_s = (2**doublings - 1) * (step.due[learner] - step.decided_at)
-            expected_s = member.answers.expected_s(self._links.bytes(member, step.fragment))
-            late = UnderWay(
-                step.syncer_step, step.fragment, max(step.deadline, now + max(patience_s, 2.0 * expected_s))
-            )
-        self._members.note_missed(member, late)
+            attempt = EARLY if learner in step.early else step.attempt
+            late = UnderWay(step.syncer_step, attempt, len(member.under_way), step.due[learner])
+        self._members.note_missed(member, step.fragment, late)
         if late is not None and self._config.base_window:
             member.owes.add(step.fragment)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import DrainRequested, Reply
 from outer.protocol.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
-from outer.protocol.links import Links
 from outer.protocol.manifest import difference
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import (
@@ -61,9 +60,7 @@ class Sessions:
         manifest: Mapping[str, Any],
         members: Members,
         out: EffectBuffer,
-        links: Links,
     ) -> None:
-        self._links = links
         self._epoch = epoch
         self._config = config
         self._manifest = manifest
@@ -160,11 +157,11 @@ class Sessions:
         return member.attached_at + max(RESEND_S, self._config.round_steps * self._members.step_s)
 
     def announce(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:
-        """Send a learner a notice of a fragment's version, unless its base is usable and its link is spared that."""
+        """Send a learner a notice of a fragment's version, unless it owes an answer on a base that is usable."""
         version = run.versions[fragment]
         held = member.report.counters[fragment] if member.report is not None and member.report.counters else None
         usable = held is not None and is_usable(held, member, fragment, version, self._config)
-        if not (usable and not is_leaving(member) and self._links.spares(member, fragment, version)):
+        if not (usable and fragment in member.owes) or is_leaving(member):
             self.notify(now, member, fragment, run)
 
     def notify(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:

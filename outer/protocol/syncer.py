@@ -45,7 +45,7 @@ from outer.protocol.facts import (
     SyncerStarted,
 )
 from outer.protocol.fragments import Fragment
-from outer.protocol.link_ladder import Clock, Uplinks
+from outer.protocol.link_ladder import Uplinks
 from outer.protocol.links import Links
 from outer.protocol.members import Members
 from outer.protocol.messages import NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
@@ -110,7 +110,7 @@ class Syncer:
         uplinks = uplinks or Uplinks(("",), (whole,))
         self._payload_sizes = dict(zip(uplinks.codecs, uplinks.sizes, strict=True))
         self._links = Links(config, uplinks, self._out.emit)
-        self._sessions = Sessions(epoch, config, manifest, self._members, self._out, self._links)
+        self._sessions = Sessions(epoch, config, manifest, self._members, self._out)
         self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out, self._links, whole)
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
@@ -294,12 +294,6 @@ class Syncer:
                 step.reported.add(member.name)
         self._sessions.on_report(now, member, event, self._run_snapshot)
 
-    @property
-    def _clock(self) -> Clock:
-        """The time in which answers have to arrive."""
-        room_s, round_s = self._timing.usual_room_s(self.step_s), self._config.round_steps * self.step_s
-        return Clock(self._links.floor_s(room_s), round_s, len(self._fragments))
-
     def _stop_awaiting(self, learner: str, reason: str) -> None:
         """Drop a learner from the open steps. After an expired lease alone its reports still count."""
         if reason != "lease_expired":
@@ -342,10 +336,9 @@ class Syncer:
             step.count(member, self._config.overlap)
         self._open.append(step)
         self._out.emit(StepOpened(step.syncer_step, step.fragment))
-        if self._config.adaptive:
-            due = {step.fragment for step in self._open if step.fragment is not None}
-            ahead = self.syncer_step, self._schedule, self.versions, due, self.progress
-            self._read_requests.ask_ahead(now, *ahead)
+        due = {step.fragment for step in self._open if step.fragment is not None}
+        ahead = self.syncer_step, self._schedule, self.versions, due, self.progress
+        self._read_requests.ask_ahead(now, *ahead, self._timing.usual_room_s(self.step_s))
         return True
 
     # -------------------------------------------------------------- a syncer step: quorum and grace
@@ -414,7 +407,7 @@ class Syncer:
             if isinstance(event.learner, str):
                 self._read_requests.miss(now, step, event, "refused")
             return
-        early = self._read_requests.note_transfer(member, event, self._clock)
+        early = self._read_requests.note_transfer(member, event)
         reason = "late"
         if early and event.syncer_step > self.committed_step and (step is None or step.collects):
             reason = self._read_requests.keep(member, event, self.versions)
@@ -490,7 +483,7 @@ class Syncer:
         self._digests[fragment] = record.digest
         self.moved_at = now
         self._paced_at, merge_s = min(self._paced_at, now), step.merge_s + now
-        self._timing.exchange_s.add(step.read_at - step.opened_at + merge_s - step.queued_s)
+        self._timing.exchanges_s.append(step.read_at - step.opened_at + merge_s - step.queued_s)
         self._timing.sync_s.add(now - step.decided_at)
         self._timing.merge_s.add(merge_s)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))

@@ -13,14 +13,14 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4246,
+    "outer/protocol": 4205,
     "outer/numeric": 2000,
     "outer/journal": 2300,
     "outer": 2310,
     "learners/protocol": 1910,
     "learners/training": 4700,
     "learners/conformance": 640,
-    "learners": 2390,
+    "learners": 2405,
     "orchestrator/recipe": 1470,
     "orchestrator/store": 1770,
     "orchestrator/planner": 2585,

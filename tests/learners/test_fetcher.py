@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from learners import fetcher as fetching_module
-from learners.fetcher import AT_ONCE, NOTHING, Fetcher
+from learners.fetcher import NOTHING, Fetcher
 from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import Fetch, Fetched, FetchFailed, Recover, StateArrived, StateMissed
 from outer.config import OuterConfig, SyncConfig
@@ -23,6 +23,7 @@ from outer.numeric import codec as codecs
 from outer.numeric.chain import VersionChain
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.link_estimate import WINDOW
 from outer.protocol.messages import Donor, Notice, SeekDonor, State, StateRequest
 from tests.learners.peers import FakePeer, link
 from tests.waiting import DEADLINE_S, in_a_loop, until_async
@@ -64,7 +65,7 @@ async def test_a_thousand_notices_download_each_fragment_once_at_its_newest_vers
     await until_async(
         lambda: {(each.fragment, each.version) for each in results} >= set(newest.items()), "every newest version"
     )
-    assert len(link.asked) <= FRAGMENTS + AT_ONCE, "more downloads than fragments, and what had begun"
+    assert len(link.asked) <= FRAGMENTS + WINDOW, "more downloads than fragments, and what had begun"
 
 
 @in_a_loop

@@ -28,7 +28,6 @@ from orchestrator.replay.learners import Learners
 from orchestrator.replay.tape import Tape, merged_reads
 from orchestrator.replay.workers import Workers
 from outer.protocol import events_effects as outer
-from outer.protocol.link_ladder import Rung
 from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Donor, StateRequest
 from outer.protocol.syncer import Budget
 
@@ -103,12 +102,12 @@ class Shaken(LockStep):
         )
         self.facts += [LoggedFact(0.0, name, 1, device_taken(1)) for name in wanted.learners]
         if wanted.sync.adaptive:  # here no link is slow
-            self._syncer._links.rung = self._any_rung  # type: ignore[method-assign]
+            self._syncer._links.codec = self._any_codec  # type: ignore[method-assign]
 
-    def _any_rung(self, member: Any) -> Rung:
+    def _any_codec(self, member: Any) -> str:
         """Every seven seconds another format, and each learner at its own time."""
         codecs = self._syncer._links.uplinks.codecs
-        return Rung(codecs[(int(self._now) // 7 + sum(member.name.encode())) % len(codecs)])
+        return codecs[(int(self._now) // 7 + sum(member.name.encode())) % len(codecs)]
 
     # -------------------------------------------------------------- what a plan may do
 

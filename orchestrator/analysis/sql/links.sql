@@ -1,11 +1,11 @@
 -- How contributions travel is told before it changes. An answer may have an older format of its link if it was asked for
--- before the change: with a longer round than one, H steps ahead.
+-- before the change, up to H - 1 steps ahead.
 
 -- The changes, with what the link was at, and the newest syncer step that was asked for in that format. Another epoch
 -- begins at the run's format.
 CREATE OR REPLACE TEMP TABLE links AS
-SELECT l.*, coalesce(o.syncer_step, 0) + CASE WHEN every_was > 1 THEN round_steps - 1 ELSE 0 END AS asked FROM (
-    SELECT l.* EXCLUDE (told_in, t, sequence), round_steps, coalesce(lag(l.every) OVER w, 1) AS every_was,
+SELECT l.*, coalesce(o.syncer_step, 0) + round_steps - 1 AS asked FROM (
+    SELECT l.* EXCLUDE (told_in, t, sequence), round_steps,
         coalesce(lag(l.codec) OVER w, nullif(r.codec, ''), codec_before) AS codec_was
     FROM LinkAdapted l LEFT JOIN rules r USING (told_by)
     WINDOW w AS (PARTITION BY told_by, learner, incarnation ORDER BY l.position)
@@ -39,9 +39,8 @@ FROM (
 -- claim: each change of a link follows from the one before, and has a reason
 -- checked: changes = FROM links
 -- idle: no link was adapted = FROM commits
-SELECT position, format('{} {} changes from {} every {} rounds; it was at {} every {}', learner, incarnation,
-    codec_before, every_before, codec_was, every_was) AS told
-FROM links WHERE (codec_was, every_was) <> (codec_before, every_before)
+SELECT position, format('{} {} changes from {}; it was at {}', learner, incarnation, codec_before, codec_was) AS told
+FROM links WHERE codec_was <> codec_before
 UNION ALL
 SELECT position, format('{} {} changes to what it has, or without a reason', learner, incarnation)
-FROM links WHERE (codec_was, every_was) = (codec, every) OR reason = '';
+FROM links WHERE codec_was = codec OR reason = '';

@@ -33,7 +33,6 @@ from outer.journal.groups import Logged
 from outer.numeric.formats import uplinks
 from outer.protocol.facts import Committed
 from outer.protocol.fragments import Fragment
-from outer.protocol.link_ladder import Rung
 from outer.protocol.manifest import manifest
 from outer.protocol.messages import JOINING, Contribution
 from outer.spec import SyncerSpec
@@ -169,7 +168,7 @@ class FleetNetwork:
 
     def _size(self, target: Process, method: str, answer: tuple[Any, ...]) -> float:
         if method == "read":
-            return self._up.bytes(Rung(answer[0].codec), answer[0].fragment)
+            return self._up.bytes(answer[0].codec, answer[0].fragment)
         if method == "donate":
             return self._fleet.state_bytes
         if method not in ("fetch", "received"):

@@ -32,6 +32,7 @@ from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe
 from orchestrator.simulation.log import read
 from outer.config import SyncConfig
+from outer.protocol.facts import Committed
 from outer.protocol.schedule import Budget
 
 TIMING = Timing(
@@ -143,6 +144,70 @@ def test_an_exchange_takes_one_read_and_one_notice_a_learner_and_one_fetch_a_reg
     assert outcome.participation == 1.0 and 10.0 / step_s / rounds < 1.05 * steps
     took = [after.at - before.at for before, after in zip(world.commits, world.commits[steps:], strict=False)]
     assert max(took[steps:]) < 1.5 * steps * step_s, "no fragment waits for its turn"
+
+
+def regions(mbit: float, worst_mbit: float = 0.0, lost: float = 0.0, setup_s: float = 0.0):
+    """Four regions, 60 ms from the first, which has the syncer: the outcome, and each learner's share of the commits.
+
+    `worst_mbit`: of the last region's links. `lost`: share of the calls over them. `setup_s`: of each transfer, before
+    its first byte leaves. Steps of 0.13 s, H = P = 24, tau = 2, quorum 1, fragments of 0.3 MB.
+    """
+    links, rng = {}, Random(1)
+    for region in "bcd":
+        bits = 1e6 * (worst_mbit if worst_mbit and region == "d" else mbit)
+        links["a", region] = links[region, "a"] = FleetLink(bits, 0.03)
+    members = tuple(FleetMember(each, 8, 800, Steady(0.13, Random(each), 0.03), region=each) for each in "abcd")
+    timing = Timing(merge_s=lambda elements, learners: 0.01, append_s=lambda elements: 0.01)
+    sync = SyncConfig.model_validate({"P": 24, "H": 24, "tau": 2})
+    made = fleet(
+        (), sync=sync, fragments=even(1_800_000, 24), members=members, links=links, syncer_region="a", timing=timing
+    )
+
+    class Rough(FleetNetwork):
+        def carry(self, source, target, method, answer, happen, *args):
+            if lost and "d" in (source.key[0], target.key[0]) and rng.random() < lost:
+                return 0
+            bulk = isinstance(answer, tuple) and self._size(target, method, answer) > 0.0
+            if bulk and {source.key[0], target.key[0]} != {"a", "syncer"}:
+                self._time.reach(setup_s, None, super().carry, source, target, method, answer, happen, *args)
+                return 1
+            return super().carry(source, target, method, answer, happen, *args)
+
+        def lost_s(self):
+            return 3.0
+
+    with patch.object(world_module, "FleetNetwork", Rough):
+        outcome, world = simulate(made, 60.0, 20.0)
+    commits = [event.fact for event in read(world.context)[0] if isinstance(event.fact, Committed)][-outcome.commits :]
+    inside = Counter(one.learner for commit in commits for one in commit.participants)
+    return outcome, {name: inside[name] / len(commits) for name in "abcd"}
+
+
+STEPS_S = 1.0 / 0.13
+
+
+@pytest.mark.parametrize(
+    ("mbit", "setup_s", "share"), [(50.0, 0.0, 1.0), (50.0, 1.0, 0.9), (20.0, 0.0, 1.0), (10.0, 0.0, 0.4)]
+)
+def test_learners_far_away_are_in_as_many_commits_as_their_links_carry_and_rounds_stay_as_long(mbit, setup_s, share):
+    """At 10 Mbit/s a link carries 54 % of the fragments. Before windows, versions that waited for each other were all
+    out of date when they came, and its learner was in no commit.
+    """
+    outcome, shares = regions(mbit, setup_s=setup_s)
+    assert min(shares.values()) >= share and shares["a"] == 1.0
+    assert max(outcome.steps.values()) / (outcome.commits / 24) <= 1.1 * 24
+
+
+@pytest.mark.parametrize(
+    ("worst", "share"), [({"worst_mbit": 5.0}, 0.2), ({"lost": 0.02}, 0.7), ({"lost": 0.02, "setup_s": 0.3}, 0.7)]
+)
+def test_a_link_of_a_tenth_of_the_rate_or_with_losses_delays_nobody_and_its_learner_still_contributes(worst, share):
+    """At a tenth of the rate a link carries 27 % of the fragments. Where reads waited for their deadline, 2 % of lost
+    calls cost all others a third of their commits.
+    """
+    outcome, shares = regions(50.0, **worst)
+    assert outcome.commits / 40.0 >= 0.95 * STEPS_S
+    assert shares["d"] >= share and min(shares[name] for name in "abc") == 1.0
 
 
 def test_a_link_carries_one_transfer_after_the_other_and_links_of_one_pipe_share_it():

@@ -31,7 +31,7 @@ def quorum_of_the_asked(self: ReadRequests, now: float, step: OpenStep, version:
     """Contributions that are valid make a quorum, not learners that were asked."""
     assert step.fragment is not None
     for learner in list(step.awaited):
-        self._members.note_missed(self._members.known(learner), None)
+        self._members.note_missed(self._members.known(learner), step.fragment, None)
         self._out.emit(step.miss(learner, "timeout"))
     if step.contributions:  # K were asked, or it would not be reading
         self._out.add(step.merge(version, self._config.round_steps))
