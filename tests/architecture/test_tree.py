@@ -15,32 +15,32 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 BUDGETS = {
     "outer/protocol": 4205,
     "outer/numeric": 2000,
-    "outer/journal": 2300,
-    "outer": 2310,
-    "learners/protocol": 1910,
+    "outer/journal": 2310,
+    "outer": 2330,
+    "learners/protocol": 1920,
     "learners/training": 4700,
     "learners/conformance": 640,
     "learners": 2405,
-    "orchestrator/recipe": 1470,
+    "orchestrator/recipe": 1510,
     "orchestrator/store": 1770,
     "orchestrator/planner": 2585,
     "orchestrator/report": 1410,
     "orchestrator/replay": 1570,
-    "orchestrator/runtime": 2400,
+    "orchestrator/runtime": 2530,
     "orchestrator/compare": 770,
     "orchestrator/prepare": 830,
-    "orchestrator/regions": 470,
+    "orchestrator/regions": 1500,
     "orchestrator/lifecycle": 2420,
-    "orchestrator/cli": 3390,
+    "orchestrator/cli": 3450,
     "orchestrator/eventlog": 1450,
     "orchestrator/analysis": 640,
     "orchestrator/telemetry": 430,
-    "orchestrator/simulation": 2050,
+    "orchestrator/simulation": 2160,
     "orchestrator": 50,
-    "chaos/simulation": 3500,
-    "chaos": 450,
+    "chaos/simulation": 3545,
+    "chaos": 470,
 }
-TOTALS = {PACKAGES: 47_180, ("tests",): 34_870, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 49_350, ("tests",): 36_000, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
