@@ -164,6 +164,7 @@ class OrchestratorShell:
         self._write_status()
         await self._tidy()
         epochs = await self._patience.stored(self._records.granted, "epoch", "syncer")
+        ended = ended or await self._patience.stored(checkpoints.suspended, self._objects, epochs)
         if epochs and not ended and await self._take_over(epochs, left.get("learners") or []):
             return
         saved = await self._resume(epochs) if epochs else {}

@@ -124,6 +124,18 @@ def resumption(store: Objects, run: str | None) -> Resumption:
     return found
 
 
+def suspended(store: Objects, epoch: int) -> bool:
+    """Whether the newest checkpoint ended a session in this epoch."""
+    newest = next((each for each in reversed(known(store)) if complete(store, each)), None)
+    if newest is None:
+        return False
+    try:
+        manifest = manifest_of(store, newest)
+    except Damaged:
+        return False
+    return manifest.final and manifest.epoch == epoch
+
+
 def retire(store: Objects, keep: int) -> list[int]:
     """Remove all but the newest `keep` checkpoints, and older incomplete ones. Returns their numbers."""
     numbers = known(store)

@@ -88,7 +88,7 @@ SELECT who, learner, incarnation, requested, started, attached, phased, compilin
     coalesce(stopped, false) AS stopped, phase, begun, stepped, coalesce(steps, 0) AS steps,
     coalesce(tokens, 0) AS tokens, over, coalesce(fence.reason, '') AS reason, fenced, lost, noticed, kill, suspension,
     died, CASE WHEN over = 'killed' THEN died WHEN over IS NOT NULL THEN noticed END AS ended,
-    lead(who) OVER incarnations AS heir, lead(requested) OVER incarnations AS again
+    lead(who) OVER incarnations AS heir, lead(coalesce(requested, started, phased, noticed)) OVER incarnations AS again
 FROM lives JOIN incarnations USING (who)
 WINDOW incarnations AS (PARTITION BY learner ORDER BY incarnation);
 

@@ -149,6 +149,19 @@ def test_the_newest_so_many_are_kept_and_what_never_became_one_goes_with_its_eld
     assert checkpoints.retire(store, 9) == []
 
 
+def test_the_last_checkpoint_of_a_session_tells_that_its_newest_epoch_was_suspended(tmp_path: Path) -> None:
+    """Seed 42549500 of mixed: no status could say so, and the next session took over what lingered of that one."""
+    store = Folder(tmp_path)
+    assert not checkpoints.suspended(store, 1)
+    take(store, 1, final=True, epoch=2)
+    take(store, 2, manifest=False, epoch=2)
+    assert checkpoints.suspended(store, 2) and not checkpoints.suspended(store, 3)
+    take(store, 3, epoch=2)
+    assert not checkpoints.suspended(store, 2)
+    truncated(file(tmp_path, 3, "manifest"))
+    assert not checkpoints.suspended(store, 2)
+
+
 def test_the_manifest_goes_first_so_that_half_of_a_checkpoint_is_none(tmp_path: Path) -> None:
     removed: list[str] = []
 
