@@ -29,7 +29,7 @@ BUDGETS = {
     "orchestrator/runtime": 2400,
     "orchestrator/compare": 770,
     "orchestrator/prepare": 830,
-    "orchestrator/regions": 470,
+    "orchestrator/regions": 480,
     "orchestrator/lifecycle": 2420,
     "orchestrator/cli": 3390,
     "orchestrator/eventlog": 1450,
@@ -40,7 +40,7 @@ BUDGETS = {
     "chaos/simulation": 3500,
     "chaos": 450,
 }
-TOTALS = {PACKAGES: 47_950, ("tests",): 35_350, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 47_950, ("tests",): 35_370, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
