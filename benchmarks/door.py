@@ -34,8 +34,7 @@ REPEATS, EXCHANGES = 4, 15
 PAUSE_S = 2.0
 WAIT_S = 60.0
 PORT = 7443
-# So that a kept connection goes on at its rate, and one lost packet does not slow later connections (docs/failures.md).
-SETTINGS = ("net.ipv4.tcp_slow_start_after_idle=0", "net.ipv4.tcp_no_metrics_save=1")
+SETTING = "net.ipv4.tcp_slow_start_after_idle=0"  # a kept connection goes on at its rate (docs/failures.md)
 
 
 def moved(store: Objects, name: str) -> list[tuple[float, float]]:
@@ -89,7 +88,7 @@ def invited(folder: Path, region: str = "control") -> str:
 def between_regions(folder: Path, congestion: str, options: argparse.Namespace) -> dict[str, Any]:
     shares = [word for each in (folder, ROOT) if str(each).startswith("/tmp/") for word in ("--share", str(each))]
     shape = ["--mbit", str(options.mbit), "--rtt", str(options.rtt), "--loss", str(options.loss)]
-    shape += [word for each in SETTINGS for word in ("--sysctl", each)]
+    shape += ["--sysctl", SETTING]
     rig = [sys.executable, str(ROOT / "benchmarks/wan/wan.py")]
     subprocess.run([*rig, "up", "a", "b", *shape, "--congestion", congestion, *shares], check=True, stdout=2)
     try:
