@@ -142,8 +142,9 @@ def follow(rig: Rig, run: Path, options: argparse.Namespace) -> dict[str, float]
 def measure(run: Path, told: Mapping[str, float], options: argparse.Namespace) -> dict[str, Any]:
     events = read_run(run)
     summary = json.loads((run / "summary.json").read_text())
-    commits = [event for event in events if isinstance(event.fact, Committed)]
-    since, until = told.get("began", 0.0), commits[-1].at
+    since = told.get("began", 0.0)
+    commits = [event for event in events if isinstance(event.fact, Committed) and event.at >= since]
+    until = commits[-1].at if commits else since
     if not since or until - since < 10.0:
         raise SystemExit("error: all learners stepped for less than 10 s: give more --steps")
     links = {pair: each["bytes"] for pair, each in wan.counters()[0].items()}
@@ -175,7 +176,7 @@ def measure(run: Path, told: Mapping[str, float], options: argparse.Namespace) -
     return {
         "mbit": options.mbit, "rtt_ms": options.rtt, "loss": options.loss, "tau": options.tau, "set": options.set,
         "bad": {"cut_s": options.cut, "loss": options.bad_loss, "mbit": options.bad_mbit},
-        "seconds": until - since, "commits_per_s": sum(e.at >= since for e in commits) / (until - since),
+        "seconds": until - since, "commits_per_s": len(commits) / (until - since),
         "round_steps_asked": summary["round_steps"]["asked"], "regions": rows, "ok": summary["ok"],
         "tokens": summary["tokens"], "eval_loss": summary["eval_loss"],
     }  # fmt: skip
