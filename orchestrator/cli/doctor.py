@@ -52,7 +52,6 @@ TESTED = {
     "duckdb": "2.0.1",
     "jinja2": "3.1",
     "matplotlib": "3.11",
-    "aiohttp": "3.14",
     "requests": "2.34",
 }
 PYTHON = ((3, 11), (3, 14))  # from, below
