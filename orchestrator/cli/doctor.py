@@ -6,7 +6,6 @@ that takes the accelerators for a moment.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -31,29 +30,6 @@ from orchestrator.cli.options import AsJson
 from orchestrator.cli.recipes import ROOMS, foreign_packages
 from orchestrator.store.compile_cache import compilation_cache
 
-# The lower bounds that pyproject.toml declares and the tests run with.
-TESTED = {
-    "ray": "2.60.0",
-    "jax": "0.10.2",
-    "optax": "0.2.8",
-    "pydantic": "2.14",
-    "numpy": "2.4",
-    "scipy": "1.17",
-    "numba": "0.68",
-    "xxhash": "4.1",
-    "ml_dtypes": "0.6",
-    "typer": "0.29",
-    "rich": "15.0",
-    "tomli-w": "1.2",
-    "psutil": "7.0",
-    "safetensors": "0.8",
-    "fsspec": "2026.9",
-    "pyarrow": "26.0",
-    "duckdb": "2.0.1",
-    "jinja2": "3.1",
-    "matplotlib": "3.11",
-    "requests": "2.34",
-}
 PYTHON = ((3, 11), (3, 14))  # from, below
 GIB = 2**30
 
@@ -64,7 +40,7 @@ Gpu = Annotated[bool, typer.Option("--gpu", help="Also use this machine's accele
 
 
 def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:
-    """Check this machine: versions, authentication, ports, memory, cores, packages; exit code 2 on a failure."""
+    """Check this machine: Python, authentication, ports, memory, cores, packages; exit code 2 on a failure."""
     with reported(as_json):
         found = [*findings(Path.cwd()), *(device_findings() if gpu else ())]
         sound = all(finding.status != "failure" for finding in found)
@@ -82,7 +58,6 @@ def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:
 def findings(folder: Path) -> Iterator[DeviceFinding]:
     """All findings, for a run started in this folder."""
     yield _python()
-    yield from (_version(package, least) for package, least in TESTED.items())
     yield _authentication()
     yield _ports()
     yield _memory()
@@ -136,31 +111,6 @@ def _python() -> DeviceFinding:
     if PYTHON[0] <= version < PYTHON[1]:
         return DeviceFinding("python", "ok", found)
     return DeviceFinding("python", "failure", f"{found} is not from 3.11 to 3.13", "use a tested Python")
-
-
-def _version(package: str, least: str) -> DeviceFinding:
-    try:
-        found = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return DeviceFinding(package, "failure", "not installed", f"pip install '{package}>={least}'")
-    if _release(found) < _release(least):
-        return DeviceFinding(
-            package, "failure", f"{found} is below the tested {least}", f"pip install '{package}>={least}'"
-        )
-    return DeviceFinding(package, "ok", found)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """2.60.0rc1 as (2, 60, 0): the leading digits of each part."""
-    numbers = []
-    for text in version.split("+")[0].split("."):
-        digits = text[: len(text) - len(text.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    while numbers and numbers[-1] == 0:
-        numbers.pop()  # 2.60 and 2.60.0 are one release
-    return tuple(numbers)
 
 
 # ------------------------------------------------------------------ authentication and ports

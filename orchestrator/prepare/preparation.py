@@ -10,7 +10,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +27,7 @@ from pydantic import TypeAdapter
 
 from learners.training.data import manifest as manifests
 from learners.training.data.manifest import Manifest, Tokenizer
-from learners.training.data.tokenizer import ENDS, ByteCoder, Coder, FileCoder
+from learners.training.data.tokenizer import ByteCoder, Coder, FileCoder
 from orchestrator.prepare import shards
 from orchestrator.prepare.sources import PART_BYTES, Slice, Unreadable, cut, documents, found
 from orchestrator.recipe.problems import InputError, Problem
@@ -37,19 +35,16 @@ from orchestrator.store.run_store import alone
 from outer.background import end_process, thread
 
 PARTS, TOKENIZER = "parts", "tokenizer.json"
-SAMPLE_BYTES = 64 * 2**20  # of text that a BPE is trained on
 TEXT_BYTES = 2**20  # characters tokenized at once
-LONG_RUN = re.compile(r"\S{256}|\s{256}")  # a BPE's training takes for ever on longer words
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """The options of the command. `train_bpe`: the vocabulary of a byte-level BPE to train first."""
+    """The options of the command."""
 
     inputs: tuple[str, ...]
     out: Path
     tokenizer: Path | None = None
-    train_bpe: int | None = None
     end_token: str | None = None
     workers: int = 1
     shard_tokens: int = 2**28
@@ -80,7 +75,7 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
         except BlockingIOError as error:
             problem = Problem("--out", str(folder), "is being prepared by another process", "wait, or give another")
             raise InputError([problem]) from error
-        coder, sha256 = _tokenizer(options, slices, show)
+        coder, sha256 = _tokenizer(options)
         work = [_part(options, sha256, index, each) for index, each in enumerate(slices)]
         begun = time.monotonic()
         made = _all(work, options.workers, show)
@@ -140,64 +135,18 @@ def _replace(path: Path, text: str) -> None:
 # ------------------------------------------------------------------ the tokenizer
 
 
-def _tokenizer(options: PrepareOptions, slices: Sequence[tuple[Slice, ...]], show: Show) -> tuple[Coder, str | None]:
-    """Copy the tokenizer into the folder, or train it there; return it and its SHA-256. Raises InputError."""
+def _tokenizer(options: PrepareOptions) -> tuple[Coder, str | None]:
+    """Copy the tokenizer into the folder; return it and its SHA-256. Raises InputError."""
+    if options.tokenizer is None:
+        return ByteCoder(), None
     path = options.out / TOKENIZER
-    field = "--tokenizer" if options.tokenizer else "--train-bpe"
     try:
-        if options.tokenizer is not None:
-            _replace(path, options.tokenizer.read_text(encoding="utf-8-sig"))
-        elif options.train_bpe is not None:
-            _replace(path, _trained(options, options.train_bpe, slices, show))
-        else:
-            return ByteCoder(), None
+        _replace(path, options.tokenizer.read_text(encoding="utf-8-sig"))
         return FileCoder(path, options.end_token), hashlib.sha256(path.read_bytes()).hexdigest()
     except (OSError, ValueError) as error:
         text, _, fix = str(error).rpartition("; ")
         fix = fix if text else "give a tokenizer.json of the library tokenizers"
-        value = str(options.tokenizer or options.train_bpe)
-        raise InputError([Problem(field, value, text or str(error), fix)]) from error
-
-
-def _trained(options: PrepareOptions, vocabulary: int, parts: Sequence[tuple[Slice, ...]], show: Show) -> str:
-    """Train a byte-level BPE on the first documents of every part, and return its tokenizer.json."""
-    try:
-        from tokenizers import Tokenizer as Bpe
-        from tokenizers import decoders, models, pre_tokenizers, trainers
-    except ImportError as error:
-        raise ValueError("needs the library tokenizers; pip install 'decoupled-diloco[data]'") from error
-    bpe: Any = Bpe(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[options.end_token or ENDS[0]],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    share = max(1, SAMPLE_BYTES // len(parts))
-    total = min(SAMPLE_BYTES, sum(one.bytes for slices in parts for one in slices))
-
-    def texts() -> Iterator[str]:
-        done = 0
-        for slices in parts:
-            left = share
-            for text in (text for one in slices for text in documents(one, options.field, [])):
-                if not _held_out(_digest(text), options.held_out):
-                    yield from in_short_runs(text[:left])
-                    done += min(left, len(text))
-                    left -= len(text)
-                    show("training the BPE", min(done, total), total)
-                if left <= 0:
-                    break
-
-    bpe.train_from_iterator(texts(), trainer)
-    return str(bpe.to_str(pretty=False))
-
-
-def in_short_runs(text: str) -> Iterator[str]:
-    """The text in pieces, cut where it has no white space, or nothing else, for long."""
-    yield from (text[b:e] for b, e in pairwise([0, *(run.end() for run in LONG_RUN.finditer(text)), len(text)]))
+        raise InputError([Problem("--tokenizer", str(options.tokenizer), text or str(error), fix)]) from error
 
 
 # ------------------------------------------------------------------ a part, in a worker
