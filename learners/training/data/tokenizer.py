@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes as they are, or a tokenizer.json of the library tokenizers."""
+"""Text to tokens: bytes as they are, or a tokenizer.json of the library tokenizers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ class Coder(Protocol):
         """The tokens of each text, without special ones."""
         ...
 
-    def decode(self, tokens: NDArray[Any]) -> bytes:
-        """The text of tokens [n], without special ones."""
-        ...
-
 
 class ByteCoder:
     """Tokens are the bytes of UTF-8. A document ends with a NUL, which text does not have."""
@@ -40,10 +36,6 @@ class ByteCoder:
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
-
-    def decode(self, tokens: NDArray[Any]) -> bytes:
-        text: bytes = tokens[tokens != self.end].astype(np.uint8).tobytes()
-        return text
 
 
 class FileCoder:
@@ -99,10 +91,6 @@ class FileCoder:
                 piece = piece[place[1] :]
             before = piece
         return np.concatenate([*parts, before[:, 1]])
-
-    def decode(self, tokens: NDArray[Any]) -> bytes:
-        text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-        return text.encode()
 
 
 def _agreed(before: NDArray[np.int64], after: NDArray[np.int64], begin: int) -> tuple[int, int] | None:

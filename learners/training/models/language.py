@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from learners.config import DataConfig
 from learners.training.data import corpus
-from learners.training.models import fields, sampling, transformer
+from learners.training.models import fields, transformer
 from learners.training.models.corpus_task import CorpusTask
 from learners.training.models.layers import Params
 
@@ -31,7 +29,6 @@ class ByteLanguageModel(CorpusTask):
                 f"data.path = {data.path!r}: its vocabulary is {known:,} tokens of a tokenizer, this model's the 256 "
                 "bytes; name a task of that vocabulary, or prepare the text as bytes, without a tokenizer"
             )
-        self._next_scores = partial(transformer.next_scores, config=self.config)
 
     def init(self, rng: jax.Array) -> Params:
         return transformer.init(rng, self.config, VOCABULARY)
@@ -39,16 +36,3 @@ class ByteLanguageModel(CorpusTask):
     def loss(self, params: Params, batch: jax.Array, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Mean nats per byte of batch uint8[count, L + 1]; there is no dropout, so `rng` is not used."""
         return transformer.loss(params, batch, self.config), {}
-
-    def sample(
-        self, params: Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
-    ) -> bytes:
-        """Continue a prompt by `length` bytes, see sampling.generate.
-
-        The model sees the last sequence_length bytes of the prompt; an empty prompt stands for a newline.
-        """
-        seen, window = np.frombuffer(prompt or b"\n", dtype=np.uint8), self._data.sequence_length
-        tokens = sampling.continued(
-            self._next_scores, params, seen, window, length, temperature, top_k, VOCABULARY, rng
-        )
-        return tokens.astype(np.uint8).tobytes()

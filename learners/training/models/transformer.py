@@ -87,12 +87,6 @@ def loss(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.Ar
     return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - right)
 
 
-def next_scores(params: Params, window: jax.Array, position: jax.Array, config: TransformerConfig) -> jax.Array:
-    """Logits [vocabulary] after the tokens 0 to `position` of window int[L]."""
-    scores: jax.Array = logits(params, window[None], config)[0, position]
-    return scores
-
-
 def _mlp(params: Params, x: jax.Array) -> jax.Array:
     return jnp.matmul(jax.nn.gelu(rms_norm(x, params["norm"], EPS) @ params["up"]), params["down"])
 

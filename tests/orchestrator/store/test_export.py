@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -120,7 +118,7 @@ def test_bytes_that_read_back_otherwise_get_no_name(store: RunStore, monkeypatch
     assert sorted(path.name for path in Path().iterdir()) == ["runs"]
 
 
-# ------------------------------------------------------------------ sampling, which begins with the same files
+# ------------------------------------------------------------------ whose code they name
 
 SPEAKS = """
 class Parrot:
@@ -136,9 +134,7 @@ class Parrot:
 
 print("parrots is imported")
 
-class Talking(Parrot):
-    def sample(self, params, prompt, length, temperature, top_k, rng):
-        return b" scale %d" % int(params["scale"]) + b" %d %.1f %d" % (length, temperature, top_k) + b"\\xff"
+class Talking(Parrot): ...
 """
 
 
@@ -156,21 +152,6 @@ def parrot(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Any:
     return become
 
 
-def test_a_run_and_its_exported_file_say_the_same(parrot: Any) -> None:
-    parrot("Talking")
-    assert invoke("export", "one").exit_code == 0
-    options = shlex.split("--task parrots:Talking --prompt hello --length 9 --temperature 0.5 --top-k 3")
-    said = invoke("sample", "one", *options)
-    assert said.exit_code == 0, said.stderr
-    text = "hello scale 6 9 0.5 3\N{REPLACEMENT CHARACTER}\n"
-    assert said.stdout == "parrots is imported\n" + text
-    assert invoke("sample", "--from", "model.safetensors", *options).stdout == text
-    sys.modules.pop("parrots")
-    told = json.loads(invoke("sample", "one", *options, "--json").stdout)
-    assert told["text"] + "\n" == text
-    assert base64.b64decode(told["bytes"]) == b" scale 6 9 0.5 3\xff"
-
-
 def test_code_that_only_a_folder_or_a_file_names_is_not_run(parrot: Any, store: RunStore) -> None:
     parrot("Talking")
     assert invoke("export", "one").exit_code == 0
@@ -179,11 +160,11 @@ def test_code_that_only_a_folder_or_a_file_names_is_not_run(parrot: Any, store: 
             ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
             (["--task", "parrots:Parrot"], "is not the task of these parameters, parrots:Talking"),
         ):
-            result = invoke("sample", *source, *given)
+            result = invoke("evaluate", *source, *given)
             assert result.exit_code == 2
             assert "--task" in result.stderr and says in result.stderr
     store.write_text("config.toml", (store.read_text("config.toml") or "") + "\nquorm = 3\n")
-    refused = invoke("sample", "one")  # a recipe that is wrong is not held against its task either
+    refused = invoke("evaluate", "one")  # a recipe that is wrong is not held against its task either
     assert refused.exit_code == 2 and "quorm" in refused.stderr
     assert "parrots" not in sys.modules
     model = export.of_file(Path("model.safetensors"))
@@ -198,7 +179,7 @@ def test_code_that_only_a_folder_or_a_file_names_is_not_run(parrot: Any, store: 
     ):
         model.metadata["task"] = named
         export.write(model, Path(f"{number}.safetensors"))
-        result = invoke("sample", "--from", f"{number}.safetensors")
+        result = invoke("evaluate", "--from", f"{number}.safetensors")
         assert result.exit_code == 2 and "--task: is required" in result.stderr
 
 
@@ -215,25 +196,17 @@ def test_a_file_whose_metadata_are_damaged_is_wrong_input(store: RunStore) -> No
         about = export.of_run(store).metadata | change
         told = {name: text for name, text in about.items() if text is not None}
         save_file({"a": np.zeros(2, np.float32)}, "bad.safetensors", told)
-        result = invoke("sample", "--from", "bad.safetensors")
+        result = invoke("evaluate", "--from", "bad.safetensors")
         assert result.exit_code == 2 and says in result.stderr and "fix: " in result.stderr
 
 
-def test_a_prompt_is_the_bytes_that_were_typed(parrot: Any) -> None:
-    parrot("Talking")
-    told = json.loads(invoke("sample", "one", "--task", "parrots:Talking", "--json", "--prompt", "a\udcffb").stdout)
-    assert told["text"].startswith("a\ufffdb scale")
-
-
-def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:
-    parrot("Parrot")
+def test_what_names_no_parameters_is_refused_with_the_fix() -> None:
     for arguments, says in (
-        (["one", "--task", "parrots:Parrot"], "no method `sample`"),
         ([], "name one run"),
         (["one", "--from", "x"], "is given with a run"),
         (["--from", "x"], "no such file"),
     ):
-        result = invoke("sample", *arguments)
+        result = invoke("evaluate", *arguments)
         assert result.exit_code == 2
         assert says in result.stderr and "fix: " in result.stderr
 
