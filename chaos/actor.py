@@ -15,8 +15,8 @@ import ray
 
 from chaos.faults import KINDS, PlannedFault
 from chaos.plans import due, plan, random_faults
-from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
+from orchestrator.eventlog.log_writer import FactLog
 from orchestrator.lifecycle.ports import CALL_S
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.runtime.placement import control, named, node_agent, rank_label, syncer_name

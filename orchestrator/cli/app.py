@@ -52,7 +52,7 @@ COMMANDS = (
     _entry(RUN, "data", "Prepare token shards", "app"),
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
-    _entry(WATCH, "report", "Write report.html from a run's log as it is now"),
+    _entry(WATCH, "report", "Write report.html from a run's log as it is now", module="check"),
     _entry(WATCH, "track", "Show a run's curves in TensorBoard, Weights & Biases or MLflow"),
     _entry(PLAN, "plan", "Show what a run needs, sends and survives, and whether it fits"),
     _entry(PLAN, "doctor", "Check this machine: Python, authentication, ports, memory, cores, packages"),

@@ -50,7 +50,7 @@ def compare(
 ) -> None:
     """Train a recipe in several ways, and set them side by side; the same command continues."""
     with heard_or_not(), reported(as_json):
-        from orchestrator.compare import comparison, runs, tables
+        from orchestrator.compare import comparison, runs
         from orchestrator.compare.modes import chosen, reference
 
         asked = chosen(modes)
@@ -84,9 +84,9 @@ def compare(
         if as_json:
             typer.echo(json.dumps(told))
         else:
-            for table in tables.tables(result):
+            for table in comparison.tables(result):
                 Console().print(table)
-            typer.echo(tables.sentence(result))
+            typer.echo(comparison.sentence(result))
             typer.echo(f"{folder / RESULT}; the runs are beside it, in MODE/seed-N")
         failed = [run for run in all_runs if not run.outcome().ok]
         for run in failed:

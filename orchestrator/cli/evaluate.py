@@ -21,8 +21,8 @@ from orchestrator.cli.checkpoint import kept
 from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.export import NEWEST, of_checkpoint
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.cli.permission import recipe_of_parameters
 from orchestrator.cli.progress import Bars
+from orchestrator.cli.recipes import recipe_of_parameters
 from orchestrator.recipe.config import EvalConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import parse

@@ -14,8 +14,8 @@ import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.cli.permission import permit
 from orchestrator.cli.progress import Bars
+from orchestrator.cli.recipes import permit
 from orchestrator.eventlog.events import finite
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.recipe.problems import InputError, Problem

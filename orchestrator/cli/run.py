@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,11 +14,11 @@ from rich.console import Console
 from orchestrator.cli.errors import CHECK_FAILED, FAILED, INTERRUPTED, OK, apart, heard_or_not, reported
 from orchestrator.cli.options import AsJson, Overrides, RunDir
 from orchestrator.cli.recipes import prepare, store_of
-from orchestrator.cli.summary import block
 from orchestrator.cli.terminal import LiveView
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump
+from orchestrator.report.headline import STATUS_WORDS, checks_words, tiles
 from orchestrator.report.write import HTML
 from orchestrator.runtime.job import misplaced
 from orchestrator.store import watch
@@ -26,6 +26,7 @@ from orchestrator.store.readers import RECIPE_FILE, status_of
 from orchestrator.store.resume import data_changed, occupied, reopen
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
+from orchestrator.store.status_text import DASH, seconds, text
 from outer.journal.object_store import Folder
 
 
@@ -152,3 +153,35 @@ def code_of(summary: Mapping[str, Any]) -> int:
     if summary["ok"] or (summary["state"] == "stopped" and not violated):
         return OK  # stopped early, some checks may not have been exercised yet
     return FAILED if summary["state"] == "failed" else CHECK_FAILED
+
+
+WIDTH = 19  # of the labels
+
+
+def block(summary: Mapping[str, Any], folder: str) -> str:
+    """The summary of a run for people, with the place of its files. Unknown values show as a dash."""
+    return "\n".join(f"  {label:<{WIDTH}}{words}".rstrip() for label, words in _lines(summary, folder))[2:]
+
+
+def _lines(summary: Mapping[str, Any], folder: str) -> Iterator[tuple[str, str]]:
+    """(label, words) of each line."""
+    ended = ", ok" if summary.get("ok") else "" if summary.get("state") == "stopped" else ", NOT OK"
+    yield f"{text(summary.get('name'))}: {text(summary.get('state'))}{ended}", ""
+    if summary.get("state") != "finished":
+        yield "because", text(summary.get("reason"))
+    for tile in tiles(summary):
+        yield tile.label.lower(), f"{tile.value}, {tile.detail}"
+    for fault in summary.get("faults") or []:
+        origin = "" if fault.get("injected", True) else " (not injected)"
+        yield (
+            "",
+            f"{text(fault.get('kind'))} {text(fault.get('target'))} at {seconds(fault.get('at_s'))}{origin}: "
+            f"detected after {seconds(fault.get('detection_s'))}, recovered after {seconds(fault.get('recovery_s'))}",
+        )
+    checks = summary.get("checks") or []
+    yield "checks", checks_words(checks) if checks else DASH
+    for check in checks:
+        if check.get("status") not in ("pass", "idle"):
+            status = STATUS_WORDS.get(str(check.get("status")), DASH)
+            yield "", f"{status} {text(check.get('name'))}: {text(check.get('reason'))}"
+    yield "files", folder

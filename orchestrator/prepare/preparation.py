@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -22,17 +22,82 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from learners.training.data import manifest as manifests
-from learners.training.data.manifest import Manifest, Tokenizer
+from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard, Tokenizer
 from learners.training.data.tokenizer import ByteCoder, Coder, FileCoder
-from orchestrator.prepare import shards
 from orchestrator.prepare.sources import PART_BYTES, Slice, Unreadable, cut, documents, found
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import alone
 from outer.background import end_process, thread
+
+COPY_BYTES = 64 * BLOCK_BYTES
+
+
+@dataclass(frozen=True)
+class TokenSpan:
+    """Tokens [begin, end) of a file."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+def write(
+    folder: Path, name: str, parts: Iterable[TokenSpan], dtype: str, shard_tokens: int, show: Callable[[int], None]
+) -> tuple[Shard, ...]:
+    """Write shards of `shard_tokens` each, the last with the rest. `show` gets the bytes of each block written."""
+    itemsize = np.dtype(dtype).itemsize
+    shards: list[Shard] = []
+    for spans in _dealt(parts, shard_tokens):
+        path = folder / f"{name}-{len(shards):05}.tokens"
+        draft = path.with_suffix(".draft")
+        with draft.open("wb") as file:
+            for block in (block for span in spans for block in _blocks(span, itemsize)):
+                file.write(block)
+                show(len(block))
+            file.flush()
+            os.fsync(file.fileno())
+        content = np.memmap(draft, np.uint8, "r")
+        blocks = (content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
+        sums = np.array([xxhash.xxh3_64_intdigest(block.data) for block in blocks], "<u8").tobytes()
+        digests = (hashlib.sha256(each).hexdigest() for each in (content.data, sums))
+        shards.append(Shard(path.name, len(content) // itemsize, *digests))
+        path.with_name(shards[-1].sums).write_bytes(sums)
+        os.replace(draft, path)
+    return tuple(shards)
+
+
+def _dealt(parts: Iterable[TokenSpan], shard_tokens: int) -> Iterator[list[TokenSpan]]:
+    """Deal the parts into lists of `shard_tokens` each."""
+    shard, left = list[TokenSpan](), shard_tokens
+    for part in parts:
+        begin = part.begin
+        while begin < part.end:
+            end = min(part.end, begin + left)
+            shard.append(TokenSpan(part.path, begin, end))
+            begin, left = end, left - (end - begin)
+            if not left:
+                yield shard
+                shard, left = [], shard_tokens
+    if shard:
+        yield shard
+
+
+def _blocks(span: TokenSpan, itemsize: int) -> Iterator[bytes]:
+    with span.path.open("rb") as file:
+        file.seek(span.begin * itemsize)
+        left = (span.end - span.begin) * itemsize
+        while left:
+            block = file.read(min(left, COPY_BYTES))
+            if not block:
+                raise OSError(f"{span.path} is shorter than its record says")
+            left -= len(block)
+            yield block
+
 
 PARTS, TOKENIZER = "parts", "tokenizer.json"
 TEXT_BYTES = 2**20  # characters tokenized at once
@@ -348,7 +413,7 @@ def _joined(
     for stale in [*options.out.glob("*.tokens"), *options.out.glob("*.sums")]:  # of an interrupted preparation
         stale.unlink()
     files = [
-        shards.write(options.out, name, spans, dtype, options.shard_tokens, shown)
+        write(options.out, name, spans, dtype, options.shard_tokens, shown)
         for name, spans in (("train", train), ("held_out", held_out))
     ]
     return Manifest(
@@ -369,16 +434,14 @@ def _joined(
     )
 
 
-def _sides(
-    stems: Sequence[Path], made: Sequence[Made], share: float
-) -> tuple[list[shards.TokenSpan], list[shards.TokenSpan]]:
+def _sides(stems: Sequence[Path], made: Sequence[Made], share: float) -> tuple[list[TokenSpan], list[TokenSpan]]:
     """Return the training and the held-out tokens in the order of the parts.
 
     Where the documents that the hashes hold out are not near the share, because documents are few or of very different
     lengths: exactly the share, and what is too much or lacking is taken from the end of the other side.
     """
     train, held = (
-        [shards.TokenSpan(stem.with_suffix(name), 0, tokens(one).tokens) for stem, one in zip(stems, made, strict=True)]
+        [TokenSpan(stem.with_suffix(name), 0, tokens(one).tokens) for stem, one in zip(stems, made, strict=True)]
         for name, tokens in ((".train", attrgetter("train")), (".held_out", attrgetter("held_out")))
     )
     total, found = (sum(span.end for span in spans) for spans in (train + held, held))
@@ -392,9 +455,9 @@ def _sides(
     return train, held
 
 
-def _cut(spans: Sequence[shards.TokenSpan], count: int) -> tuple[list[shards.TokenSpan], list[shards.TokenSpan]]:
+def _cut(spans: Sequence[TokenSpan], count: int) -> tuple[list[TokenSpan], list[TokenSpan]]:
     """The first `count` tokens of the spans, and the others."""
-    first, others = list[shards.TokenSpan](), list[shards.TokenSpan]()
+    first, others = list[TokenSpan](), list[TokenSpan]()
     for span in spans:
         middle = min(span.end, span.begin + count)
         first.append(replace(span, end=middle))

@@ -13,8 +13,7 @@ from typing import Any
 
 import ray
 
-from orchestrator.eventlog.fact_log import FactLog
-from orchestrator.eventlog.log_writer import LOGS
+from orchestrator.eventlog.log_writer import LOGS, FactLog
 from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, LogReader, records, seal
 from orchestrator.lifecycle.orchestrator import CLOSE_S, SNAPSHOT_S, OrchestratorShell
 from orchestrator.lifecycle.ports import ORCHESTRATOR, Ports

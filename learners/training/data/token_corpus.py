@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from learners.config import DataConfig
 from learners.training.data.byte_corpus import stride
 from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard
-from learners.training.data.permutation import Permutation
+from learners.training.data.mixture import Permutation
 from learners.training.data.shard_folder import ShardFolder
 
 SHARDS_OPEN_MAX = 256

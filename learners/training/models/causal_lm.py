@@ -9,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from learners.config import DataConfig
 from learners.training.data import corpus
-from learners.training.models import decoder, fields
+from learners.training.models import corpus_task, decoder
 from learners.training.models.corpus_task import CorpusTask
 from learners.training.models.decoder_config import DecoderConfig
 from learners.training.models.layers import Params
@@ -26,7 +26,7 @@ class CausalLM(CorpusTask):
 
     def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
         super().__init__(data, seed)
-        self.config = fields.read(self.kind, model)
+        self.config = corpus_task.read(self.kind, model)
         needed = corpus.vocabulary(data)
         self.vocabulary = self.config.vocabulary or needed
         if self.vocabulary < needed:

@@ -11,11 +11,11 @@ import pytest
 
 from learners.config import DataConfig
 from learners.training.data import corpus, manifest, token_corpus
-from learners.training.data.permutation import Permutation
+from learners.training.data.mixture import Permutation
 from learners.training.data.token_corpus import TokenCorpus
 from learners.training.models.language import ByteLanguageModel
-from orchestrator.prepare import shards
-from orchestrator.prepare.shards import TokenSpan
+from orchestrator.prepare import preparation
+from orchestrator.prepare.preparation import TokenSpan
 
 LENGTH = 16
 TOKENS = 5000
@@ -30,7 +30,7 @@ def folder(
     for name, first, count in (("train", 0, tokens), ("held_out", 50_000, 200)):
         (root / "all").write_bytes(np.arange(first, first + count).astype(dtype).tobytes())
         span = TokenSpan(root / "all", 0, count)
-        files[name] = shards.write(root, name, [span], dtype, shard_tokens, lambda count: None)
+        files[name] = preparation.write(root, name, [span], dtype, shard_tokens, lambda count: None)
     made = manifest.Manifest(1, dtype, vocabulary, 0, None, files["train"], files["held_out"], {})
     (root / manifest.FILE).write_text(made.text())
     return DataConfig(kind="tokens", path=str(root), sequence_length=LENGTH)

@@ -409,7 +409,7 @@ def test_a_command_that_is_started_with_closed_streams_works() -> None:
 )
 def test_a_signal_leaves_no_folder(tmp_path: Path, ignored: str, number: signal.Signals, ends: bool) -> None:
     code = (
-        "import tempfile; from orchestrator.runtime.ends import prepare_process; prepare_process()\n"
+        "import tempfile; from orchestrator.runtime.job import prepare_process; prepare_process()\n"
         f"with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
         "    print('begun', flush=True); input(); print('went on', flush=True)"
     )
