@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from rich import box
@@ -138,6 +139,12 @@ def as_json(comparison: Comparison, folder: str) -> dict[str, Any]:
     }
 
 
+MEANS = (
+    "committed", "steps", "wall_s", "tokens_per_s", "goodput_time", "goodput_tokens", "participation", "up_bytes",
+    "down_bytes", "faults",
+)  # fmt: skip
+
+
 def _row_as_json(row: Row) -> dict[str, Any]:
     return {
         "mode": row.case.mode.name,
@@ -150,16 +157,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "relative_difference": row.relative,
         "difference_to_calm": row.against_calm and asdict(row.against_calm),
         "relative_difference_to_calm": row.relative_calm,
-        "committed": row.mean(lambda each: each.committed),
-        "steps": row.mean(lambda each: each.steps),
-        "wall_s": row.mean(lambda each: each.wall_s),
-        "tokens_per_s": row.mean(lambda each: each.tokens_per_s),
-        "goodput_time": row.mean(lambda each: each.goodput_time),
-        "goodput_tokens": row.mean(lambda each: each.goodput_tokens),
-        "participation": row.mean(lambda each: each.participation),
-        "up_bytes": row.mean(lambda each: each.up_bytes),
-        "down_bytes": row.mean(lambda each: each.down_bytes),
-        "faults": row.mean(lambda each: each.faults),
+        **{name: row.mean(attrgetter(name)) for name in MEANS},
         "recovery_s": row.recovery_s,
         "seeds": [asdict(each) for each in row.outcomes],
     }

@@ -110,29 +110,21 @@ def loaded(told: Mapping[str, Any]) -> RunOutcome:
 
 
 def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
-    summary, tokens = data.summary, data.summary["tokens"]
+    summary = data.summary
     up, down = summary["wire_bytes"]["up"], summary["wire_bytes"]["down"]
     each = 1.0 / data.steps if data.steps else 0.0
     faults = summary["faults"]
-    return RunOutcome(
-        recipe.config_hash,
-        recipe.seed,
-        summary["ok"],
-        summary["state"],
+    return _made(
+        recipe,
+        summary,
         summary["loss_unit"] or "",
-        summary["eval_loss"],
-        tuple((point.tokens, point.at_s, point.value) for point in data.held_out),
-        tokens["committed"],
-        tokens["processed"],
-        data.steps / max(1, len(data.learners)),
-        summary["wall_s"],
-        summary["tokens_per_s"],
-        summary["goodput_time"],
-        (summary["participation"] or {}).get("mean"),
-        None if up is None else up * each,
-        None if down is None else (down + data.peer_bytes) * each,
-        len(faults),
-        tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
+        curve=tuple((point.tokens, point.at_s, point.value) for point in data.held_out),
+        steps=data.steps / max(1, len(data.learners)),
+        participation=(summary["participation"] or {}).get("mean"),
+        up_bytes=None if up is None else up * each,
+        down_bytes=None if down is None else (down + data.peer_bytes) * each,
+        faults=len(faults),
+        recoveries=tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
     )
 
 
@@ -140,23 +132,22 @@ def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: i
     """The outcome of a run by Ray Train, which has ended. `elements`: of the model."""
     told = found.summary(tokens_per_step)
     sent = all_reduced(elements, len(recipe.learners))
-    return RunOutcome(
-        recipe.config_hash,
-        recipe.seed,
-        told["ok"],
-        told["state"],
+    return _made(
+        recipe,
+        told,
         loss_unit,
-        told["eval_loss"],
-        tuple((step * tokens_per_step, at, loss) for step, at, loss in found.evaluations),
-        told["tokens"]["committed"],
-        told["tokens"]["processed"],
-        float(found.step),
-        found.wall_s,
-        told["tokens_per_s"],
-        found.goodput_time,
-        None,
-        sent,
-        sent,
-        sum(1 for fault in found.faults if fault.get("injected")),
-        tuple(each.recovery_s for each in found.restarts if each.recovery_s is not None),
+        curve=tuple((step * tokens_per_step, at, loss) for step, at, loss in found.evaluations),
+        steps=float(found.step),
+        participation=None,
+        up_bytes=sent,
+        down_bytes=sent,
+        faults=sum(1 for fault in found.faults if fault.get("injected")),
+        recoveries=tuple(each.recovery_s for each in found.restarts if each.recovery_s is not None),
     )
+
+
+def _made(recipe: Recipe, told: Mapping[str, Any], loss_unit: str, **more: Any) -> RunOutcome:
+    """`told`: the summary, whose names mean the same for both."""
+    same = {name: told[name] for name in ("ok", "state", "eval_loss", "wall_s", "tokens_per_s", "goodput_time")}
+    same |= {name: told["tokens"][name] for name in ("committed", "processed")}
+    return RunOutcome(config_hash=recipe.config_hash, seed=recipe.seed, loss_unit=loss_unit, **same, **more)
