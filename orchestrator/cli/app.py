@@ -64,20 +64,11 @@ COMMANDS = (
 )
 
 
-@dataclass(frozen=True)
-class Wiring:
-    """The functions of the room above, which the composition root hands in and commands find in their context."""
+def build(extensions: Sequence[CommandEntry] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
+    """Return the command line.
 
-    starter: Callable[..., Any] | None  # starts chaos beside a run
-    faults: Callable[..., Any] | None = None  # (chaos, learners, seed): a plan's faults, and endless random ones
-
-
-def build(
-    extensions: Sequence[CommandEntry] = (),
-    starter: Callable[..., Any] | None = None,
-    faults: Callable[..., Any] | None = None,
-) -> typer.Typer:
-    """Return the command line. `extensions` are further commands; the others as in Wiring."""
+    `extensions` are further commands. `starter` starts chaos beside a run: commands find it in their context.
+    """
 
     class Wired(Root):
         entries = (*COMMANDS, *extensions)
@@ -92,7 +83,7 @@ def build(
 
     @app.callback()
     def root(context: typer.Context) -> None:
-        context.obj = Wiring(starter, faults)
+        context.obj = starter
 
     return app
 

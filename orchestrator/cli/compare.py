@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, heard_or_not, reported
 from orchestrator.cli.options import AsJson, Overrides
 from orchestrator.cli.progress import Bars
 from orchestrator.cli.recipes import prepare
-from orchestrator.recipe.config import ChaosConfig, Recipe
-from orchestrator.recipe.problems import InputError, Problem, explain
+from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RUNS, RunStore, alone
 from orchestrator.store.status_text import number
 
 if TYPE_CHECKING:
+    from orchestrator.compare.modes import Mode
     from orchestrator.compare.runs import ComparedRun, Real
 
 RESULT, LOCK = "compare.json", "compare.lock"
-OWN_PLAN = "recipe"
 SEEDS_MOST = 1000
 
 
@@ -38,10 +35,6 @@ def compare(
         str, typer.Option(help="Of decoupled, data_parallel, diloco, streaming.")
     ] = "decoupled,data_parallel",
     seeds: Annotated[str, typer.Option(help="How many, from the recipe's on; or a list, such as 0,1,5.")] = "1",
-    chaos: Annotated[
-        str | None,
-        typer.Option(metavar="PLAN", help="Also train under faults: a TOML file with [chaos], or `recipe`: its own."),
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.json [runs/NAME-compare].")
     ] = None,
@@ -57,15 +50,14 @@ def compare(
         base = reference(asked)
         with apart(as_json):
             resolved = prepare(recipe, overrides)
-            plan = _plan(chaos, resolved)
             resolved = runs.in_tokens(resolved)
             numbers = seeds_of(seeds, resolved.seed)
             folder = out or RUNS / f"{resolved.name}-compare"
-            all_runs = runs.planned(resolved, asked, numbers, folder, plan)
+            all_runs = runs.planned(resolved, asked, numbers, folder)
             if not resolved.eval.every:
                 fix = "give the syncer steps between two held-out losses, some twenty for a run"
                 raise InputError([Problem("eval.every", 0, "leaves nothing to compare but first and last losses", fix)])
-        real = runs.Real(context.obj.starter, context.obj.faults)
+        real = runs.Real(context.obj)
         store = RunStore(folder)
         with ExitStack() as held:
             try:
@@ -75,9 +67,9 @@ def compare(
                 fix = "wait until another command has ended, or give another --out"
                 raise InputError([Problem("--out", str(folder), f"cannot be used: {error}", fix)]) from error
             _train([run for run in all_runs if not run.finished], real, as_json)
-        found: dict[comparison.Case, list[Any]] = {}
+        found: dict[Mode, list[Any]] = {}
         for run in all_runs:
-            found.setdefault(run.case, []).append(run.outcome())
+            found.setdefault(run.mode, []).append(run.outcome())
         result = comparison.compared(found, base)
         told = comparison.as_json(result, str(folder)) | {"name": resolved.name}
         store.write_json(RESULT, told)
@@ -106,30 +98,6 @@ def seeds_of(text: str, first: int) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
-    """The faults of a plan. Raises InputError for one that cannot be read, or has none."""
-    if chaos is None:
-        return None
-    if chaos == OWN_PLAN:
-        plan = recipe.chaos
-    else:
-        try:
-            with open(chaos, "rb") as file:
-                tables = tomllib.load(file)
-            plan = ChaosConfig.model_validate(tables.get("chaos", {}))
-        except OSError as error:
-            fix = f"give a TOML file with a [chaos] table, or `{OWN_PLAN}` for the recipe's own"
-            raise InputError([Problem("--chaos", chaos, f"cannot be read: {error.strerror}", fix)]) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError([Problem("--chaos", chaos, f"is not TOML: {error}", "correct that line")]) from error
-        except ValidationError as error:
-            raise InputError(list(explain(error, ChaosConfig, "chaos."))) from error
-    if not plan.active:
-        fix = "write [[chaos.faults]] or chaos.mtbf_s"
-        raise InputError([Problem("--chaos", chaos, "has no faults", fix)])
-    return plan
-
-
 # ------------------------------------------------------------------ training
 
 
@@ -140,7 +108,7 @@ def _train(waiting: Sequence[ComparedRun], by: Real, as_json: bool) -> None:
         if isinstance(news["eval_loss"], float):
             newest[run.store.root] = news["eval_loss"]
         words = f"held-out loss {number(newest.get(run.store.root), 4)}"
-        bars.show(f"{run.case.name}, seed {run.recipe.seed}", news["progress"], 1.0, words)
+        bars.show(f"{run.mode.name}, seed {run.recipe.seed}", news["progress"], 1.0, words)
 
     with Bars() as bars, apart(as_json):
         for run in waiting:

@@ -44,8 +44,6 @@ class RunOutcome:
     participation: float | None
     up_bytes: float | None
     down_bytes: float | None
-    faults: int
-    recoveries: tuple[float, ...]
 
     @property
     def converged(self) -> bool:
@@ -106,14 +104,13 @@ def save(store: RunStore, found: RunOutcome) -> None:
 def loaded(told: Mapping[str, Any]) -> RunOutcome:
     """Return the result that `save` wrote."""
     curve = tuple((int(tokens), float(at), float(loss)) for tokens, at, loss in told["curve"])
-    return RunOutcome(**dict(told) | {"curve": curve, "recoveries": tuple(told["recoveries"])})
+    return RunOutcome(**dict(told) | {"curve": curve})
 
 
 def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
     summary = data.summary
     up, down = summary["wire_bytes"]["up"], summary["wire_bytes"]["down"]
     each = 1.0 / data.steps if data.steps else 0.0
-    faults = summary["faults"]
     return _made(
         recipe,
         summary,
@@ -123,8 +120,6 @@ def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
         participation=(summary["participation"] or {}).get("mean"),
         up_bytes=None if up is None else up * each,
         down_bytes=None if down is None else (down + data.peer_bytes) * each,
-        faults=len(faults),
-        recoveries=tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
     )
 
 
@@ -141,8 +136,6 @@ def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: i
         participation=None,
         up_bytes=sent,
         down_bytes=sent,
-        faults=sum(1 for fault in found.faults if fault.get("injected")),
-        recoveries=tuple(each.recovery_s for each in found.restarts if each.recovery_s is not None),
     )
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.compare.comparison import Case
 from orchestrator.compare.modes import Mode, transformed
 from orchestrator.compare.outcome import OUTCOME_FILE, RunOutcome, of_history, outcome, save
-from orchestrator.recipe.config import ChaosConfig, Recipe
+from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.recipe.toml_text import dump, stored_hash
@@ -21,21 +19,20 @@ from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
 
 Starter = Callable[..., Any]  # starts chaos beside a run
-Faults = Callable[..., tuple[Sequence[Any], Iterator[Any]]]  # (chaos, learners, seed): planned ones, random ones
 OnNews = Callable[["ComparedRun", Mapping[str, Any]], None]  # a run; its progress in [0, 1] and newest held-out loss
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run of the comparison: a case, and a recipe with its seed."""
+    """One run of the comparison: a mode, and a recipe with its seed."""
 
-    case: Case
+    mode: Mode
     recipe: Recipe
     store: RunStore
 
     @property
     def finished(self) -> bool:
-        if self.case.mode.by_ray_train:
+        if self.mode.by_ray_train:
             return (object_of(self.store, OUTCOME_FILE) or {}).get("state") == "finished"
         state = ((status_if_any(self.store) or {}).get("run") or {}).get("state")
         return state == "finished" and self.store.path("summary.json").exists()
@@ -55,36 +52,32 @@ def in_tokens(recipe: Recipe) -> Recipe:
     return Recipe.model_validate(recipe.canonical() | {"budget": budget, "fleet": recipe.fleet})
 
 
-def planned(
-    recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path, chaos: ChaosConfig | None
-) -> list[ComparedRun]:
-    """Every run, case by case; with `chaos`, each mode also under it.
+def planned(recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path) -> list[ComparedRun]:
+    """Every run, mode by mode.
 
     Raises InputError with every mode that the recipe cannot have, and every folder that holds something else.
     """
     runs, problems = list[ComparedRun](), list[Problem]()
     for mode in modes:
-        for plan in (None, chaos) if chaos else (None,):
-            case = Case(mode, plan is not None)
-            try:
-                made = transformed(recipe, mode, plan)
-            except InputError as error:
-                problems += error.problems
-                continue
-            for seed in seeds:
-                place = folder.absolute() / case.folder / f"seed-{seed}"
-                one = ComparedRun(case, _seeded(made, seed, case), RunStore(place))
-                problems += _occupied(one)
-                runs.append(one)
+        try:
+            made = transformed(recipe, mode)
+        except InputError as error:
+            problems += error.problems
+            continue
+        for seed in seeds:
+            place = folder.absolute() / mode.name / f"seed-{seed}"
+            one = ComparedRun(mode, _seeded(made, seed, mode), RunStore(place))
+            problems += _occupied(one)
+            runs.append(one)
     if problems:
         raise InputError(list(dict.fromkeys(problems)))
     return runs
 
 
-def _seeded(recipe: Recipe, seed: int, case: Case) -> Recipe:
+def _seeded(recipe: Recipe, seed: int, mode: Mode) -> Recipe:
     plain = recipe.canonical() | {"seed": seed, "fleet": recipe.fleet}
     if recipe.durability.store is not None:  # each run has its own
-        own = f"{recipe.durability.store.rstrip('/')}/{case.folder}/seed-{seed}"
+        own = f"{recipe.durability.store.rstrip('/')}/{mode.name}/seed-{seed}"
         plain["durability"] = plain["durability"] | {"store": own}
     return Recipe.model_validate(plain)
 
@@ -109,15 +102,14 @@ def _occupied(run: ComparedRun) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class Real:
-    """The callbacks that real runs need."""
+    """What real runs need."""
 
     starter: Starter | None
-    faults: Faults | None
 
     def train(self, run: ComparedRun, on_news: OnNews) -> None:
         """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
         run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
-        if run.case.mode.by_ray_train:
+        if run.mode.by_ray_train:
             self._by_ray_train(run, on_news)
             return
         from orchestrator.runtime import launch
@@ -140,13 +132,9 @@ class Real:
 
     def _by_ray_train(self, run: ComparedRun, on_news: OnNews) -> None:
         from orchestrator.runtime.data_parallel import trainer
-        from orchestrator.runtime.data_parallel.checkpoint_interval import interval
 
-        recipe, chaos = run.recipe, run.recipe.chaos
-        planned = self.faults(chaos, list(recipe.learners), recipe.seed) if self.faults else ((), iter(()))
-        every = interval(chaos, planned[0], recipe.durability.every_s)
-        print(f"{run.store.root}: a checkpoint every {every}", file=sys.stderr)
-        found = trainer.run(recipe, run.store, every, planned, lambda news: on_news(run, news))
+        recipe = run.recipe
+        found = trainer.run(recipe, run.store, lambda news: on_news(run, news))
         task = build_task(recipe)
         with host_only():
             from learners.training.task import loss_unit

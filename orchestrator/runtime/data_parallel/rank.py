@@ -1,33 +1,24 @@
-"""One worker of Ray Train: its share of a data-parallel run, from the newest checkpoint to the end of the budget.
-
-A worker that dies takes the group with it: Ray Train starts all of them again, from the newest checkpoint.
-"""
+"""One worker of Ray Train: its share of a data-parallel run. A worker that dies takes the run with it."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 import ray.train
-from ray.train.collective import barrier, broadcast_from_rank_zero
+from ray.train.collective import barrier
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.tasks import build_task
-from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
-from orchestrator.runtime.data_parallel.history import PROGRESS_FILE, RANKS, STEPS_FILE, LineLog
+from orchestrator.runtime.data_parallel.history import PROGRESS_FILE, STEPS_FILE, LineLog
 from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
 
-STATE_FILE = "state"  # in a checkpoint
-FIRST_STEPS = 10  # after a start, measured to choose the steps between two checkpoints
 PROGRESS_S = 0.5
 EVALUATION_S = 300.0  # for the last evaluation, and those before it that still run
 
@@ -38,7 +29,6 @@ class RankSpec:
 
     recipe: Recipe  # resolved
     folder: str  # the run's
-    checkpoints: Interval
     evaluator: Any  # an actor's handle
     cores: int  # of the one host, to pin ranks to; 0 on clusters
 
@@ -76,7 +66,6 @@ class Rank:
         self._flights: deque[tuple[int, float, Any]] = deque()  # (step, when it was dispatched, loss)
         self._step, self._done_at, self._told_at = 0, 0.0, 0.0
         self._pause_s = 0.0 if self._slowdown == 1.0 else (self._slowdown - 1.0) * self._trainer.share_s()
-        self._stepped, self._stepped_s = 0, 0.0  # since this start
         self._evaluation: tuple[int, Any] | None = None  # (step, the evaluator's answer)
         self._eval_loss: float | None = None  # of the newest answer; None too where it is not finite
 
@@ -92,11 +81,10 @@ class Rank:
         return before / budget.syncer_steps if budget.syncer_steps else before * self._tokens / (budget.tokens or 1)
 
     def train(self) -> None:
-        self._resume()
-        every = self._spec.checkpoints
-        measured_at, last = self._step + min(FIRST_STEPS, every.steps or FIRST_STEPS), self._last
-        due_at = measured_at
-        for step in range(self._step + 1, last + 1):
+        self._evaluate()
+        barrier()
+        self._done_at, last = time.time(), self._last
+        for step in range(1, last + 1):
             flight = self._trainer.dispatch((step - 1) * self._batch, self._progress(step))
             self._flights.append((step, time.time(), flight))
             if len(self._flights) > 1 or self._pause_s:
@@ -105,35 +93,9 @@ class Rank:
             if evaluate and step % evaluate == 0 and step < last:
                 self._drain()
                 self._evaluate()
-            if (every.seconds or every.steps) and step == due_at and step < last:
-                self._drain()
-                if step > measured_at or every.steps:
-                    self._checkpoint()
-                due_at = step + self._until_next()
         self._drain()
         self._evaluate(wait=True)
         self._finish()
-
-    def _until_next(self) -> int:
-        """Steps to the next checkpoint: all ranks must agree on them, so the first one's clock decides."""
-        step_s = self._stepped_s / max(1, self._stepped)
-        steps: int = broadcast_from_rank_zero(self._spec.checkpoints.in_steps(step_s))
-        return steps
-
-    def _resume(self) -> None:
-        checkpoint = ray.train.get_checkpoint()
-        if checkpoint is not None:
-            with checkpoint.as_directory() as folder:
-                head, _, content = Path(folder, STATE_FILE).read_bytes().partition(b"\n")
-            self._step = int(json.loads(head)["step"])
-            self._trainer.restore(content)
-        self._store.write_json(f"{RANKS}/{self._rank}.json", {"pid": os.getpid(), "at": time.time()})
-        if self._log is not None:
-            self._log.write(kind="started", step=self._step, at=time.time())
-            if self._step == 0:
-                self._evaluate()
-        barrier()
-        self._done_at = time.time()
 
     # -------------------------------------------------------------- steps
 
@@ -148,7 +110,6 @@ class Rank:
             took += time.time() - now
             now = time.time()
         self._step, self._done_at = step, now
-        self._stepped, self._stepped_s = self._stepped + 1, self._stepped_s + took
         if self._log is not None:
             self._log.write(kind="step", step=step, at=now, seconds=took, loss=loss)
             if now - self._told_at >= PROGRESS_S:
@@ -159,20 +120,6 @@ class Rank:
     def _drain(self) -> None:
         while self._flights:
             self._complete()
-
-    def _checkpoint(self) -> None:
-        """All ranks report; the first one has the state."""
-        begun = time.time()
-        with tempfile.TemporaryDirectory() as folder:
-            checkpoint = None
-            if self._log is not None:
-                head = json.dumps({"step": self._step}).encode() + b"\n"
-                Path(folder, STATE_FILE).write_bytes(head + self._trainer.save())
-                checkpoint = ray.train.Checkpoint.from_directory(folder)
-            ray.train.report({"step": self._step}, checkpoint=checkpoint)
-        if self._log is not None:
-            self._log.write(kind="checkpoint", step=self._step, at=time.time(), seconds=time.time() - begun)
-        self._done_at = time.time()
 
     def _evaluate(self, wait: bool = False) -> None:
         """Let the evaluator have the parameters, if it is not busy: no rank waits for it, but at the end."""
