@@ -124,23 +124,6 @@ def _init(subject: Subject, task: Task) -> str:
     return f"{len(tensors)} tensors, {sum(tensor.size for tensor in tensors):,} elements"
 
 
-@check("init-repeats", "init must use the key it is given, and nothing else that changes", ("init",))
-def _init_repeats(subject: Subject, task: Task) -> str:
-    first, again = fresh(task, subject.seed), fresh(subject.build(), subject.seed)
-    if differing := differences(first, again):
-        raise CheckFailed(
-            f"two calls with the same key differ in {some(differing)}",
-            "draw every random number with jax.random from the key: learners and syncer must begin alike",
-        )
-    if not differences(first, fresh(task, subject.seed + 1)):
-        raise CheckFailed(
-            "another key gives the same parameters",
-            "draw the initial parameters from the key, unless they are constant on purpose",
-            "warn",
-        )
-    return "equal to the bit for the same key, others for another"
-
-
 # ------------------------------------------------------------------ data
 
 
@@ -481,7 +464,7 @@ def samples(batch: Batch) -> set[bytes]:
 # ------------------------------------------------------------------ all of them
 
 CHECKS = (
-    *(_init, _init_repeats, _batch, _batch_repeats, _batch_splits, _tokens, _held_out, _held_out_disjoint),
+    *(_init, _batch, _batch_repeats, _batch_splits, _tokens, _held_out, _held_out_disjoint),
     *(_loss, _gradients, _precision, _steps, _merge_rules, _fresh_process),
 )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -40,7 +39,7 @@ Gpu = Annotated[bool, typer.Option("--gpu", help="Also use this machine's accele
 
 
 def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:
-    """Check this machine: Python, authentication, ports, memory, cores, packages; exit code 2 on a failure."""
+    """Check this machine: Python, authentication, memory, cores, packages; exit code 2 on a failure."""
     with reported(as_json):
         found = [*findings(Path.cwd()), *(device_findings() if gpu else ())]
         sound = all(finding.status != "failure" for finding in found)
@@ -59,7 +58,6 @@ def findings(folder: Path) -> Iterator[DeviceFinding]:
     """All findings, for a run started in this folder."""
     yield _python()
     yield _authentication()
-    yield _ports()
     yield _memory()
     yield _cores()
     yield _accelerators()
@@ -113,7 +111,7 @@ def _python() -> DeviceFinding:
     return DeviceFinding("python", "failure", f"{found} is not from 3.11 to 3.13", "use a tested Python")
 
 
-# ------------------------------------------------------------------ authentication and ports
+# ------------------------------------------------------------------ authentication
 
 
 def _authentication() -> DeviceFinding:
@@ -142,18 +140,6 @@ def _authentication() -> DeviceFinding:
             "for a cluster, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (mode 0600) on every host",
         )
     return DeviceFinding("authentication", "ok", "by token")
-
-
-def _ports() -> DeviceFinding:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(1)
-            with socket.create_connection(listener.getsockname(), timeout=2.0):
-                return DeviceFinding("ports", "ok", "loopback ports can be bound and reached")
-    except OSError as error:
-        fix = "allow TCP on 127.0.0.1: a local cluster talks over it"
-        return DeviceFinding("ports", "failure", f"no loopback port can be used: {error}", fix)
 
 
 # ------------------------------------------------------------------ the machine

@@ -16,7 +16,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from learners.config import CorpusConfig
 from orchestrator.cli.checkpoint import kept
 from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.export import NEWEST, of_checkpoint
@@ -44,13 +43,11 @@ def evaluate(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="N|newest|all", help="Of checkpoints, instead of the final parameters.")
     ] = None,
-    on: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=PATH", help="Also on the held-out part of other text, or of a prepared folder."),
-    ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of [eval], e.g. eval.sequences=4096."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key of [eval], such as eval.sequences or eval.sets."
+        ),
     ] = None,
     task: Annotated[
         str | None,
@@ -65,9 +62,7 @@ def evaluate(
         if from_ is not None and checkpoint is not None:
             raise InputError([Problem("--checkpoint", checkpoint, "belongs to a run", "leave out one of the two")])
         with apart(as_json):
-            rows = [
-                *_rows(None if from_ is not None else located(run), from_, checkpoint, on or [], overrides or [], task)
-            ]
+            rows = [*_rows(None if from_ is not None else located(run), from_, checkpoint, overrides or [], task)]
         if as_json:
             typer.echo(json.dumps(rows))
         else:
@@ -78,7 +73,6 @@ def _rows(
     store: RunStore | None,
     file: Path | None,
     checkpoint: str | None,
-    on: list[str],
     overrides: list[str],
     allowed: str | None,
 ) -> Iterator[dict[str, Any]]:
@@ -97,7 +91,7 @@ def _rows(
             if not sets:  # all are of one run, so of one task
                 sets = [
                     (label, Measurement(task, None))
-                    for label, task in _sets(recipe_of_parameters(model, allowed), asked, on)
+                    for label, task in _sets(recipe_of_parameters(model, allowed), asked)
                 ]
             for label, measurement in sets:
                 task = measurement.task
@@ -142,26 +136,18 @@ def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -
             yield f"checkpoint {number}", of_checkpoint(store, number)
 
 
-def _sets(recipe: Recipe, asked: EvalConfig, on: list[str]) -> Iterator[tuple[str, Any]]:
-    """The run's held-out samples, those of its further sets and of `on`, each as the task that gives them."""
-    from learners.training.data import corpus, manifest
+def _sets(recipe: Recipe, asked: EvalConfig) -> Iterator[tuple[str, Any]]:
+    """The run's held-out samples, those of its further sets, each as the task that gives them."""
+    from learners.training.data import corpus
     from orchestrator.recipe.tasks import build_task
 
     yield OWN, build_task(recipe)
-    sets = recipe.model_copy(update={"eval": asked}).held_out_sets
-    for text in on:
-        name, _, path = text.partition("=")
-        if not name or not path:
-            fix = "write for example: --on wiki=texts/wiki"
-            raise InputError([Problem("--on", text, "is no NAME=PATH", fix)])
-        kind: Any = "tokens" if "://" in path or (Path(path).expanduser() / manifest.FILE).exists() else "bytes"
-        sets[name] = recipe.data.of(CorpusConfig.model_construct(name=name, kind=kind, path=path))
+    for name, data in recipe.model_copy(update={"eval": asked}).held_out_sets.items():
         try:
-            corpus.check_beside(recipe.data, sets[name])
+            corpus.check_beside(recipe.data, data)
         except ValueError as error:
             message, _, fix = str(error).rpartition("; ")
-            raise InputError([Problem("--on", text, message or fix, fix)]) from error
-    for name, data in sets.items():
+            raise InputError([Problem("eval.sets", name, message or fix, fix)]) from error
         yield name, build_task(recipe.model_copy(update={"data": data}))
 
 

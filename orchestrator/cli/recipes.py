@@ -8,12 +8,15 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 import orchestrator
-from orchestrator.recipe.config import Recipe
+from orchestrator.cli.errors import reported
+from orchestrator.recipe.config import Recipe, is_name
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.toml_text import load, parse
+from orchestrator.recipe.toml_text import load, parse, template
 from orchestrator.recipe.validation import problems as semantic_problems
 from orchestrator.recipe.validation import resolve
 from orchestrator.store.run_store import RunStore
@@ -104,3 +107,19 @@ def recipe_of_parameters(model: ExportedModel, allowed: str | None) -> Recipe:
     permit(model.metadata["task"], allowed)
     import_from(Path.cwd())
     return parse({"name": "parameters", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}} | model.task)
+
+
+def init(path: Annotated[Path, typer.Argument(help="The file to write, for example my-run.toml.")]) -> None:
+    """Write a commented recipe with good defaults."""
+    with reported():
+        name = path.stem if is_name(path.stem) else "my-run"
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(template(name))
+        except FileExistsError:
+            problem = Problem("PATH", str(path), "exists already", "give another path; nothing was overwritten")
+            raise InputError([problem]) from None
+        except OSError as error:
+            problem = Problem("PATH", str(path), f"cannot be written: {error}", "give a path in a folder that exists")
+            raise InputError([problem]) from error
+        typer.echo(f"wrote {path}; start it with: diloco run {path}")

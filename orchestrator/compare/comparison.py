@@ -14,7 +14,7 @@ from rich.table import Table
 from scipy.special import stdtrit
 
 from orchestrator.compare.modes import Mode
-from orchestrator.compare.outcome import RunOutcome
+from orchestrator.compare.runs import RunOutcome
 from orchestrator.store.status_text import DASH, number, percent, seconds
 
 

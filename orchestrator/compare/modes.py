@@ -63,6 +63,8 @@ def _data_parallel(recipe: Recipe, plain: Plain) -> Plain:
         if pool.platform == "tpu" or pool.platform == "gpu" or pool.resources.get("GPU"):
             kind = "TPUs, with which it is untried" if pool.platform == "tpu" else "GPUs, which its ranks cannot share"
             raise unfit("data_parallel", f"pool {pool.name} has {kind}", "compare other modes")
+        if pool.slowdown > 1.0:
+            raise unfit("data_parallel", f"pool {pool.name} has a slowdown, and ranks wait for none", "leave it out")
         if pool.known_devices > 1:
             reason = f"pool {pool.name} has {pool.known_devices} devices a learner"
             raise unfit("data_parallel", reason, "use pools of one device")

@@ -16,8 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from learners import island
 from learners.actor import LearnerActor
 from learners.checkpoint_writer import SavedPart
-from learners.spec import LearnerSpec
-from learners.training.initial_state import InitialState
+from learners.spec import InitialState, LearnerSpec
 from orchestrator.lifecycle.controller import RankState
 from orchestrator.lifecycle.ports import CALL_S, NoSlice
 from orchestrator.recipe.config import PoolConfig, Recipe

@@ -17,8 +17,7 @@ from orchestrator.cli.app import build
 from orchestrator.compare import comparison
 from orchestrator.compare.comparison import Comparison, as_json, compared
 from orchestrator.compare.modes import MODES
-from orchestrator.compare.outcome import RunOutcome, all_reduced, loaded, save
-from orchestrator.compare.runs import ComparedRun, Real
+from orchestrator.compare.runs import ComparedRun, Real, RunOutcome, all_reduced, loaded, save
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.run_store import RunStore, alone

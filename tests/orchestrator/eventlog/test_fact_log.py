@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.eventlog import log_writer
-from orchestrator.eventlog.chain_reader import ChainReader, Findings
 from orchestrator.eventlog.facts import PoolScaled
 from orchestrator.eventlog.log_writer import FactLog
+from orchestrator.eventlog.reader import ChainReader, Findings
 from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Folder
 from tests.waiting import DEADLINE_S, until
