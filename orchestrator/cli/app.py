@@ -52,12 +52,17 @@ COMMANDS = (
     _entry(WATCH, "report", "Write report.html from a run's log as it is now", module="check"),
     _entry(WATCH, "track", "Show a run's curves in TensorBoard, Weights & Biases or MLflow"),
     _entry(PLAN, "plan", "Show what a run needs, sends and survives, and whether it fits"),
-    _entry(PLAN, "doctor", "Check this machine: Python, authentication, memory, cores, packages"),
+    _entry(PLAN, "doctor", "Check this machine: authentication, memory, cores, packages"),
     _entry(PLAN, "check-task", "Check that a task does what learners and syncer rely on"),
     _entry(PROVE, "check", "Make every check on a run's log"),
     _entry(PROVE, "replay", "Compute a recorded run again and compare it to the bit"),
     _entry(USE, "evaluate", "Evaluate trained parameters on held-out samples: loss, and what else the task measures"),
-    _entry(USE, "export", "Write a run's final parameters, or a checkpoint's, for other programs, and read them back"),
+    _entry(
+        USE,
+        "export",
+        "Write a run's final parameters, or a checkpoint's, for other programs, and read them back",
+        module="evaluate",
+    ),
 )
 
 

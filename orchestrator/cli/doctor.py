@@ -29,7 +29,6 @@ from orchestrator.cli.options import AsJson
 from orchestrator.cli.recipes import ROOMS, foreign_packages
 from orchestrator.store.compile_cache import compilation_cache
 
-PYTHON = ((3, 11), (3, 14))  # from, below
 GIB = 2**30
 
 
@@ -39,7 +38,7 @@ Gpu = Annotated[bool, typer.Option("--gpu", help="Also use this machine's accele
 
 
 def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:
-    """Check this machine: Python, authentication, memory, cores, packages; exit code 2 on a failure."""
+    """Check this machine: authentication, memory, cores, packages; exit code 2 on a failure."""
     with reported(as_json):
         found = [*findings(Path.cwd()), *(device_findings() if gpu else ())]
         sound = all(finding.status != "failure" for finding in found)
@@ -56,7 +55,6 @@ def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:
 
 def findings(folder: Path) -> Iterator[DeviceFinding]:
     """All findings, for a run started in this folder."""
-    yield _python()
     yield _authentication()
     yield _memory()
     yield _cores()
@@ -101,14 +99,6 @@ def _packages(folder: Path) -> DeviceFinding:
         found = "; ".join(f"{problem.value} {problem.message}" for problem in problems)
         return DeviceFinding("packages", "failure", found, problems[0].fix)
     return DeviceFinding("packages", "ok", f"nothing in {folder} hides {', '.join(ROOMS)}")
-
-
-def _python() -> DeviceFinding:
-    version = sys.version_info[:2]
-    found = ".".join(map(str, sys.version_info[:3]))
-    if PYTHON[0] <= version < PYTHON[1]:
-        return DeviceFinding("python", "ok", found)
-    return DeviceFinding("python", "failure", f"{found} is not from 3.11 to 3.13", "use a tested Python")
 
 
 # ------------------------------------------------------------------ authentication

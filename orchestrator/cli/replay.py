@@ -116,13 +116,13 @@ def _replay(
 
     store = log.store
     recipe = recipe_of(store)
-    permit(recipe.task, allowed, "the run names", "this run")
+    permit(recipe.task, allowed)
     named = [each for each in (recipe.outer.merge, recipe.outer.optimizer) if ":" in each]
     for each in rules:
         if each not in named:
-            permit(named[0] if named else recipe.outer.merge, each, "the run names", "this run", "--rule")
+            permit(named[0] if named else recipe.outer.merge, each, "--rule")
     for each in named:
-        permit(each, each if each in rules else None, "the run names", "this run", "--rule")
+        permit(each, each if each in rules else None, "--rule")
     _check_recipe(log)
     folder = str(Path.cwd())
     if folder not in sys.path:

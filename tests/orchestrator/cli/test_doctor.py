@@ -16,7 +16,7 @@ def test_doctor_reports_every_matter() -> None:
     result = invoke("doctor", "--json")
     report = json.loads(result.stdout)
     assert (result.exit_code, report["ok"]) == (0, True)
-    assert {"python", "authentication", "memory", "cores", "accelerators", "packages"} <= {
+    assert {"authentication", "memory", "cores", "accelerators", "packages"} <= {
         finding["name"] for finding in report["findings"]
     }
 
