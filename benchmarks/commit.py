@@ -44,7 +44,7 @@ import ray  # noqa: E402
 
 from learners.actor import LearnerActor  # noqa: E402
 from learners.config import DataConfig, InnerConfig  # noqa: E402
-from learners.spec import InitialState  # noqa: E402
+from learners.training.initial_state import InitialState  # noqa: E402
 from orchestrator.recipe.config import Recipe  # noqa: E402
 from orchestrator.recipe.validation import resolve  # noqa: E402
 from orchestrator.runtime.launch import local_cluster  # noqa: E402

@@ -22,7 +22,7 @@ from orchestrator.store.status_text import number
 
 if TYPE_CHECKING:
     from orchestrator.compare.modes import Mode
-    from orchestrator.compare.runs import ComparedRun, Real
+    from orchestrator.compare.runs import ComparedRun
 
 RESULT, LOCK = "compare.json", "compare.lock"
 SEEDS_MOST = 1000
@@ -57,7 +57,6 @@ def compare(
             if not resolved.eval.every:
                 fix = "give the syncer steps between two held-out losses, some twenty for a run"
                 raise InputError([Problem("eval.every", 0, "leaves nothing to compare but first and last losses", fix)])
-        real = runs.Real(context.obj)
         store = RunStore(folder)
         with ExitStack() as held:
             try:
@@ -66,7 +65,7 @@ def compare(
             except OSError as error:
                 fix = "wait until another command has ended, or give another --out"
                 raise InputError([Problem("--out", str(folder), f"cannot be used: {error}", fix)]) from error
-            _train([run for run in all_runs if not run.finished], real, as_json)
+            _train([run for run in all_runs if not run.finished], context.obj, as_json)
         found: dict[Mode, list[Any]] = {}
         for run in all_runs:
             found.setdefault(run.mode, []).append(run.outcome())
@@ -101,7 +100,9 @@ def seeds_of(text: str, first: int) -> list[int]:
 # ------------------------------------------------------------------ training
 
 
-def _train(waiting: Sequence[ComparedRun], by: Real, as_json: bool) -> None:
+def _train(waiting: Sequence[ComparedRun], starter: Any, as_json: bool) -> None:
+    from orchestrator.compare import runs
+
     newest: dict[Path, float] = {}  # held-out loss, by the run's folder
 
     def show(run: ComparedRun, news: Mapping[str, Any]) -> None:
@@ -112,5 +113,5 @@ def _train(waiting: Sequence[ComparedRun], by: Real, as_json: bool) -> None:
 
     with Bars() as bars, apart(as_json):
         for run in waiting:
-            by.train(run, show)
+            runs.train(run, starter, show)
             show(run, {"progress": 1.0, "eval_loss": None})

@@ -235,48 +235,43 @@ def _occupied(run: ComparedRun) -> Iterator[Problem]:
 # ------------------------------------------------------------------ training
 
 
-@dataclass(frozen=True)
-class Real:
-    """What real runs need."""
+def train(run: ComparedRun, starter: Starter | None, on_news: OnNews) -> None:
+    """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
+    run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
+    if run.mode.by_ray_train:
+        _by_ray_train(run, on_news)
+        return
+    from orchestrator.runtime import launch
 
-    starter: Starter | None
+    store = run.store
+    if run.recipe.sync.overlap == "strict" and not store.empty:
+        shutil.rmtree(store.root)  # a syncer whose learners wait has one epoch: nobody takes it over
+    store.create()
+    if not store.empty:
+        reopen(store)
+    store.write_text(RECIPE_FILE, dump(run.recipe))
 
-    def train(self, run: ComparedRun, on_news: OnNews) -> None:
-        """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
-        run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
-        if run.mode.by_ray_train:
-            self._by_ray_train(run, on_news)
-            return
-        from orchestrator.runtime import launch
+    def tell(status: Mapping[str, Any]) -> None:
+        said = status.get("run") or {}
+        on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
 
-        store = run.store
-        if run.recipe.sync.overlap == "strict" and not store.empty:
-            shutil.rmtree(store.root)  # a syncer whose learners wait has one epoch: nobody takes it over
-        store.create()
-        if not store.empty:
-            reopen(store)
-        store.write_text(RECIPE_FILE, dump(run.recipe))
+    summary = launch.run_embedded(run.recipe, store, starter, tell)
+    if summary["state"] == "stopped":  # by an interrupt, which is for the whole comparison
+        raise KeyboardInterrupt
 
-        def tell(status: Mapping[str, Any]) -> None:
-            said = status.get("run") or {}
-            on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
 
-        summary = launch.run_embedded(run.recipe, store, self.starter, tell)
-        if summary["state"] == "stopped":  # by an interrupt, which is for the whole comparison
-            raise KeyboardInterrupt
+def _by_ray_train(run: ComparedRun, on_news: OnNews) -> None:
+    from orchestrator.runtime.data_parallel import trainer
 
-    def _by_ray_train(self, run: ComparedRun, on_news: OnNews) -> None:
-        from orchestrator.runtime.data_parallel import trainer
-
-        recipe = run.recipe
-        found = trainer.run(recipe, run.store, lambda news: on_news(run, news))
-        task = build_task(recipe)
-        with host_only():
-            from learners.training.task import loss_unit
-            from learners.training.tree import tensors_of
-        elements = sum(tensor.size for tensor in tensors_of(task) if tensor.sent)
-        tokens = task.tokens(sum(pool.batch_size for pool in recipe.learners.values()))
-        save(run.store, of_history(found, recipe, tokens, elements, loss_unit(task)))
+    recipe = run.recipe
+    found = trainer.run(recipe, run.store, lambda news: on_news(run, news))
+    task = build_task(recipe)
+    with host_only():
+        from learners.training.task import loss_unit
+        from learners.training.tree import tensors_of
+    elements = sum(tensor.size for tensor in tensors_of(task) if tensor.sent)
+    tokens = task.tokens(sum(pool.batch_size for pool in recipe.learners.values()))
+    save(run.store, of_history(found, recipe, tokens, elements, loss_unit(task)))
 
 
 def reason(run: ComparedRun) -> str:

@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from learners import island
 from learners.actor import LearnerActor
 from learners.checkpoint_writer import SavedPart
-from learners.spec import InitialState, LearnerSpec
+from learners.spec import LearnerSpec
+from learners.training.initial_state import InitialState
 from orchestrator.lifecycle.controller import RankState
 from orchestrator.lifecycle.ports import CALL_S, NoSlice
 from orchestrator.recipe.config import PoolConfig, Recipe

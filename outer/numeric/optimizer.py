@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from optax.contrib import MuonDimensionNumbers
 
 from outer.config import OuterConfig
-from outer.numeric.rules import function_at
+from outer.imports import function_at
 
 # Unusable in a recipe: lbfgs needs the loss at trial points, noisy_sgd a random key; scale_by_* are building blocks.
 _OTHERS = ("lbfgs", "noisy_sgd", "scale_by_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +18,11 @@ OVERLAP = 2**12  # characters of two pieces; they are joined in the middle half
 AGREED = 8  # tokens before and after the join that both pieces have
 
 
-class Coder(Protocol):
-    """`vocabulary`: tokens are below it. `end`: the token after a document."""
-
-    vocabulary: int
-    end: int
-
-    def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """The tokens of each text, without special ones."""
-        ...
-
-
 class ByteCoder:
-    """Tokens are the bytes of UTF-8. A document ends with a NUL, which text does not have."""
+    """Tokens are the bytes of UTF-8. A document ends with a NUL, which text does not have.
+
+    `vocabulary`: tokens are below it. `end`: the token after a document.
+    """
 
     vocabulary, end = 256, 0
 
@@ -91,6 +83,9 @@ class FileCoder:
                 piece = piece[place[1] :]
             before = piece
         return np.concatenate([*parts, before[:, 1]])
+
+
+Coder = ByteCoder | FileCoder
 
 
 def _agreed(before: NDArray[np.int64], after: NDArray[np.int64], begin: int) -> tuple[int, int] | None:

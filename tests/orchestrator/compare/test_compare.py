@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from benchmarks.harness.seed_run import SeedRun
 from orchestrator.cli.app import build
-from orchestrator.compare import comparison
+from orchestrator.compare import comparison, runs
 from orchestrator.compare.comparison import Comparison, as_json, compared
 from orchestrator.compare.modes import MODES
-from orchestrator.compare.runs import ComparedRun, Real, RunOutcome, all_reduced, loaded, save
+from orchestrator.compare.runs import ComparedRun, RunOutcome, all_reduced, loaded, save
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.run_store import RunStore, alone
@@ -122,7 +122,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of modes that the command had trained: in lock-step, where production starts Ray."""
     names: list[str] = []
 
-    def train(by: Real, run: ComparedRun, on_news: Any) -> None:
+    def train(run: ComparedRun, starter: Any, on_news: Any) -> None:
         names.append(run.mode.name)
         if run.mode.by_ray_train:
             run.store.create()
@@ -132,7 +132,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         SeedRun(run.recipe, run.store.root).train()
         run.store.write_json("status.json", {"run": {"state": "finished"}})
 
-    monkeypatch.setattr(Real, "train", train)
+    monkeypatch.setattr(runs, "train", train)
     return names
 
 

@@ -84,7 +84,7 @@ from pathlib import Path
 from tests.orchestrator.planner.test_memory_in_use import recipe
 from learners.training.devices.device import fit
 from learners.training import task, tree
-from learners.spec import InitialState
+from learners.training.initial_state import InitialState
 from outer import heap
 
 def own():

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from learners.config import WarmStart
-from learners.spec import InitialState
 from learners.training import weights
+from learners.training.initial_state import InitialState
 from learners.training.models.language import ByteLanguageModel
 from learners.training.tree import deal, initial_parameters
 from orchestrator.recipe.config import Recipe
