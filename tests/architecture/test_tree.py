@@ -20,7 +20,7 @@ BUDGETS = {
     "learners/protocol": 1910,
     "learners/training": 4420,
     "learners/conformance": 580,
-    "learners": 2390,
+    "learners": 2400,
     "orchestrator/recipe": 1470,
     "orchestrator/store": 1720,
     "orchestrator/planner": 2480,
@@ -29,7 +29,7 @@ BUDGETS = {
     "orchestrator/runtime": 2020,
     "orchestrator/compare": 670,
     "orchestrator/prepare": 730,
-    "orchestrator/lifecycle": 2420,
+    "orchestrator/lifecycle": 2430,
     "orchestrator/cli": 2900,
     "orchestrator/eventlog": 1440,
     "orchestrator/analysis": 640,
@@ -39,7 +39,7 @@ BUDGETS = {
     "chaos/simulation": 3500,
     "chaos": 440,
 }
-TOTALS = {PACKAGES: 45_580, ("tests",): 34_250, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 45_570, ("tests",): 34_250, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
