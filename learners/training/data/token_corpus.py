@@ -21,6 +21,7 @@ from learners.training.data.byte_corpus import stride
 from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard
 from learners.training.data.mixture import Permutation
 from learners.training.data.shard_folder import ShardFolder
+from learners.training.data.tokenizer import ByteCoder, Coder, FileCoder
 
 SHARDS_OPEN_MAX = 256
 BLOCK_SAMPLES = 1024
@@ -52,6 +53,7 @@ class TokenCorpus:
         self._held_out_windows = (self.held_out.tokens - 1) // length
         self._blocks: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._epochs: dict[int, tuple[int, Permutation]] = {}
+        self._coder: Coder | None = None
 
     def batch(self, start: int, count: int) -> Tokens:
         """Samples [start, start + count) of the training tokens, [count, L + 1].
@@ -75,6 +77,21 @@ class TokenCorpus:
         windows = self._held_out_windows
         places = np.arange(start, start + count, dtype=np.int64) % windows
         return self.held_out.read(places * stride(windows) % windows * self._length, self._length + 1)
+
+    def encode(self, text: bytes) -> Tokens:
+        return self.coder.encode([text.decode(errors="replace")])[0].astype(self.manifest.dtype)
+
+    def decode(self, tokens: Tokens) -> bytes:
+        return self.coder.decode(tokens)
+
+    @property
+    def coder(self) -> Coder:
+        """Raises ValueError where the library tokenizers is not installed."""
+        if self._coder is None:
+            made = self.manifest.tokenizer
+            name = None if made is None else self.manifest.made_from.get("end_token")
+            self._coder = ByteCoder() if made is None else FileCoder(self._folder.file(made.file), name)
+        return self._coder
 
     def _block(self, epoch: int, block: int) -> NDArray[np.int64]:
         """Where samples [block, block + 1) * BLOCK_SAMPLES of an epoch begin, as far as the epoch goes.

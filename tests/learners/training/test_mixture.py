@@ -34,6 +34,12 @@ class Numbers:
 
     held_out_batch = batch
 
+    def encode(self, text: bytes) -> Any:
+        return np.frombuffer(text, np.uint8)
+
+    def decode(self, tokens: Any) -> bytes:
+        return bytes(tokens.astype(np.uint8))
+
 
 def mixed(*weights: float, seed: int = 0) -> MixedCorpus:
     return MixedCorpus([Numbers(name) for name in range(len(weights))], weights, seed, "digest")

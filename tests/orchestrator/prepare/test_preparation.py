@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from typer.testing import CliRunner
 
 from learners.config import DataConfig
+from learners.training.data import corpus
 from learners.training.data import tokenizer as coders
 from learners.training.data.token_corpus import TokenCorpus
 from orchestrator.cli.app import build
@@ -92,11 +93,7 @@ def texts_of(folder: Path, held_out: bool) -> list[bytes]:
     tokens = stream.read(np.zeros(1, np.int64), stream.tokens)[0]
     ends = np.flatnonzero(tokens == found.manifest.end_of_document)
     assert ends[-1] == len(tokens) - 1
-    parts = [part[:-1] for part in np.split(tokens, ends + 1)[:-1]]
-    if found.manifest.tokenizer is None:
-        return [part.astype(np.uint8).tobytes() for part in parts]
-    bpe = Tokenizer.from_file(str(folder / found.manifest.tokenizer.file))
-    return [bpe.decode(part.tolist()).encode() for part in parts]
+    return [found.decode(part) for part in np.split(tokens, ends + 1)[:-1]]
 
 
 def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
@@ -109,6 +106,8 @@ def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
         assert held_out and len(train) > len(held_out)
         assert sorted(train + held_out) == sorted(path.read_bytes() for path in sources.iterdir())
         assert made["vocabulary"] == (296 if tokenizer else 256)  # so few words have no more pairs
+    found, text = corpus.corpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0), "θ of a café, 12\n"
+    assert found.decode(found.encode(text.encode())) == text.encode()
     (sources / "00a.txt").write_text("another document")
     prepare(PrepareOptions((str(sources),), tmp_path / "more", held_out=0.3), quiet)
     more = set(texts_of(tmp_path / "more", True)) - {b"another document"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -114,7 +116,7 @@ def test_bytes_that_read_back_otherwise_get_no_name(store: RunStore, monkeypatch
     assert sorted(path.name for path in Path().iterdir()) == ["runs"]
 
 
-# ------------------------------------------------------------------ whose code they name
+# ------------------------------------------------------------------ sampling, which begins with the same files
 
 SPEAKS = """
 class Parrot:
@@ -130,7 +132,9 @@ class Parrot:
 
 print("parrots is imported")
 
-class Talking(Parrot): ...
+class Talking(Parrot):
+    def sample(self, params, prompt, length, temperature, top_k, rng):
+        return b" scale %d" % int(params["scale"]) + b" %d %.1f %d" % (length, temperature, top_k) + b"\\xff"
 """
 
 
@@ -154,7 +158,7 @@ def test_code_that_only_a_folder_names_is_not_run(parrot: Any, store: RunStore) 
         ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
         (["--task", "parrots:Parrot"], "is not the task of this run, parrots:Talking"),
     ):
-        result = invoke("evaluate", "one", *given)
+        result = invoke("sample", "one", *given)
         assert result.exit_code == 2
         assert "--task" in result.stderr and says in result.stderr
     for named in (  # only the names of built-in models are run without asking
@@ -166,9 +170,39 @@ def test_code_that_only_a_folder_names_is_not_run(parrot: Any, store: RunStore) 
         with pytest.raises(InputError, match="--task: is required"):
             permit(named, None)
     store.write_text("config.toml", (store.read_text("config.toml") or "") + "\nquorm = 3\n")
-    refused = invoke("evaluate", "one")  # a recipe that is wrong is not held against its task either
+    refused = invoke("sample", "one")  # a recipe that is wrong is not held against its task either
     assert refused.exit_code == 2 and "quorm" in refused.stderr
     assert "parrots" not in sys.modules
+
+
+def test_a_run_says_what_its_task_makes_of_a_prompt(parrot: Any) -> None:
+    parrot("Talking")
+    options = shlex.split("--task parrots:Talking --prompt hello --length 9 --temperature 0.5 --top-k 3")
+    said = invoke("sample", "one", *options)
+    assert said.exit_code == 0, said.stderr
+    text = "hello scale 6 9 0.5 3\N{REPLACEMENT CHARACTER}\n"
+    assert said.stdout == "parrots is imported\n" + text
+    sys.modules.pop("parrots")
+    told = json.loads(invoke("sample", "one", *options, "--json").stdout)
+    assert told["text"] + "\n" == text
+    assert base64.b64decode(told["bytes"]) == b" scale 6 9 0.5 3\xff"
+
+
+def test_a_prompt_is_the_bytes_that_were_typed(parrot: Any) -> None:
+    parrot("Talking")
+    told = json.loads(invoke("sample", "one", "--task", "parrots:Talking", "--json", "--prompt", "a\udcffb").stdout)
+    assert told["text"].startswith("a\ufffdb scale")
+
+
+def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:
+    parrot("Parrot")
+    for arguments, says in (
+        (["one", "--task", "parrots:Parrot"], "no method `sample`"),
+        (["two"], "is no run's folder or name"),
+    ):
+        result = invoke("sample", *arguments)
+        assert result.exit_code == 2
+        assert says in result.stderr and "fix: " in result.stderr
 
 
 def test_tensors_that_were_cut_are_whole_in_the_file(store: RunStore) -> None:
