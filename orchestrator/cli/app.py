@@ -46,7 +46,7 @@ COMMANDS = (
     _entry(RUN, "stop", "Stop a running job cleanly", module="status"),
     _entry(RUN, "compare", "Train a recipe in several ways, and set them side by side"),
     _entry(RUN, "checkpoint", "Take, list and verify checkpoints", "app"),
-    _entry(RUN, "data", "Prepare token shards", "app"),
+    _entry(RUN, "data", "Prepare and check token shards", "app"),
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
     _entry(WATCH, "report", "Write report.html from a run's log as it is now", module="check"),

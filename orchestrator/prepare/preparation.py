@@ -10,106 +10,46 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from learners.training.data import manifest as manifests
-from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard, Tokenizer
-from learners.training.data.tokenizer import ByteCoder, Coder, FileCoder
+from learners.training.data.manifest import Manifest, Tokenizer
+from learners.training.data.tokenizer import ENDS, ByteCoder, Coder, FileCoder
+from orchestrator.prepare import shards
 from orchestrator.prepare.sources import PART_BYTES, Slice, Unreadable, cut, documents, found
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import alone
 from outer.background import end_process, thread
 
-COPY_BYTES = 64 * BLOCK_BYTES
-
-
-@dataclass(frozen=True)
-class TokenSpan:
-    """Tokens [begin, end) of a file."""
-
-    path: Path
-    begin: int
-    end: int
-
-
-def write(
-    folder: Path, name: str, parts: Iterable[TokenSpan], dtype: str, shard_tokens: int, show: Callable[[int], None]
-) -> tuple[Shard, ...]:
-    """Write shards of `shard_tokens` each, the last with the rest. `show` gets the bytes of each block written."""
-    itemsize = np.dtype(dtype).itemsize
-    shards: list[Shard] = []
-    for spans in _dealt(parts, shard_tokens):
-        path = folder / f"{name}-{len(shards):05}.tokens"
-        draft = path.with_suffix(".draft")
-        with draft.open("wb") as file:
-            for block in (block for span in spans for block in _blocks(span, itemsize)):
-                file.write(block)
-                show(len(block))
-            file.flush()
-            os.fsync(file.fileno())
-        content = np.memmap(draft, np.uint8, "r")
-        blocks = (content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
-        sums = np.array([xxhash.xxh3_64_intdigest(block.data) for block in blocks], "<u8").tobytes()
-        digests = (hashlib.sha256(each).hexdigest() for each in (content.data, sums))
-        shards.append(Shard(path.name, len(content) // itemsize, *digests))
-        path.with_name(shards[-1].sums).write_bytes(sums)
-        os.replace(draft, path)
-    return tuple(shards)
-
-
-def _dealt(parts: Iterable[TokenSpan], shard_tokens: int) -> Iterator[list[TokenSpan]]:
-    """Deal the parts into lists of `shard_tokens` each."""
-    shard, left = list[TokenSpan](), shard_tokens
-    for part in parts:
-        begin = part.begin
-        while begin < part.end:
-            end = min(part.end, begin + left)
-            shard.append(TokenSpan(part.path, begin, end))
-            begin, left = end, left - (end - begin)
-            if not left:
-                yield shard
-                shard, left = [], shard_tokens
-    if shard:
-        yield shard
-
-
-def _blocks(span: TokenSpan, itemsize: int) -> Iterator[bytes]:
-    with span.path.open("rb") as file:
-        file.seek(span.begin * itemsize)
-        left = (span.end - span.begin) * itemsize
-        while left:
-            block = file.read(min(left, COPY_BYTES))
-            if not block:
-                raise OSError(f"{span.path} is shorter than its record says")
-            left -= len(block)
-            yield block
-
-
 PARTS, TOKENIZER = "parts", "tokenizer.json"
+SAMPLE_BYTES = 64 * 2**20  # of text that a BPE is trained on
 TEXT_BYTES = 2**20  # characters tokenized at once
+LONG_RUN = re.compile(r"\S{256}|\s{256}")  # a BPE's training takes for ever on longer words
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """The options of the command."""
+    """The options of the command. `train_bpe`: the vocabulary of a byte-level BPE to train first."""
 
     inputs: tuple[str, ...]
     out: Path
     tokenizer: Path | None = None
+    train_bpe: int | None = None
     end_token: str | None = None
     workers: int = 1
     shard_tokens: int = 2**28
@@ -140,7 +80,7 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
         except BlockingIOError as error:
             problem = Problem("--out", str(folder), "is being prepared by another process", "wait, or give another")
             raise InputError([problem]) from error
-        coder, sha256 = _tokenizer(options)
+        coder, sha256 = _tokenizer(options, slices, show)
         work = [_part(options, sha256, index, each) for index, each in enumerate(slices)]
         begun = time.monotonic()
         made = _all(work, options.workers, show)
@@ -200,18 +140,64 @@ def _replace(path: Path, text: str) -> None:
 # ------------------------------------------------------------------ the tokenizer
 
 
-def _tokenizer(options: PrepareOptions) -> tuple[Coder, str | None]:
-    """Copy the tokenizer into the folder; return it and its SHA-256. Raises InputError."""
-    if options.tokenizer is None:
-        return ByteCoder(), None
+def _tokenizer(options: PrepareOptions, slices: Sequence[tuple[Slice, ...]], show: Show) -> tuple[Coder, str | None]:
+    """Copy the tokenizer into the folder, or train it there; return it and its SHA-256. Raises InputError."""
     path = options.out / TOKENIZER
+    field = "--tokenizer" if options.tokenizer else "--train-bpe"
     try:
-        _replace(path, options.tokenizer.read_text(encoding="utf-8-sig"))
+        if options.tokenizer is not None:
+            _replace(path, options.tokenizer.read_text(encoding="utf-8-sig"))
+        elif options.train_bpe is not None:
+            _replace(path, _trained(options, options.train_bpe, slices, show))
+        else:
+            return ByteCoder(), None
         return FileCoder(path, options.end_token), hashlib.sha256(path.read_bytes()).hexdigest()
     except (OSError, ValueError) as error:
         text, _, fix = str(error).rpartition("; ")
         fix = fix if text else "give a tokenizer.json of the library tokenizers"
-        raise InputError([Problem("--tokenizer", str(options.tokenizer), text or str(error), fix)]) from error
+        value = str(options.tokenizer or options.train_bpe)
+        raise InputError([Problem(field, value, text or str(error), fix)]) from error
+
+
+def _trained(options: PrepareOptions, vocabulary: int, parts: Sequence[tuple[Slice, ...]], show: Show) -> str:
+    """Train a byte-level BPE on the first documents of every part, and return its tokenizer.json."""
+    try:
+        from tokenizers import Tokenizer as Bpe
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise ValueError("needs the library tokenizers; pip install 'decoupled-diloco[data]'") from error
+    bpe: Any = Bpe(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[options.end_token or ENDS[0]],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    share = max(1, SAMPLE_BYTES // len(parts))
+    total = min(SAMPLE_BYTES, sum(one.bytes for slices in parts for one in slices))
+
+    def texts() -> Iterator[str]:
+        done = 0
+        for slices in parts:
+            left = share
+            for text in (text for one in slices for text in documents(one, options.field, [])):
+                if not _held_out(_digest(text), options.held_out):
+                    yield from in_short_runs(text[:left])
+                    done += min(left, len(text))
+                    left -= len(text)
+                    show("training the BPE", min(done, total), total)
+                if left <= 0:
+                    break
+
+    bpe.train_from_iterator(texts(), trainer)
+    return str(bpe.to_str(pretty=False))
+
+
+def in_short_runs(text: str) -> Iterator[str]:
+    """The text in pieces, cut where it has no white space, or nothing else, for long."""
+    yield from (text[b:e] for b, e in pairwise([0, *(run.end() for run in LONG_RUN.finditer(text)), len(text)]))
 
 
 # ------------------------------------------------------------------ a part, in a worker
@@ -413,7 +399,7 @@ def _joined(
     for stale in [*options.out.glob("*.tokens"), *options.out.glob("*.sums")]:  # of an interrupted preparation
         stale.unlink()
     files = [
-        write(options.out, name, spans, dtype, options.shard_tokens, shown)
+        shards.write(options.out, name, spans, dtype, options.shard_tokens, shown)
         for name, spans in (("train", train), ("held_out", held_out))
     ]
     return Manifest(
@@ -434,14 +420,16 @@ def _joined(
     )
 
 
-def _sides(stems: Sequence[Path], made: Sequence[Made], share: float) -> tuple[list[TokenSpan], list[TokenSpan]]:
+def _sides(
+    stems: Sequence[Path], made: Sequence[Made], share: float
+) -> tuple[list[shards.TokenSpan], list[shards.TokenSpan]]:
     """Return the training and the held-out tokens in the order of the parts.
 
     Where the documents that the hashes hold out are not near the share, because documents are few or of very different
     lengths: exactly the share, and what is too much or lacking is taken from the end of the other side.
     """
     train, held = (
-        [TokenSpan(stem.with_suffix(name), 0, tokens(one).tokens) for stem, one in zip(stems, made, strict=True)]
+        [shards.TokenSpan(stem.with_suffix(name), 0, tokens(one).tokens) for stem, one in zip(stems, made, strict=True)]
         for name, tokens in ((".train", attrgetter("train")), (".held_out", attrgetter("held_out")))
     )
     total, found = (sum(span.end for span in spans) for spans in (train + held, held))
@@ -455,9 +443,9 @@ def _sides(stems: Sequence[Path], made: Sequence[Made], share: float) -> tuple[l
     return train, held
 
 
-def _cut(spans: Sequence[TokenSpan], count: int) -> tuple[list[TokenSpan], list[TokenSpan]]:
+def _cut(spans: Sequence[shards.TokenSpan], count: int) -> tuple[list[shards.TokenSpan], list[shards.TokenSpan]]:
     """The first `count` tokens of the spans, and the others."""
-    first, others = list[TokenSpan](), list[TokenSpan]()
+    first, others = list[shards.TokenSpan](), list[shards.TokenSpan]()
     for span in spans:
         middle = min(span.end, span.begin + count)
         first.append(replace(span, end=middle))

@@ -196,7 +196,7 @@ class TokenStream:
             raise self._refused(f"{name} cannot be read: {error.strerror or error}") from error
 
     def _refused(self, what: str) -> ValueError:
-        return ValueError(f"{self._where}: {what}; copy or prepare the folder again")
+        return ValueError(f"{self._where}: {what}; see which shards are whole: diloco data check")
 
 
 def _checked(data: DataConfig) -> ShardFolder:

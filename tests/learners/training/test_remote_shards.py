@@ -14,8 +14,9 @@ import pytest
 
 from learners.config import DataConfig
 from learners.training.data import corpus, manifest
-from learners.training.data.shard_folder import CACHE
+from learners.training.data.shard_folder import CACHE, ShardFolder
 from learners.training.data.token_corpus import TokenCorpus
+from orchestrator.prepare import shards
 from outer.journal.object_store import Remote
 from tests.learners.training.test_token_corpus import folder
 
@@ -69,9 +70,11 @@ def test_a_shard_that_changed_in_the_store_is_named_and_not_kept(remote: Any, tm
     content[5] ^= 1
     put(data.path, "train-00001.tokens", bytes(content))
     corpus.check(data)
-    with pytest.raises(ValueError, match=r"data.path = 's3://.*train-00001.tokens.*has changed.*copy or prepare"):
+    with pytest.raises(ValueError, match=r"data.path = 's3://.*train-00001.tokens.*has changed.*diloco data check"):
         TokenCorpus(data, 0).batch(0, 500)
     assert "train-00001.tokens" not in copied(tmp_path)
+    [line] = shards.damages(ShardFolder(data.path), 2, lambda count: None)
+    assert line.startswith("train-00001.tokens cannot be copied: ")
 
 
 def test_a_shard_that_is_missing_and_a_store_that_has_nothing_are_named(remote: Any, s3: Callable[[], str]) -> None:

@@ -12,10 +12,11 @@ import pytest
 from learners.config import DataConfig
 from learners.training.data import corpus, manifest, token_corpus
 from learners.training.data.mixture import Permutation
+from learners.training.data.shard_folder import ShardFolder
 from learners.training.data.token_corpus import TokenCorpus
 from learners.training.models.language import ByteLanguageModel
-from orchestrator.prepare import preparation
-from orchestrator.prepare.preparation import TokenSpan
+from orchestrator.prepare import shards
+from orchestrator.prepare.shards import TokenSpan
 
 LENGTH = 16
 TOKENS = 5000
@@ -30,7 +31,7 @@ def folder(
     for name, first, count in (("train", 0, tokens), ("held_out", 50_000, 200)):
         (root / "all").write_bytes(np.arange(first, first + count).astype(dtype).tobytes())
         span = TokenSpan(root / "all", 0, count)
-        files[name] = preparation.write(root, name, [span], dtype, shard_tokens, lambda count: None)
+        files[name] = shards.write(root, name, [span], dtype, shard_tokens, lambda count: None)
     made = manifest.Manifest(1, dtype, vocabulary, 0, None, files["train"], files["held_out"], {})
     (root / manifest.FILE).write_text(made.text())
     return DataConfig(kind="tokens", path=str(root), sequence_length=LENGTH)
@@ -129,8 +130,11 @@ def test_a_changed_shard_is_named_when_it_is_read_and_the_others_are_not(tmp_pat
     corpus.check(data)
     found = TokenCorpus(data, seed=0).train
     assert (found.read(np.array([39_990]), 20) == np.arange(39_990, 40_010)).all()
-    with pytest.raises(ValueError, match=r"data.path = .*train-00001.tokens has changed.*; .*copy or prepare"):
+    with pytest.raises(ValueError, match=r"data.path = .*train-00001.tokens has changed.*; .*diloco data check"):
         found.read(np.array([59_990]), 10)
+    assert shards.damages(ShardFolder(str(tmp_path)), 1, lambda count: None) == [
+        "train-00001.tokens has changed since it was prepared"
+    ]
 
 
 def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
@@ -138,6 +142,10 @@ def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
     found = TokenCorpus(data, seed=0).train
     with pytest.raises(ValueError, match=r"train-00005.tokens has tokens outside the vocabulary of 4,000"):
         found.read(np.array([4100]), 10)
+    damaged = shards.damages(ShardFolder(str(tmp_path)), 2, lambda count: None)
+    assert [line.split()[0] for line in damaged] == [
+        "train-00005.tokens", "train-00006.tokens", "train-00007.tokens", "held_out-00000.tokens",
+    ]  # fmt: skip
 
 
 def test_too_few_tokens_and_no_folder_are_told_with_the_fix(tmp_path: Path) -> None:

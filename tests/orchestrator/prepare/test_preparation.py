@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
 from learners.config import DataConfig
@@ -30,6 +31,7 @@ from orchestrator.recipe.problems import InputError
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
+BPE = 512
 
 
 def quiet(stage: str, done: int, total: int) -> None:
@@ -67,22 +69,6 @@ def text_files(root: Path, count: int = 12) -> Path:
     return root
 
 
-def trained(folder: Path, sources: Path) -> Path:
-    """A byte-level BPE of these texts."""
-    bpe: Any = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train([str(path) for path in sorted(sources.iterdir())], trainer)
-    bpe.save(str(folder / "tokenizer.json"))
-    return folder / "tokenizer.json"
-
-
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
@@ -98,14 +84,14 @@ def texts_of(folder: Path, held_out: bool) -> list[bytes]:
 
 def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
     sources = text_files(tmp_path / "in")
-    for tokenizer in (None, trained(tmp_path, sources)):
-        out = tmp_path / f"out{tokenizer is None}"
-        made = prepare(PrepareOptions((str(sources),), out, tokenizer, held_out=0.3, part_bytes=5000), quiet)
+    for train_bpe in (None, BPE):
+        out = tmp_path / f"out{train_bpe}"
+        made = prepare(PrepareOptions((str(sources),), out, train_bpe=train_bpe, held_out=0.3, part_bytes=5000), quiet)
         assert made["parts"] > 3 and made["unreadable"] == [] and not (out / "parts").exists()
         train, held_out = texts_of(out, False), texts_of(out, True)
         assert held_out and len(train) > len(held_out)
         assert sorted(train + held_out) == sorted(path.read_bytes() for path in sources.iterdir())
-        assert made["vocabulary"] == (296 if tokenizer else 256)  # so few words have no more pairs
+        assert made["vocabulary"] == (296 if train_bpe else 256)  # so few words have no more pairs
     found, text = corpus.corpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0), "θ of a café, 12\n"
     assert found.decode(found.encode(text.encode())) == text.encode()
     (sources / "00a.txt").write_text("another document")
@@ -228,6 +214,13 @@ def test_a_long_text_has_the_tokens_of_the_whole_whatever_the_tokenizer_puts_fir
             assert found.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
+def test_a_bpe_is_trained_on_short_runs_of_text_without_spaces() -> None:
+    for text in ("x" * 10_000, " " * 1000 + "word " * 99, "a b", "", "y" * 256):
+        pieces = list(preparation.in_short_runs(text))
+        assert "".join(pieces) == text
+        assert max(len(run) for piece in pieces for run in (*piece.split(), *re.findall(r"\s+", piece), "")) <= 256
+
+
 def test_a_long_text_is_cut_at_ends_of_lines_and_loses_nothing(tmp_path: Path) -> None:
     text = "".join(f"line {index} of θ\n" for index in range(2000))
     (tmp_path / "long.txt").write_text(text)
@@ -241,8 +234,7 @@ def test_a_part_that_is_damaged_or_of_a_changed_file_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = text_files(tmp_path / "in")
-    tokenizer = trained(tmp_path, sources)
-    options = PrepareOptions((str(sources),), tmp_path / "a", tokenizer, held_out=0.3, part_bytes=5000)
+    options = PrepareOptions((str(sources),), tmp_path / "a", held_out=0.3, part_bytes=5000, train_bpe=BPE)
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "_joined", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -251,7 +243,7 @@ def test_a_part_that_is_damaged_or_of_a_changed_file_is_made_again(
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
     made = prepare(options, quiet)
     assert made["parts_kept"] == made["parts"] - 1
-    prepare(PrepareOptions((str(sources),), tmp_path / "b", tokenizer, held_out=0.3, part_bytes=5000), quiet)
+    prepare(PrepareOptions((str(sources),), tmp_path / "b", held_out=0.3, part_bytes=5000, train_bpe=BPE), quiet)
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
@@ -259,28 +251,28 @@ def test_a_killed_preparation_continues_with_equal_bits_from_any_number_of_worke
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = text_files(tmp_path / "in", 40)
-    out, tokenizer = tmp_path / "killed", trained(tmp_path, sources)
+    out = tmp_path / "killed"
     script = (
         "import sys, pathlib; from orchestrator.prepare.preparation import *\n"
         "if __name__ == '__main__':\n"
-        "    prepare(PrepareOptions((sys.argv[1],), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), workers=2,"
-        " held_out=0.3, part_bytes=3000), lambda *news: None)\n"
+        "    prepare(PrepareOptions((sys.argv[1],), pathlib.Path(sys.argv[2]), train_bpe=512, workers=2, held_out=0.3,"
+        " part_bytes=3000), lambda *news: None)\n"
     )
     file = tmp_path / "prepare.py"
     file.write_text(script)
     process = subprocess.Popen(
-        [sys.executable, str(file), str(sources), str(out), str(tokenizer)], env=os.environ | {"PYTHONPATH": str(ROOT)}
+        [sys.executable, str(file), str(sources), str(out)], env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     try:
         until(lambda: len(list((out / "parts").glob("*.json"))) >= 3 or process.poll() is not None, "three parts")
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    options = PrepareOptions((str(sources),), out, tokenizer, workers=1, held_out=0.3, part_bytes=3000)
+    options = PrepareOptions((str(sources),), out, train_bpe=BPE, workers=1, held_out=0.3, part_bytes=3000)
     if not (out / "manifest.json").exists():  # else it was faster than the kill
         assert prepare(options, quiet)["parts_kept"] >= 2
     unbroken = tmp_path / "unbroken"
-    prepare(PrepareOptions((str(sources),), unbroken, tokenizer, workers=3, held_out=0.3, part_bytes=3000), quiet)
+    prepare(PrepareOptions((str(sources),), unbroken, train_bpe=BPE, workers=3, held_out=0.3, part_bytes=3000), quiet)
     assert content(out) == content(unbroken)
 
 
@@ -306,5 +298,10 @@ def test_the_commands_tell_what_they_made_and_what_they_left_out(tmp_path: Path)
     assert result.exit_code == 5 and "left out: bad.md" in result.stderr
     record = json.loads(result.stdout)
     assert record["documents"] == 12 and record["unreadable"][0]["input"] == "bad.md" and record["vocabulary"] == 256
+    whole = run.invoke(build(), ["data", "check", str(out), "--json"])
+    assert whole.exit_code == 0 and json.loads(whole.stdout)["damaged"] == []
+    (out / "train-00000.tokens").write_bytes(b"")
+    assert run.invoke(build(), ["data", "check", str(out)]).exit_code == 5
+    assert run.invoke(build(), ["data", "check", str(sources)]).exit_code == 2
     again = run.invoke(build(), ["data", "prepare", str(sources), "--out", str(out), "--held-out", "2"])
     assert again.exit_code == 2 and "--held-out" in again.stderr
