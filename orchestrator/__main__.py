@@ -1,4 +1,4 @@
-"""The composition root, the only file above the doors: hands chaos's commands and starter to the CLI.
+"""The composition root, the only file above the doors: hands chaos's commands, starter and plans to the CLI.
 
 It imports them when they are asked for: most commands need neither.
 """
@@ -23,12 +23,19 @@ def _start(*arguments: Any, **options: Any) -> Any:
     return start(*arguments, **options)
 
 
+def faults(chaos: Any, learners: list[str], seed: int) -> tuple[Any, Any]:
+    from chaos.plans import plan, random_faults
+
+    planned = plan(chaos, learners, seed)
+    return planned, random_faults(chaos, learners, seed, len(planned))
+
+
 CHAOS = CommandEntry(PROVE, "chaos", "Inject faults into a running job, or simulate runs under faults", _commands)
 
 
 def main() -> None:
     prepare_process()
-    build(extensions=[CHAOS], starter=_start)()
+    build(extensions=[CHAOS], starter=_start, faults=faults)()
 
 
 if __name__ == "__main__":

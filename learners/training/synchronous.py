@@ -13,12 +13,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learners.config import InnerConfig, WarmStart
+from learners.training import state_arrays
 from learners.training.precision import precise
 from learners.training.step import Batches, make_step, schedule, step_key, transformation
 from learners.training.task import Task
 from learners.training.trainer import InFlight
 from learners.training.tree import Flat, ParameterTree, deal, initial_parameters, unsent
 from outer.config import SyncConfig
+from outer.journal.framing import pack, unpack
 
 _SPEC: Any = PartitionSpec  # JAX leaves its constructor untyped
 WHOLE = SyncConfig(P=1, H=1, tau=0)  # the model as one fragment
@@ -88,3 +90,16 @@ class SynchronousTrainer:
         """The parameters, float32[n] for the one fragment. Waits for the devices."""
         leaves = jax.tree.leaves(self._params)
         return [self._tree.read(leaves, fragment) for fragment in self.fragments]
+
+    def save(self) -> bytes:
+        """Parameters and optimizer state. Waits for the devices."""
+        return b"".join(pack({}, state_arrays.pack(jax.tree.leaves((self._params, self._opt_state))))[0])
+
+    def restore(self, content: bytes) -> None:
+        """Take over what `save` returned, in any process. Raises ValueError for damage, or another task's state."""
+        old, structure = jax.tree.flatten((self._params, self._opt_state))
+        _, arrays, _ = unpack(content)
+        if found := state_arrays.defect(arrays, old):
+            raise ValueError(f"the checkpoint's state cannot be used: {found}")
+        new = [self._everywhere(array.view(np.dtype(leaf.dtype))) for array, leaf in zip(arrays, old, strict=True)]
+        self._params, self._opt_state = jax.tree.unflatten(structure, new)

@@ -62,11 +62,20 @@ COMMANDS = (
 )
 
 
-def build(extensions: Sequence[CommandEntry] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
-    """Return the command line.
+@dataclass(frozen=True)
+class Wiring:
+    """The functions of the room above, which the composition root hands in and commands find in their context."""
 
-    `extensions` are further commands. `starter` starts chaos beside a run: commands find it in their context.
-    """
+    starter: Callable[..., Any] | None  # starts chaos beside a run
+    faults: Callable[..., Any] | None = None  # (chaos, learners, seed): a plan's faults, and endless random ones
+
+
+def build(
+    extensions: Sequence[CommandEntry] = (),
+    starter: Callable[..., Any] | None = None,
+    faults: Callable[..., Any] | None = None,
+) -> typer.Typer:
+    """Return the command line. `extensions` are further commands; the others as in Wiring."""
 
     class Wired(Root):
         entries = (*COMMANDS, *extensions)
@@ -81,7 +90,7 @@ def build(extensions: Sequence[CommandEntry] = (), starter: Callable[..., Any] |
 
     @app.callback()
     def root(context: typer.Context) -> None:
-        context.obj = starter
+        context.obj = Wiring(starter, faults)
 
     return app
 

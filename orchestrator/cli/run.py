@@ -70,7 +70,7 @@ def run(
                 told = "the data's text files are not what they were; samples from here on are of the files as they are"
                 typer.echo(f"{resolved.name}: warning: {told}", err=True)
             with apart(as_json):  # Ray prints too
-                summary = _train(resolved, store, address, context.obj, view.update, lock)
+                summary = _train(resolved, store, address, context.obj.starter, view.update, lock)
         except BaseException:
             lock.stop()
             if not begun and lock.held and store.read_text("status.json") is None:

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from scipy.special import stdtrit
 
-from orchestrator.compare.modes import Mode
+from orchestrator.compare.modes import Case, Mode
 from orchestrator.compare.runs import RunOutcome
 from orchestrator.store.status_text import DASH, number, percent, seconds
 
@@ -30,26 +30,34 @@ class LossDifference:
 
 @dataclass(frozen=True)
 class Row:
-    """A mode over its seeds: means, None where no run knows. Losses with half of Student's 95 % interval."""
+    """A case over its seeds: means, None where no run knows. Losses with half of Student's 95 % interval."""
 
-    mode: Mode
+    case: Case
     outcomes: tuple[RunOutcome, ...]
     eval_loss: tuple[float | None, float | None]
     at_tokens: float | None  # held-out loss at Comparison.tokens
     at_seconds: float | None  # held-out loss at Comparison.seconds
     against: LossDifference | None  # of losses at equal tokens to the reference; None for the reference itself
+    against_calm: LossDifference | None  # of a case with faults to the same mode without
     relative: float | None  # against.mean / the reference's mean loss
+    relative_calm: float | None = None  # against_calm.mean / the same mode's mean loss without faults
 
     def mean(self, of: Callable[[RunOutcome], float | None]) -> float | None:
         """Over the runs that finished."""
         return _mean([each for each in self.outcomes if each.finished], of)
 
+    @property
+    def recovery_s(self) -> float | None:
+        """The median over all faults of all runs that finished."""
+        found = [seconds for each in self.outcomes if each.finished for seconds in each.recoveries]
+        return statistics.median(found) if found else None
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows. `tokens`, `seconds`: that every finished run came to."""
+    """All rows. `tokens`, `seconds`: that every finished run without faults came to."""
 
-    reference: Mode
+    reference: Case
     tokens: int
     seconds: float
     rows: tuple[Row, ...]
@@ -59,28 +67,34 @@ class Comparison:
         return next((each.loss_unit for row in self.rows for each in row.outcomes if each.loss_unit), "")
 
 
-def compared(found: Mapping[Mode, Sequence[RunOutcome]], reference: Mode) -> Comparison:
-    """Rows in the order of `found`, in which no mode is without outcomes."""
-    ended = [each for outcomes in found.values() for each in outcomes if each.converged]
-    tokens = min((each.curve[-1][0] for each in ended), default=0)
-    seconds = min((each.curve[-1][1] for each in ended), default=0.0)
-    losses = {mode: _losses(outcomes, tokens) for mode, outcomes in found.items()}
+def compared(found: Mapping[Case, Sequence[RunOutcome]], reference: Mode) -> Comparison:
+    """Rows in the order of `found`, in which no case is without outcomes, and the reference is without faults."""
+    ended = [(case, each) for case, outcomes in found.items() for each in outcomes if each.converged]
+    calm = [(case, each) for case, each in ended if not case.chaos] or ended
+    tokens = min((each.curve[-1][0] for _, each in calm), default=0)
+    seconds = min((each.curve[-1][1] for _, each in calm), default=0.0)
+    base = Case(reference, False)
+    losses = {case: _losses(outcomes, tokens) for case, outcomes in found.items()}
     rows = []
-    for mode, every in found.items():
+    for case, every in found.items():
         outcomes = [each for each in every if each.finished]
-        against = None if mode == reference else difference(losses[mode], losses[reference])
+        against = None if case == base else difference(losses[case], losses[base])
+        unstruck = losses.get(Case(case.mode, False)) if case.chaos else None
+        against_calm = None if unstruck is None else difference(losses[case], unstruck)
         rows.append(
             Row(
-                mode,
+                case,
                 tuple(every),
                 spread([each.eval_loss for each in outcomes if each.eval_loss is not None]),
                 _mean(outcomes, lambda each: each.at_tokens(tokens)),
                 _mean(outcomes, lambda each: each.at_seconds(seconds)),
                 against,
-                None if against is None else against.mean / _paired_mean(losses[reference], against),
+                against_calm,
+                None if against is None else against.mean / _paired_mean(losses[base], against),
+                None if against_calm is None else against_calm.mean / _paired_mean(unstruck or [], against_calm),
             )
         )
-    return Comparison(reference, tokens, seconds, tuple(rows))
+    return Comparison(base, tokens, seconds, tuple(rows))
 
 
 def _mean(outcomes: Sequence[RunOutcome], of: Callable[[RunOutcome], float | None]) -> float | None:
@@ -111,20 +125,24 @@ def as_json(comparison: Comparison, folder: str) -> dict[str, Any]:
 
 MEANS = (
     "committed", "steps", "wall_s", "tokens_per_s", "goodput_time", "goodput_tokens", "participation", "up_bytes",
-    "down_bytes",
+    "down_bytes", "faults",
 )  # fmt: skip
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:
     return {
-        "mode": row.mode.name,
+        "mode": row.case.mode.name,
+        "chaos": row.case.chaos,
         "eval_loss": row.eval_loss[0],
         "half_width": row.eval_loss[1],
         "eval_loss_at_tokens": row.at_tokens,
         "eval_loss_at_seconds": row.at_seconds,
         "difference": row.against and asdict(row.against),
         "relative_difference": row.relative,
+        "difference_to_calm": row.against_calm and asdict(row.against_calm),
+        "relative_difference_to_calm": row.relative_calm,
         **{name: row.mean(attrgetter(name)) for name in MEANS},
+        "recovery_s": row.recovery_s,
         "seeds": [asdict(each) for each in row.outcomes],
     }
 
@@ -158,11 +176,14 @@ def half_width(samples: Sequence[float]) -> float:
 
 
 def sentence(result: Comparison) -> str:
-    """Say the result for the first row that is not the reference."""
-    others = [row for row in result.rows if row.mode != result.reference]
+    """Say the result for the first row that is not the reference, and for the first under faults."""
+    others = [row for row in result.rows if row.case != result.reference]
     if not others:
         return f"Only {result.reference.name} was trained: there is nothing to compare it with."
-    return _said(others[0].against, others[0].relative, others[0].mode.name, result.reference.name)
+    compared = [_said(row.against, row.relative, row.case.name, result.reference.name) for row in others[:1]]
+    struck = [row for row in others if row.against_calm is not None][:1]
+    compared += [_said(row.against_calm, row.relative_calm, row.case.name, row.case.mode.name) for row in struck]
+    return " ".join(compared)
 
 
 def _said(found: LossDifference | None, relative: float | None, name: str, other: str) -> str:
@@ -176,7 +197,7 @@ def _said(found: LossDifference | None, relative: float | None, name: str, other
 
 
 def tables(result: Comparison) -> Iterator[Table]:
-    """A row for each mode: losses at equal tokens and after equal times; what it made of its time, and what it sent."""
+    """A row for each case: losses at equal tokens and after equal times; what it made of its time, and what it sent."""
     at_tokens, after = f"loss at {_short(result.tokens)} tokens", f"loss after {seconds(result.seconds)}"
     yield _table(
         ("mode", at_tokens, f"minus {result.reference.name}", "%", after),
@@ -191,8 +212,9 @@ def tables(result: Comparison) -> Iterator[Table]:
             for row in result.rows
         ],
     )
+    struck = any(row.case.chaos for row in result.rows)
     yield _table(
-        ("mode", "tokens/s", "goodput", "participation", "MB up a step", "down"),
+        ("mode", "tokens/s", "goodput", "participation", "MB up a step", "down", *("faults", "recovery")[: 2 * struck]),
         [
             (
                 _name(row),
@@ -201,6 +223,7 @@ def tables(result: Comparison) -> Iterator[Table]:
                 percent(row.mean(lambda each: each.participation)),
                 _mb(row.mean(lambda each: each.up_bytes)),
                 _mb(row.mean(lambda each: each.down_bytes)),
+                *((number(row.mean(lambda each: each.faults), 1), seconds(row.recovery_s)) if struck else ()),
             )
             for row in result.rows
         ],
@@ -217,9 +240,9 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _name(row: Row) -> str:
-    """The mode, and how many of its seeds the means are over where not all finished."""
+    """The case, and how many of its seeds the means are over where not all finished."""
     finished = sum(each.finished for each in row.outcomes)
-    return row.mode.name if finished == len(row.outcomes) else f"{row.mode.name} ({finished} of {len(row.outcomes)})"
+    return row.case.name if finished == len(row.outcomes) else f"{row.case.name} ({finished} of {len(row.outcomes)})"
 
 
 def _loss_cell(row: Row) -> str:

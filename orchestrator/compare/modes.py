@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.recipe.validation import problems as problems_of
+from orchestrator.runtime.data_parallel.striking import STRIKING
 
 Plain = dict[str, Any]  # a recipe's values under its own keys
 
@@ -83,6 +84,22 @@ CHANGES = {"decoupled": _decoupled, "data_parallel": _data_parallel, "diloco": _
 MODES = {name: Mode(name, change) for name, change in CHANGES.items()}
 
 
+@dataclass(frozen=True)
+class Case:
+    """A mode, without faults or under the plan."""
+
+    mode: Mode
+    chaos: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode.name} + faults" if self.chaos else self.mode.name
+
+    @property
+    def folder(self) -> str:
+        return f"{self.mode.name}-chaos" if self.chaos else self.mode.name
+
+
 def unfit(mode: str, reason: str, fix: str) -> InputError:
     return InputError([Problem("--modes", mode, f"this recipe cannot have it: {reason}", fix)])
 
@@ -104,13 +121,26 @@ def chosen(text: str) -> list[Mode]:
     return [MODES[name] for name in names]
 
 
-def transformed(recipe: Recipe, mode: Mode) -> Recipe:
-    """A resolved recipe in a mode, valid, and without faults.
+def transformed(recipe: Recipe, mode: Mode, chaos: ChaosConfig | None = None) -> Recipe:
+    """A resolved recipe in a mode, valid; its faults are those of `chaos` alone, which name the recipe's learners.
 
     Raises InputError, naming the mode and the reason, where the recipe cannot have it.
     """
-    plain = recipe.canonical() | {"chaos": {}, "fleet": recipe.fleet}
-    return valid(mode.name, plain | mode.change(recipe, plain))
+    faults = chaos or ChaosConfig()
+    strikes_syncer = any(fault.learner == SYNCER for fault in faults.faults)
+    without = "take the syncer's faults out of the plan, or the mode out of --modes"
+    if strikes_syncer and mode.by_ray_train:
+        raise unfit(mode.name, "it has no syncer for the plan to strike", without)
+    kinds = {fault.kind for fault in faults.faults} | set(faults.kinds if faults.mtbf_s is not None else ())
+    if mode.by_ray_train and (odd := kinds - set(STRIKING)):
+        fix = "take these faults out of the plan, or the mode out of --modes"
+        reason = f"faults of the plan cannot strike its ranks ({', '.join(sorted(odd))}), only {' and '.join(STRIKING)}"
+        raise unfit(mode.name, reason, fix)
+    plain = recipe.canonical() | {"chaos": faults.model_dump(mode="json", exclude_none=True), "fleet": recipe.fleet}
+    made = valid(mode.name, plain | mode.change(recipe, plain))
+    if strikes_syncer and made.sync.overlap == "strict":
+        raise unfit(mode.name, "a learner that waits does not survive the syncer, which the plan strikes", without)
+    return made
 
 
 def valid(mode: str, plain: Plain) -> Recipe:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from orchestrator.compare.modes import Mode, transformed
+from orchestrator.compare.modes import Case, Mode, transformed
 from orchestrator.eventlog.reader import intact
-from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.recipe.toml_text import dump, stored_hash
@@ -51,6 +52,8 @@ class RunOutcome:
     participation: float | None
     up_bytes: float | None
     down_bytes: float | None
+    faults: int
+    recoveries: tuple[float, ...]
 
     @property
     def converged(self) -> bool:
@@ -111,13 +114,14 @@ def save(store: RunStore, found: RunOutcome) -> None:
 def loaded(told: Mapping[str, Any]) -> RunOutcome:
     """Return the result that `save` wrote."""
     curve = tuple((int(tokens), float(at), float(loss)) for tokens, at, loss in told["curve"])
-    return RunOutcome(**dict(told) | {"curve": curve})
+    return RunOutcome(**dict(told) | {"curve": curve, "recoveries": tuple(told["recoveries"])})
 
 
 def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
     summary = data.summary
     up, down = summary["wire_bytes"]["up"], summary["wire_bytes"]["down"]
     each = 1.0 / data.steps if data.steps else 0.0
+    faults = summary["faults"]
     return _made(
         recipe,
         summary,
@@ -127,6 +131,8 @@ def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
         participation=(summary["participation"] or {}).get("mean"),
         up_bytes=None if up is None else up * each,
         down_bytes=None if down is None else (down + data.peer_bytes) * each,
+        faults=len(faults),
+        recoveries=tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
     )
 
 
@@ -143,6 +149,8 @@ def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: i
         participation=None,
         up_bytes=sent,
         down_bytes=sent,
+        faults=sum(1 for fault in found.faults if fault.get("injected")),
+        recoveries=tuple(each.recovery_s for each in found.restarts if each.recovery_s is not None),
     )
 
 
@@ -154,20 +162,21 @@ def _made(recipe: Recipe, told: Mapping[str, Any], loss_unit: str, **more: Any) 
 
 
 Starter = Callable[..., Any]  # starts chaos beside a run
+Faults = Callable[..., tuple[Sequence[Any], Iterator[Any]]]  # (chaos, learners, seed): planned ones, random ones
 OnNews = Callable[["ComparedRun", Mapping[str, Any]], None]  # a run; its progress in [0, 1] and newest held-out loss
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run of the comparison: a mode, and a recipe with its seed."""
+    """One run of the comparison: a case, and a recipe with its seed."""
 
-    mode: Mode
+    case: Case
     recipe: Recipe
     store: RunStore
 
     @property
     def finished(self) -> bool:
-        if self.mode.by_ray_train:
+        if self.case.mode.by_ray_train:
             return (object_of(self.store, OUTCOME_FILE) or {}).get("state") == "finished"
         state = ((status_if_any(self.store) or {}).get("run") or {}).get("state")
         return state == "finished" and self.store.path("summary.json").exists()
@@ -187,32 +196,36 @@ def in_tokens(recipe: Recipe) -> Recipe:
     return Recipe.model_validate(recipe.canonical() | {"budget": budget, "fleet": recipe.fleet})
 
 
-def planned(recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path) -> list[ComparedRun]:
-    """Every run, mode by mode.
+def planned(
+    recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path, chaos: ChaosConfig | None
+) -> list[ComparedRun]:
+    """Every run, case by case; with `chaos`, each mode also under it.
 
     Raises InputError with every mode that the recipe cannot have, and every folder that holds something else.
     """
     runs, problems = list[ComparedRun](), list[Problem]()
     for mode in modes:
-        try:
-            made = transformed(recipe, mode)
-        except InputError as error:
-            problems += error.problems
-            continue
-        for seed in seeds:
-            place = folder.absolute() / mode.name / f"seed-{seed}"
-            one = ComparedRun(mode, _seeded(made, seed, mode), RunStore(place))
-            problems += _occupied(one)
-            runs.append(one)
+        for plan in (None, chaos) if chaos else (None,):
+            case = Case(mode, plan is not None)
+            try:
+                made = transformed(recipe, mode, plan)
+            except InputError as error:
+                problems += error.problems
+                continue
+            for seed in seeds:
+                place = folder.absolute() / case.folder / f"seed-{seed}"
+                one = ComparedRun(case, _seeded(made, seed, case), RunStore(place))
+                problems += _occupied(one)
+                runs.append(one)
     if problems:
         raise InputError(list(dict.fromkeys(problems)))
     return runs
 
 
-def _seeded(recipe: Recipe, seed: int, mode: Mode) -> Recipe:
+def _seeded(recipe: Recipe, seed: int, case: Case) -> Recipe:
     plain = recipe.canonical() | {"seed": seed, "fleet": recipe.fleet}
     if recipe.durability.store is not None:  # each run has its own
-        own = f"{recipe.durability.store.rstrip('/')}/{mode.name}/seed-{seed}"
+        own = f"{recipe.durability.store.rstrip('/')}/{case.folder}/seed-{seed}"
         plain["durability"] = plain["durability"] | {"store": own}
     return Recipe.model_validate(plain)
 
@@ -235,11 +248,14 @@ def _occupied(run: ComparedRun) -> Iterator[Problem]:
 # ------------------------------------------------------------------ training
 
 
-def train(run: ComparedRun, starter: Starter | None, on_news: OnNews) -> None:
-    """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
+def train(run: ComparedRun, starter: Starter | None, faults: Faults | None, on_news: OnNews) -> None:
+    """Train one run on a local Ray, or continue it where its learners do not wait for each other.
+
+    `starter`, `faults`: as the composition root gives them; None: no faults.
+    """
     run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
-    if run.mode.by_ray_train:
-        _by_ray_train(run, on_news)
+    if run.case.mode.by_ray_train:
+        _by_ray_train(run, faults, on_news)
         return
     from orchestrator.runtime import launch
 
@@ -260,11 +276,15 @@ def train(run: ComparedRun, starter: Starter | None, on_news: OnNews) -> None:
         raise KeyboardInterrupt
 
 
-def _by_ray_train(run: ComparedRun, on_news: OnNews) -> None:
+def _by_ray_train(run: ComparedRun, faults: Faults | None, on_news: OnNews) -> None:
     from orchestrator.runtime.data_parallel import trainer
+    from orchestrator.runtime.data_parallel.checkpoint_interval import interval
 
-    recipe = run.recipe
-    found = trainer.run(recipe, run.store, lambda news: on_news(run, news))
+    recipe, chaos = run.recipe, run.recipe.chaos
+    planned = faults(chaos, list(recipe.learners), recipe.seed) if faults else ((), iter(()))
+    every = interval(chaos, planned[0], recipe.durability.every_s)
+    print(f"{run.store.root}: a checkpoint every {every}", file=sys.stderr)
+    found = trainer.run(recipe, run.store, every, planned, lambda news: on_news(run, news))
     task = build_task(recipe)
     with host_only():
         from learners.training.task import loss_unit

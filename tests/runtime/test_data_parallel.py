@@ -1,4 +1,4 @@
-"""Conventional data-parallel training by Ray Train: the harness's numbers."""
+"""Conventional data-parallel training by Ray Train: the harness's numbers, and restarts of killed ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from benchmarks.harness.seed_run import SeedRun
 from learners.protocol.facts import StepFinished
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
+from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import STEPS_FILE, History, lines
 from orchestrator.runtime.data_parallel.trainer import train_on
 from orchestrator.store.export import of_run
@@ -32,15 +33,29 @@ def wanted(name: str, corpus: str, **sections: Any) -> Recipe:
     return recipe(name, corpus, **{"pools": pools, "budget": budget, "eval": {"every": 10, "sequences": 8}} | sections)
 
 
-def trained(given: Recipe, folder: Path) -> History:
+def trained(given: Recipe, folder: Path, *faults: Any, checkpoint_steps: int | None = None) -> History:
     store = RunStore(folder)
     store.create()
-    return train_on(namespace(given.name), given, store, lambda news: None)
+    every = Interval(0.0, checkpoint_steps)
+    return train_on(namespace(given.name), given, store, every, (faults, iter(())), lambda news: None)
 
 
 def losses(folder: Path) -> dict[int, float]:
     """By step, as done last."""
     return {line["step"]: line["loss"] for line in lines(folder / STEPS_FILE) if line["kind"] == "step"}
+
+
+class AfterCheckpoint:
+    """A kill that is due at the second checkpoint: by then Ray Train knows the first."""
+
+    kind, learner, at_s, duration_s = "kill", "learner-t-1", None, 0.0
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / STEPS_FILE
+
+    @property
+    def at_step(self) -> int:
+        return 0 if [line["kind"] for line in lines(self._log)].count("checkpoint") > 1 else 2**31
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +78,25 @@ def test_losses_are_those_of_the_harness_within_rounding(
 
 def test_its_folder_says_what_was_done_and_holds_the_model(by_ray_train: tuple[Path, History]) -> None:
     folder, found = by_ray_train
-    assert (found.finished, found.step) == (True, STEPS)
+    assert (found.finished, found.step, found.processed, found.restarts) == (True, STEPS, STEPS, [])
     summary = RunStore(folder).read_json("summary.json")
     assert summary["tokens"] == {"committed": STEPS * 8 * 16, "processed": STEPS * 8 * 16}
     assert 0.0 < summary["goodput_time"] <= 1.0
     assert of_run(RunStore(folder)).tensors.keys()
+
+
+def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(ray_cluster: Any, corpus: str, tmp_path: Path) -> None:
+    """Many checkpoints, so that it comes before the end; the losses after it are those of a run without a fault."""
+    kill = AfterCheckpoint(tmp_path / "run")
+    given = wanted("killed", corpus, budget={"syncer_steps": 100})
+    found = trained(given, tmp_path / "run", kill, checkpoint_steps=5)
+    assert found.finished and found.step == 100
+    assert [fault["injected"] for fault in found.faults] == [True]
+    (restart,) = found.restarts
+    assert restart.resumed_at_step > 0
+    assert found.processed == 100 + restart.lost_steps
+    assert restart.outage_s is not None and restart.recovery_s is not None and restart.outage_s <= restart.recovery_s
+    assert [line["kind"] for line in lines(tmp_path / "run" / STEPS_FILE)].count("attached") == 1
+    assert found.checkpoints and found.goodput_time is not None and found.goodput_time < 1.0
+    calm = SeedRun(transformed(given, "data_parallel"), tmp_path / "calm")
+    assert found.evaluations[-1][2] == pytest.approx(calm.train()["eval_loss"], rel=1e-4)

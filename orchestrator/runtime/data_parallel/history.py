@@ -1,9 +1,12 @@
-"""The log of a data-parallel run: a JSON line for each step; and what it adds up to.
+"""The log of a data-parallel run: a JSON line for each start, step, checkpoint and fault; and what it adds up to.
 
-The first rank writes `steps.jsonl`, the evaluator `evaluations.jsonl`. A line is written whole, so a killed writer
-leaves at most one that is cut, which readers skip. Times are Unix seconds.
+The first rank writes `steps.jsonl`, to which the command adds a line `attached` when it starts; the evaluator writes
+`evaluations.jsonl`, the command `faults.jsonl`. A line is written whole, so a killed writer leaves at most one that is
+cut, which readers skip. Times are Unix seconds; the time from the last line before an `attached` to it, in which no
+command ran, does not count.
 
-Goodput: of a step at most STALLED times the median of the newest MEDIAN_OF steps is productive; the rest is blocked.
+Goodput: of a step that was not lost, at most STALLED times the median of the newest MEDIAN_OF steps is productive; the
+rest is blocked, as when all wait for a frozen rank.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from typing import Any
 
 from orchestrator.store.run_store import RunStore
 
-STEPS_FILE, EVALUATIONS_FILE = "steps.jsonl", "evaluations.jsonl"
+STEPS_FILE, EVALUATIONS_FILE, FAULTS_FILE = "steps.jsonl", "evaluations.jsonl", "faults.jsonl"
+RANKS = "ranks"  # a folder: each rank's pid, of its newest start
 PROGRESS_FILE = "progress.json"
 STALLED, MEDIAN_OF = 1.5, 32
 
@@ -55,17 +59,36 @@ def lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 @dataclass
+class Restart:
+    """A start after the first one."""
+
+    at: float  # when the newest step before it was finished, without the time in which no command ran
+    lost_steps: int  # finished, and done again
+    resumed_at_step: int
+    outage_s: float | None = None  # until a step was finished again
+    recovery_s: float | None = None  # until it was further than before
+
+
+@dataclass
 class History:
     """The figures of one run, from its log."""
 
     started_at: float | None = None  # the beginning of the first step
-    ended_at: float | None = None  # the end of the newest
+    ended_at: float | None = None  # the end of the newest, `away_s` earlier than by the clock
+    away_s: float = 0.0  # no command ran, since the first step
     step: int = 0  # the newest finished
-    productive_s: float = 0.0
-    blocked_s: float = 0.0
+    most: int = 0  # the furthest ever
+    processed: int = 0  # steps, those done again included
+    productive_s: float = 0.0  # of steps that were not lost
+    blocked_s: float = 0.0  # the rest of such steps
+    checkpoints: int = 0
+    checkpoint_every: str | None = None  # as the newest command wanted it
+    checkpoint_s: float = 0.0
+    restarts: list[Restart] = field(default_factory=list)
     evaluations: list[tuple[int, float, float]] = field(default_factory=list)  # step, seconds after the start, loss
     eval_loss: float | None = None  # of the newest evaluation; None too where it is not finite
     not_evaluated: dict[int, str] = field(default_factory=dict)  # step -> why not
+    faults: list[Mapping[str, Any]] = field(default_factory=list)
     finished: bool = False
 
     @property
@@ -88,34 +111,85 @@ class History:
             "eval_loss": None if failed else self.eval_loss,
             "not_evaluated": [{"step": step, "reason": why} for step, why in sorted(self.not_evaluated.items())],
             "steps": self.step,
-            "tokens": dict.fromkeys(("committed", "processed"), self.step * tokens_per_step),
+            "tokens": {"committed": self.step * tokens_per_step, "processed": self.processed * tokens_per_step},
             "wall_s": self.wall_s,
             "tokens_per_s": self.step * tokens_per_step / self.wall_s if self.wall_s else None,
             "goodput_time": self.goodput_time,
             "blocked_s": self.blocked_s,
+            "checkpoint_every": self.checkpoint_every,
+            "checkpoints": self.checkpoints,
+            "checkpoint_s": self.checkpoint_s,
+            "restarts": [
+                {
+                    "at_s": each.at - (self.started_at or each.at),
+                    "lost_steps": each.lost_steps,
+                    "resumed_at_step": each.resumed_at_step,
+                    "outage_s": each.outage_s,
+                    "recovery_s": each.recovery_s,
+                }
+                for each in self.restarts
+            ],
+            "faults": list(self.faults),
         }
 
 
 def history(store: RunStore) -> History:
-    """Read a run's log."""
-    found, taken = History(), deque[float](maxlen=MEDIAN_OF)
+    """Read a run's log. Lost steps are those that a start goes back behind."""
+    found = History()
+    seconds = dict[int, tuple[float, float]]()  # of each step since the last checkpoint but one: productive, blocked
+    saved, newest_at = 0, 0.0
+    taken, gaps = deque[float](maxlen=MEDIAN_OF), list[tuple[float, float]]()  # gaps: (end, length), by the clock
     for line in lines(store.path(STEPS_FILE)):
-        if line["kind"] == "step":
-            took, found.step, found.ended_at = float(line["seconds"]), int(line["step"]), float(line["at"])
+        kind, clock = line.get("kind"), float(line["at"])
+        if kind == "attached":
+            found.checkpoint_every = line.get("checkpoints")
+            if found.started_at is not None:
+                gaps.append((clock, max(0.0, clock - newest_at)))
+                found.away_s += gaps[-1][1]
+        newest_at, at = clock, clock - found.away_s
+        if kind == "started":
+            if found.started_at is not None and found.ended_at is not None:
+                back = int(line["step"])
+                found.restarts.append(Restart(found.ended_at, found.step - back, back))
+                for step in range(back + 1, found.step + 1):
+                    productive, blocked = seconds.pop(step, (0.0, 0.0))
+                    found.productive_s -= productive
+                    found.blocked_s -= blocked
+                found.step = back
+        elif kind == "step":
+            took, step = float(line["seconds"]), int(line["step"])
             if found.started_at is None:
-                found.started_at = found.ended_at - took
+                found.started_at = at - took
+            if found.restarts:
+                newest = found.restarts[-1]
+                if newest.outage_s is None:
+                    newest.outage_s = at - newest.at
+                if newest.recovery_s is None and step > found.most:
+                    newest.recovery_s = at - newest.at
+            found.ended_at, found.step, found.most = at, step, max(found.most, step)
+            found.processed += 1
             taken.append(took)
             productive = min(took, STALLED * median(taken))
+            seconds[step] = productive, took - productive
             found.productive_s += productive
             found.blocked_s += took - productive
-        elif line["kind"] == "not_evaluated":
+        elif kind == "checkpoint":
+            found.checkpoints += 1
+            found.checkpoint_s += float(line["seconds"])
+            # The newest reported one need not be the one that a restart finds.
+            seconds = {step: each for step, each in seconds.items() if step > saved}
+            saved = int(line["step"])
+        elif kind == "not_evaluated":
             found.not_evaluated[int(line["step"])] = str(line["reason"])
-        elif line["kind"] == "finished":
+        elif kind == "finished":
             found.finished = True
-    for line in lines(store.path(EVALUATIONS_FILE)):
-        found.eval_loss = line["loss"]
-        found.not_evaluated.pop(int(line["step"]), None)  # it came after all
-        if found.eval_loss is not None:
-            after_s = max(0.0, float(line["at"]) - (found.started_at or 0.0))
-            found.evaluations.append((int(line["step"]), after_s, float(found.eval_loss)))
+    by_step = {int(line["step"]): line for line in lines(store.path(EVALUATIONS_FILE))}
+    for step, line in sorted(by_step.items()):
+        clock, loss = float(line["at"]), line["loss"]
+        found.eval_loss = loss
+        found.not_evaluated.pop(step, None)  # a later try succeeded
+        if loss is not None:
+            away_s = sum(length for end, length in gaps if end <= clock)
+            found.evaluations.append((step, max(0.0, clock - away_s - (found.started_at or 0.0)), float(loss)))
+    found.faults = list(lines(store.path(FAULTS_FILE)))
     return found

@@ -1,15 +1,17 @@
 """Conventional data-parallel training of a recipe by Ray Train's JaxTrainer, on a local Ray.
 
-As many workers as the recipe has learners, each with their resources; jax.distributed runs on CPUs too. When a worker
-dies, so does the run; one that did not come to its end begins anew.
+As many workers as the recipe has learners, each with their resources; jax.distributed runs on CPUs too. Ray Train
+restarts all workers from the newest checkpoint when one dies; a run that was interrupted goes on from it as well. A run
+that fails again and again without getting further, and not by the plan's faults, ends with the newest error.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections import deque
@@ -21,8 +23,8 @@ from typing import Any
 
 import ray
 import ray.train
-from ray.train import LoggingConfig, RunConfig, ScalingConfig
-from ray.train.collective import barrier
+from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
+from ray.train.collective import barrier, broadcast_from_rank_zero
 from ray.train.v2.jax import JaxTrainer
 from ray.train.v2.jax.config import JaxConfig
 
@@ -31,19 +33,24 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.toml_text import dump
 from orchestrator.runtime import launch
+from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import (
     EVALUATIONS_FILE,
     PROGRESS_FILE,
+    RANKS,
     STEPS_FILE,
     History,
     LineLog,
     history,
 )
+from orchestrator.runtime.data_parallel.striking import Plan, Striker
 from orchestrator.store.export import write_final
 from orchestrator.store.readers import RECIPE_FILE, object_of
 from orchestrator.store.run_store import RunStore
 from outer.background import tell, thread
 
+STATE_FILE = "state"  # in a checkpoint
+FIRST_STEPS = 10  # after a start, measured to choose the steps between two checkpoints
 PROGRESS_S = 0.5
 EVALUATION_S = 300.0  # for the last evaluation, and those before it that still run
 
@@ -54,6 +61,7 @@ class RankSpec:
 
     recipe: Recipe  # resolved
     folder: str  # the run's
+    checkpoints: Interval
     evaluator: Any  # an actor's handle
     cores: int  # of the one host, to pin ranks to; 0 on clusters
 
@@ -89,6 +97,7 @@ class Rank:
         self._log = LineLog(self._store.path(STEPS_FILE)) if self._rank == 0 else None
         self._flights: deque[tuple[int, float, Any]] = deque()  # (step, when it was dispatched, loss)
         self._step, self._done_at, self._told_at = 0, 0.0, 0.0
+        self._stepped, self._stepped_s = 0, 0.0  # since this start
         self._evaluation: tuple[int, Any] | None = None  # (step, the evaluator's answer)
         self._eval_loss: float | None = None  # of the newest answer; None too where it is not finite
 
@@ -104,10 +113,11 @@ class Rank:
         return before / budget.syncer_steps if budget.syncer_steps else before * self._tokens / (budget.tokens or 1)
 
     def train(self) -> None:
-        self._evaluate()
-        barrier()
-        self._done_at, last = time.time(), self._last
-        for step in range(1, last + 1):
+        self._resume()
+        every = self._spec.checkpoints
+        measured_at, last = self._step + min(FIRST_STEPS, every.steps or FIRST_STEPS), self._last
+        due_at = measured_at
+        for step in range(self._step + 1, last + 1):
             flight = self._trainer.dispatch((step - 1) * self._batch, self._progress(step))
             self._flights.append((step, time.time(), flight))
             if len(self._flights) > 1:
@@ -116,9 +126,35 @@ class Rank:
             if evaluate and step % evaluate == 0 and step < last:
                 self._drain()
                 self._evaluate()
+            if (every.seconds or every.steps) and step == due_at and step < last:
+                self._drain()
+                if step > measured_at or every.steps:
+                    self._checkpoint()
+                due_at = step + self._until_next()
         self._drain()
         self._evaluate(wait=True)
         self._finish()
+
+    def _until_next(self) -> int:
+        """Steps to the next checkpoint: all ranks must agree on them, so the first one's clock decides."""
+        step_s = self._stepped_s / max(1, self._stepped)
+        steps: int = broadcast_from_rank_zero(self._spec.checkpoints.in_steps(step_s))
+        return steps
+
+    def _resume(self) -> None:
+        checkpoint = ray.train.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                head, _, content = Path(folder, STATE_FILE).read_bytes().partition(b"\n")
+            self._step = int(json.loads(head)["step"])
+            self._trainer.restore(content)
+        self._store.write_json(f"{RANKS}/{self._rank}.json", {"pid": os.getpid(), "at": time.time()})
+        if self._log is not None:
+            self._log.write(kind="started", step=self._step, at=time.time())
+            if self._step == 0:
+                self._evaluate()
+        barrier()
+        self._done_at = time.time()
 
     # -------------------------------------------------------------- steps
 
@@ -129,6 +165,7 @@ class Rank:
         now = time.time()
         took = now - max(dispatched_at, self._done_at)
         self._step, self._done_at = step, now
+        self._stepped, self._stepped_s = self._stepped + 1, self._stepped_s + took
         if self._log is not None:
             self._log.write(kind="step", step=step, at=now, seconds=took, loss=loss)
             if now - self._told_at >= PROGRESS_S:
@@ -139,6 +176,20 @@ class Rank:
     def _drain(self) -> None:
         while self._flights:
             self._complete()
+
+    def _checkpoint(self) -> None:
+        """All ranks report; the first one has the state."""
+        begun = time.time()
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = None
+            if self._log is not None:
+                head = json.dumps({"step": self._step}).encode() + b"\n"
+                Path(folder, STATE_FILE).write_bytes(head + self._trainer.save())
+                checkpoint = ray.train.Checkpoint.from_directory(folder)
+            ray.train.report({"step": self._step}, checkpoint=checkpoint)
+        if self._log is not None:
+            self._log.write(kind="checkpoint", step=self._step, at=time.time(), seconds=time.time() - begun)
+        self._done_at = time.time()
 
     def _evaluate(self, wait: bool = False) -> None:
         """Let the evaluator have the parameters, if it is not busy: no rank waits for it, but at the end."""
@@ -177,9 +228,13 @@ class Rank:
 
 
 SUMMARY_FILE = "summary.json"
-TRAIN_FOLDER = "train"  # Ray Train's own
+TRAIN_FOLDER = "train"  # Ray Train's own, with its checkpoints
 JUDGE_CPUS = 0.5
 POLL_S = 0.5
+HEALTH_S = ("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # each report waits for one; Ray Train's default is 2
+STARTS_FAILED = 10  # starts of the workers that may fail, in all
+RESTARTS = 3  # in a row without a new step, beside those that the plan's faults cause
+TOLD_LINES = 12  # of the newest traceback
 CPU_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -208,30 +263,60 @@ class HeldOutActor:
         return loss
 
 
-def run(recipe: Recipe, store: RunStore, on_progress: OnProgress) -> History:
+class NoProgress(RuntimeError):
+    """The same steps fail again and again."""
+
+
+class RestartCap(UserCallback):  # type: ignore[misc]
+    """Called by Ray Train's controller before it restarts failed workers, which it would do for ever."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root  # of the run's store
+        self._most, self._struck = 0, 0  # the furthest step, and the plan's faults, at the last failure
+        self._failures = 0  # since the furthest step, not by the plan's faults
+
+    def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, BaseException]) -> None:
+        """Raise NoProgress, with which the run fails, if it must not be restarted again."""
+        found = history(RunStore(self._root))
+        struck = sum(1 for fault in found.faults if fault.get("injected"))
+        if found.most > self._most:
+            self._failures = 0
+        if struck == self._struck:
+            self._failures += 1
+        self._most, self._struck = found.most, struck
+        if self._failures > RESTARTS:
+            rank, error = min(worker_exceptions.items())
+            told = "\n".join(str(error).strip().splitlines()[-TOLD_LINES:])
+            again = f"the workers failed {self._failures} times without a new step after step {self._most}"
+            raise NoProgress(f"{again}; rank {rank}, the last time:\n{type(error).__name__}: {told}")
+
+
+def run(recipe: Recipe, store: RunStore, checkpoints: Interval, plan: Plan, on_progress: OnProgress) -> History:
     """`train_on`, on a local Ray that is started for it; a run that has finished is only read."""
     if (found := history(store)).finished:
         if not store.path(SUMMARY_FILE).exists():  # ended in between
             _write_summary(recipe, store, found)
         return found
-    if not store.empty:
-        shutil.rmtree(store.root)
     store.create()
     store.write_text(RECIPE_FILE, dump(recipe))  # first: by it the folder is known when the command comes again
     with launch.local_cluster(recipe, store) as namespace:
-        return train_on(namespace, recipe, store, on_progress)
+        return train_on(namespace, recipe, store, checkpoints, plan, on_progress)
 
 
-def train_on(namespace: str, recipe: Recipe, store: RunStore, on_progress: OnProgress) -> History:
-    """Train to the end, on the one host of the Ray that this process is connected to.
+def train_on(
+    namespace: str, recipe: Recipe, store: RunStore, checkpoints: Interval, plan: Plan, on_progress: OnProgress
+) -> History:
+    """Train to the end, or go on, on the one host of the Ray that this process is connected to.
 
-    Raises what Ray Train raises, and KeyboardInterrupt.
+    `plan`: the faults to strike with, by learner: the learner's number is the rank's. Raises what Ray Train raises,
+    RuntimeError if the faults could not go on, and KeyboardInterrupt.
     """
+    os.environ.setdefault(*HEALTH_S)
     store.write_text(RECIPE_FILE, dump(recipe))
     options: dict[str, Any] = {"num_cpus": JUDGE_CPUS, "max_restarts": -1}
     options |= {"name": f"held-out.{recipe.name}", "namespace": namespace}
     judge = ray.remote(HeldOutActor).options(**options).remote(recipe, str(store.root))
-    spec = RankSpec(recipe, str(store.root), judge, len(os.sched_getaffinity(0)))
+    spec = RankSpec(recipe, str(store.root), checkpoints, judge, len(os.sched_getaffinity(0)))
     trainer = JaxTrainer(
         train,
         train_loop_config={"spec": spec},
@@ -242,12 +327,18 @@ def train_on(namespace: str, recipe: Recipe, store: RunStore, on_progress: OnPro
         run_config=RunConfig(
             name=TRAIN_FOLDER,
             storage_path=str(store.root),
+            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=STARTS_FAILED),
+            callbacks=[RestartCap(str(store.root))],
+            checkpoint_config=CheckpointConfig(num_to_keep=recipe.durability.keep),
             worker_runtime_env={"env_vars": _environment()},
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
     try:
-        with _followed(store, on_progress), interruptible():
+        attached = {"kind": "attached", "at": time.time(), "checkpoints": str(checkpoints)}
+        LineLog(store.path(STEPS_FILE)).write(**attached)
+        striker = Striker(store, list(recipe.learners), plan)
+        with _followed(store, on_progress), interruptible(), striker:
             trainer.fit()
     finally:
         ray.kill(judge)

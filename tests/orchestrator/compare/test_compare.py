@@ -16,7 +16,7 @@ from benchmarks.harness.seed_run import SeedRun
 from orchestrator.cli.app import build
 from orchestrator.compare import comparison, runs
 from orchestrator.compare.comparison import Comparison, as_json, compared
-from orchestrator.compare.modes import MODES
+from orchestrator.compare.modes import MODES, Case
 from orchestrator.compare.runs import ComparedRun, RunOutcome, all_reduced, loaded, save
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
@@ -25,9 +25,9 @@ from tests.orchestrator.calling import invoke
 from tests.replay.shaken import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
-OURS = MODES["decoupled"]
+CALM, STRUCK = Case(MODES["decoupled"], False), Case(MODES["decoupled"], True)
 ALIKE = Recipe.model_validate(recipe(30).canonical() | {"pools": [{"name": "a", "learners": 3, "batch_size": 4}]})
-BASE = MODES["data_parallel"]
+BASE = Case(MODES["data_parallel"], False)
 
 
 def ended(seed: int, losses: list[float], tokens: int = 1000, seconds: float = 10.0) -> RunOutcome:
@@ -35,7 +35,7 @@ def ended(seed: int, losses: list[float], tokens: int = 1000, seconds: float = 1
     curve = tuple((tokens * at // last, seconds * at / last, loss) for at, loss in enumerate(losses))
     return RunOutcome(
         "hash", seed, True, "finished", "nats", losses[-1], curve, tokens, tokens + 100, 20.0, seconds,
-        tokens / seconds, 0.9, 0.8, 4e6, 2e6,
+        tokens / seconds, 0.9, 0.8, 4e6, 2e6, 2, (1.0, 3.0),
     )  # fmt: skip
 
 
@@ -44,47 +44,47 @@ def result() -> Comparison:
     return compared(
         {
             BASE: [ended(0, [6.0, 4.0, 2.0]), ended(1, [6.0, 4.0, 2.2], 1200)],
-            OURS: [ended(0, [6.0, 4.0, 2.1]), ended(1, [6.0, 4.0, 2.0], seconds=8.0)],
-            MODES["streaming"]: [ended(1, [6.0, 4.0, 2.5], seconds=20.0)],
+            CALM: [ended(0, [6.0, 4.0, 2.1]), ended(1, [6.0, 4.0, 2.0], seconds=8.0)],
+            STRUCK: [ended(1, [6.0, 4.0, 2.5], seconds=20.0)],
         },
-        BASE,
+        MODES["data_parallel"],
     )
 
 
 def test_losses_are_compared_where_every_run_still_was(result: Comparison) -> None:
     assert (result.tokens, result.seconds, result.reference) == (1000, 8.0, BASE)
-    base, ours, other = result.rows
+    base, calm, struck = result.rows
     assert base.at_tokens == pytest.approx((2.0 + 2.2 + 1.8 * 200 / 600) / 2), "interpolated where it is not at its end"
-    assert ours.at_seconds == pytest.approx((2.0 + (4.0 - 1.9 * 3 / 5)) / 2)
-    assert other.at_seconds is not None
+    assert calm.at_seconds == pytest.approx((2.0 + (4.0 - 1.9 * 3 / 5)) / 2)
+    assert struck.against_calm is not None and struck.against_calm.each == (0.5,)
 
 
 def test_a_run_that_failed_or_diverged_moves_no_other_row_and_has_no_difference() -> None:
-    failed = replace(ended(1, [6.0, 5.0], 10, 0.1), state="failed", ok=False, tokens_per_s=1e9)
-    found = {BASE: [ended(0, [6.0, 2.0]), ended(1, [6.0, 2.0])], OURS: [ended(0, [6.0, 3.0]), failed]}
-    result = compared(found, BASE)
-    base, ours = result.rows
-    assert (result.tokens, base.at_tokens, ours.at_tokens, ours.eval_loss[0]) == (1000, 2.0, 3.0, 3.0)
-    assert ours.against is not None and ours.against.seeds == (0,) and len(ours.outcomes) == 2
-    assert ours.mean(lambda each: each.tokens_per_s) == 100.0, "of runs that finished"
+    failed = replace(ended(1, [6.0, 5.0], 10, 0.1), state="failed", ok=False, tokens_per_s=1e9, recoveries=(500.0,))
+    found = {BASE: [ended(0, [6.0, 2.0]), ended(1, [6.0, 2.0])], CALM: [ended(0, [6.0, 3.0]), failed]}
+    result = compared(found, MODES["data_parallel"])
+    base, calm = result.rows
+    assert (result.tokens, base.at_tokens, calm.at_tokens, calm.eval_loss[0]) == (1000, 2.0, 3.0, 3.0)
+    assert calm.against is not None and calm.against.seeds == (0,) and len(calm.outcomes) == 2
+    assert calm.mean(lambda each: each.tokens_per_s) == 100.0 and calm.recovery_s == 2.0, "of runs that finished"
     diverged = replace(ended(0, [6.0, 5.0], 10, 0.1), eval_loss=None)
-    result = compared({BASE: [ended(0, [6.0, 2.0])], OURS: [diverged]}, BASE)
+    result = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [diverged]}, MODES["data_parallel"])
     assert (result.tokens, result.rows[0].at_tokens, result.rows[1].against) == (1000, 2.0, None)
 
 
 def test_differences_are_paired_over_seeds_with_an_interval(result: Comparison) -> None:
-    base, ours, other = result.rows
+    base, calm, struck = result.rows
     assert base.against is None and base.relative is None
-    assert ours.against is not None and ours.against.seeds == (0, 1)
-    assert ours.against.each == pytest.approx((0.1, -0.8))
-    assert ours.relative == pytest.approx(-0.35 / 2.4)
-    assert ours.against.half_width == pytest.approx(12.706 * 0.45, rel=1e-3), "Student's for two seeds"
-    assert other.against is not None and (other.against.seeds, other.against.half_width) == ((1,), None)
+    assert calm.against is not None and calm.against.seeds == (0, 1)
+    assert calm.against.each == pytest.approx((0.1, -0.8))
+    assert calm.relative == pytest.approx(-0.35 / 2.4)
+    assert calm.against.half_width == pytest.approx(12.706 * 0.45, rel=1e-3), "Student's for two seeds"
+    assert struck.against is not None and (struck.against.seeds, struck.against.half_width) == ((1,), None)
 
 
 def test_an_outcome_is_the_same_when_it_is_read_back_without_losses_that_are_not_finite(tmp_path: Path) -> None:
     one = ended(3, [6.0, 2.0])
-    told = json.loads(json.dumps(as_json(compared({BASE: [one]}, BASE), "")))
+    told = json.loads(json.dumps(as_json(compared({BASE: [one]}, MODES["data_parallel"]), "")))
     assert loaded(told["rows"][0]["seeds"][0]) == one
     save(RunStore(tmp_path), ended(0, [6.0, float("nan"), float("inf")]))
     again = loaded(json.loads((tmp_path / "outcome.json").read_text()))
@@ -99,10 +99,10 @@ def test_the_tables_and_the_sentence_say_what_came_out(result: Comparison) -> No
             console.print(table)
         return console.export_text()
 
-    assert "streaming" in cells(result) and "-0.3500 ± 5.7178" in cells(result)
+    assert "decoupled + faults" in cells(result) and "-0.3500 ± 5.7178" in cells(result)
     assert "0.3500 ± 5.7178 (14.58%) below that of data_parallel" in comparison.sentence(result)
     assert "nothing to compare" in comparison.sentence(replace(result, rows=result.rows[:1]))
-    failed = compared({BASE: [ended(0, [6.0, 2.0])], OURS: [replace(ended(0, [6.0, 5.0]), state="failed")]}, BASE)
+    failed = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [replace(ended(0, [6.0, 5.0]), state="failed")]}, BASE.mode)
     assert "no seed that finished in both" in comparison.sentence(failed)
     assert "decoupled (0 of 1)" in cells(failed)
 
@@ -119,12 +119,12 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of modes that the command had trained: in lock-step, where production starts Ray."""
+    """The names of cases that the command had trained: in lock-step, where production starts Ray."""
     names: list[str] = []
 
-    def train(run: ComparedRun, starter: Any, on_news: Any) -> None:
-        names.append(run.mode.name)
-        if run.mode.by_ray_train:
+    def train(run: ComparedRun, starter: Any, faults: Any, on_news: Any) -> None:
+        names.append(run.case.name)
+        if run.case.mode.by_ray_train:
             run.store.create()
             run.store.write_text("config.toml", dump(run.recipe))
             save(run.store, replace(ended(0, [6.0, 4.0, 2.0], 1440), config_hash=run.recipe.config_hash))
@@ -155,11 +155,26 @@ def test_the_command_trains_each_run_once_and_sets_them_side_by_side(
     assert ours["seeds"][0]["curve"][-1][2] == ours["eval_loss"]
 
 
+def test_under_a_plan_every_mode_is_trained_without_and_with_its_faults(
+    file: Path, tmp_path: Path, trained: list[str]
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[[chaos.faults]]\nkind = "kill"\nlearner = "learner-a-1"\nat_step = 9\n')
+    words = ["compare", str(file), "--out", str(tmp_path / "out"), "--set", "eval.every=6", "--json"]
+    done = CliRunner().invoke(build(), [*words, "--modes", "decoupled,streaming", "--chaos", str(plan)])
+    assert done.exit_code == 0, done.output
+    assert trained == ["decoupled", "decoupled + faults", "streaming", "streaming + faults"]
+    struck = json.loads(done.stdout)["rows"][1]
+    assert (struck["chaos"], struck["difference_to_calm"]["mean"]) == (True, 0.0), "nothing strikes in lock-step"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--modes", "decoupeld"], "did you mean decoupled?"),
         (["--seeds", "0"], "--seeds"),
+        (["--chaos", "nowhere.toml"], "cannot be read"),
+        (["--chaos", "recipe"], "has no faults"),
         (["--set", "sync.overlap=strict"], "its learners wait"),
         (["--set", "eval.every=0"], "leaves nothing to compare"),
     ],

@@ -11,7 +11,7 @@ from benchmarks.harness.seed_run import SeedRun
 from learners.protocol.facts import Adopted
 from orchestrator.compare.modes import MODES, chosen, reference, transformed
 from orchestrator.eventlog.reader import read_run
-from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError
 from outer.protocol.facts import Committed
 from tests.replay.shaken import recipe
@@ -79,16 +79,27 @@ def test_a_mode_that_a_recipe_cannot_have_is_named_with_the_reason() -> None:
         transformed(odd, MODES["data_parallel"])
 
 
-def test_the_recipes_own_faults_are_in_no_mode() -> None:
+def test_modes_that_wait_do_not_have_a_plan_that_strikes_the_syncer() -> None:
+    plan = ChaosConfig.model_validate({"faults": [{"kind": "kill", "learner": "syncer", "at_s": 3.0}]})
+    assert transformed(ALIKE, MODES["decoupled"], plan).chaos == plan
     own = Recipe.model_validate(ALIKE.canonical() | {"chaos": {"mtbf_s": 9.0}})
-    assert not transformed(own, MODES["decoupled"]).chaos.active
+    assert not transformed(own, MODES["decoupled"]).chaos.active, "the recipe's own faults are in no mode"
+    for mode in ("diloco", "streaming", "data_parallel"):
+        with pytest.raises(InputError, match="syncer"):
+            transformed(ALIKE, MODES[mode], plan)
 
 
-def test_ranks_of_ray_train_have_no_gpus() -> None:
+def test_ranks_of_ray_train_have_no_gpus_and_no_faults_but_kills_and_freezes() -> None:
     pool = {"name": "a", "learners": 2, "batch_size": 2, "resources": {"CPU": 1, "GPU": 1}}
     gpus = Recipe.model_validate(ALL.canonical() | {"pools": [pool]})
     with pytest.raises(InputError, match=r"pool a has GPUs"):
         transformed(gpus, MODES["data_parallel"])
+    faults = [{"kind": kind, "learner": "any", "at_s": 3.0} for kind in ("kill", "slow", "link")]
+    plan = ChaosConfig.model_validate({"faults": faults, "mtbf_s": 9.0, "kinds": ["freeze", "corrupt"]})
+    with pytest.raises(InputError, match=r"ranks \(corrupt, link, slow\)"):
+        transformed(ALIKE, MODES["data_parallel"], plan)
+    able = ChaosConfig.model_validate({"faults": faults[:1], "kinds": ["corrupt"]})
+    assert transformed(ALIKE, MODES["data_parallel"], able).chaos == able, "no random faults, no kinds"
 
 
 def test_modes_are_chosen_by_name_and_a_wrong_one_is_told_the_nearest() -> None:
