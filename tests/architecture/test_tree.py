@@ -18,7 +18,7 @@ BUDGETS = {
     "outer/journal": 1970,
     "outer": 2310,
     "learners/protocol": 1910,
-    "learners/training": 4420,
+    "learners/training": 4600,
     "learners/conformance": 580,
     "learners": 2400,
     "orchestrator/recipe": 1470,
@@ -26,20 +26,20 @@ BUDGETS = {
     "orchestrator/planner": 2480,
     "orchestrator/report": 1410,
     "orchestrator/replay": 1530,
-    "orchestrator/runtime": 2020,
-    "orchestrator/compare": 670,
-    "orchestrator/prepare": 730,
+    "orchestrator/runtime": 2350,
+    "orchestrator/compare": 740,
+    "orchestrator/prepare": 830,
     "orchestrator/lifecycle": 2430,
-    "orchestrator/cli": 2900,
+    "orchestrator/cli": 3060,
     "orchestrator/eventlog": 1440,
     "orchestrator/analysis": 640,
     "orchestrator/telemetry": 400,
     "orchestrator/simulation": 2040,
-    "orchestrator": 40,
+    "orchestrator": 50,
     "chaos/simulation": 3500,
     "chaos": 440,
 }
-TOTALS = {PACKAGES: 45_570, ("tests",): 34_250, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 46_440, ("tests",): 34_550, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
