@@ -13,10 +13,9 @@ from typing import Any
 
 import ray
 
-from chaos.faults import KINDS, PlannedFault
-from chaos.plans import due, plan, random_faults
-from orchestrator.eventlog.fact_log import FactLog
+from chaos.plans import KINDS, PlannedFault, due, plan, random_faults
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
+from orchestrator.eventlog.log_writer import FactLog
 from orchestrator.lifecycle.ports import CALL_S
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.regions.gateway import GATEWAY, RegionPeer

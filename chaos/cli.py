@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chaos import faults
+from chaos import plans
 from chaos.simulation.cli import sim
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
@@ -19,7 +19,7 @@ from orchestrator.store.run_store import RunStore
 app = typer.Typer(help="Inject faults into a running job, or simulate runs under faults.", no_args_is_help=True)
 app.command("sim")(sim)
 
-KINDS = {kind.replace("_", "-"): row for kind, row in faults.KINDS.items()}
+KINDS = {kind.replace("_", "-"): row for kind, row in plans.KINDS.items()}
 LASTING = sorted(kind for kind, row in KINDS.items() if row.lasts)
 DELAYING = sorted(kind for kind, row in KINDS.items() if row.delays)
 SECONDS, DELAYING_SECONDS, DELAY_S = 5.0, 10.0, 0.2

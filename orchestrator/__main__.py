@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.cli.app import PROVE, CommandEntry, build
-from orchestrator.runtime.ends import prepare_process
+from orchestrator.runtime.job import prepare_process
 
 
 def _commands() -> Any:

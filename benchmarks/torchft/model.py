@@ -1,4 +1,4 @@
-"""The built-in task's transformer in PyTorch: learners/training/models/transformer.py, shape for shape; and its text.
+"""The built-in task's transformer in PyTorch: learners/training/models/language.py, shape for shape; and its text.
 
 Pre-norm, rotary positions, GELU, tied embedding, no biases. Runs in torchft's environment, so it imports nothing of
 this project.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from learners.config import DataConfig, InnerConfig
-from learners.training.models import fields, layers
+from learners.training.models import corpus_task, layers
 from learners.training.models.layers import Params
 from outer.config import Section
 from outer.numeric.optimizer import resolve
@@ -59,7 +59,7 @@ class Digits:
     loss_unit = "nats/image"
 
     def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
-        self.config = fields.read(VisionConfig, model)
+        self.config = corpus_task.read(VisionConfig, model)
         self._seed = seed
         if find_spec("sklearn") is None:
             raise ValueError('needs scikit-learn; pip install "decoupled-diloco[examples]"')

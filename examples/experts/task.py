@@ -17,7 +17,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from learners.training.models import decoder, layers
 from learners.training.models.causal_lm import CausalLM
-from learners.training.models.cross_entropy import cross_entropy
+from learners.training.models.decoder import cross_entropy
 from learners.training.models.decoder_config import DecoderConfig
 from learners.training.models.layers import Draw, Params
 

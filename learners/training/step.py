@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -11,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from learners.config import InnerConfig
+from learners.training.devices import cores
 from learners.training.kinds import Leaves, state_of
 from learners.training.precision import precise
 from learners.training.task import Batch, Params, Task
@@ -130,3 +134,42 @@ def step_key(seed: int, start: int) -> jax.Array:
     """The random key of the step that begins at sample `start`. Samples belong to one learner, so keys differ."""
     high, low = divmod(start, 1 << 32)
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), high), low)
+
+
+AHEAD_MAX = 2  # batches that are built, or being built, and not yet taken
+
+
+class Batches:
+    """`build(start, count)` runs in one thread at a time. The methods belong to the training loop."""
+
+    def __init__(self, build: Callable[[int, int], Any]) -> None:
+        self._build = build
+        self._building = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None  # from the first prediction on
+        self._ahead: dict[tuple[int, int], Future[Any]] = {}
+
+    def expect(self, starts: Sequence[int], count: int) -> None:
+        """Begin to build the batches of the next steps, in this order; what is no longer expected is dropped."""
+        wanted = dict.fromkeys((start, count) for start in starts[:AHEAD_MAX])
+        for key in [key for key in self._ahead if key not in wanted]:
+            self._ahead.pop(key).cancel()
+        for key in wanted:
+            if key not in self._ahead:
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, "batch", initializer=cores.leave)
+                self._ahead[key] = self._thread.submit(self._one, *key)
+
+    def ready(self, start: int, count: int, wait_s: float) -> bool:
+        """Begin to build the batch of the next step, and wait so long for it. Returns whether it can be taken."""
+        if (start, count) not in self._ahead:
+            self.expect([start], count)
+        return bool(futures.wait([self._ahead[start, count]], wait_s).done)
+
+    def take(self, start: int, count: int) -> Any:
+        """The batch of a step. An exception of `build` is raised here, at the step that needs the batch."""
+        ahead = self._ahead.pop((start, count), None)
+        return self._one(start, count) if ahead is None else ahead.result()
+
+    def _one(self, start: int, count: int) -> Any:
+        with self._building:
+            return self._build(start, count)

@@ -6,19 +6,16 @@ the order of samples are a learner's. jax.distributed must be up, or there is on
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learners.config import InnerConfig, WarmStart
 from learners.training import state_arrays
-from learners.training.batches import Batches
 from learners.training.precision import precise
-from learners.training.step import make_step, schedule, step_key, transformation
+from learners.training.step import Batches, make_step, schedule, step_key, transformation
 from learners.training.task import Task
 from learners.training.trainer import InFlight
 from learners.training.tree import Flat, ParameterTree, deal, initial_parameters, unsent
@@ -88,19 +85,6 @@ class SynchronousTrainer:
         self._params, self._opt_state, loss, aux = self._step(self._params, self._opt_state, *inputs)
         self._batches.expect([start + self._batch_size], self._batch_size)
         return InFlight(loss, aux)
-
-    def share_s(self) -> float:
-        """Seconds that this process's share of a step takes alone, without the others: the least of three."""
-        step, taken = make_step(self._task, self._inner), []
-        params = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)), self._params)
-        opt_state = transformation(self._task, self._inner).init(self._tree.merged(params))
-        batch = jax.tree.map(np.array, self._task.batch(self._first, self._share))
-        for _ in range(4):  # the first one compiles
-            begun = time.monotonic()
-            params, opt_state, loss, _ = step(params, opt_state, batch, step_key(self._seed, 0), jnp.float32(1.0))
-            loss.block_until_ready()
-            taken.append(time.monotonic() - begun)
-        return min(taken[1:])
 
     def thetas(self) -> list[Flat]:
         """The parameters, float32[n] for the one fragment. Waits for the devices."""

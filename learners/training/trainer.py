@@ -14,13 +14,12 @@ import numpy as np
 
 from learners.config import InnerConfig, WarmStart
 from learners.training import state_arrays
-from learners.training.batches import Batches
 from learners.training.devices import placement
 from learners.training.devices.mesh import layout, put
 from learners.training.devices.placement import Placed
 from learners.training.precision import precise
 from learners.training.state_arrays import LeafPieces, here
-from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
+from learners.training.step import Aux, Batches, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Batch, Params, Task
 from learners.training.tree import Flat, ParameterTree, fresh, unsent
 from outer.protocol.fragments import Fragment

@@ -5,8 +5,6 @@ A command's module is imported when that command is asked for. `--help` needs na
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections import UserDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 RUN, WATCH, PLAN, PROVE, USE = ("Run", "Watch", "Plan, without training", "Prove", "Use the model")
-_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # unknown commands and options are of it; Typer exports it by no name
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ def _entry(panel: str, name: str, summary: str, attribute: str = "", module: str
 
 
 COMMANDS = (
-    _entry(RUN, "init", "Write a commented recipe with good defaults"),
+    _entry(RUN, "init", "Write a commented recipe with good defaults", module="recipes"),
     _entry(RUN, "run", "Train by a recipe, or resume a run that was stopped or died"),
     _entry(RUN, "submit", "Train by a recipe on a cluster, as a Ray job"),
     _entry(RUN, "join", "Give a run the learners of one more region, until it ends"),
@@ -55,15 +52,15 @@ COMMANDS = (
     _entry(RUN, "data", "Prepare and check token shards", "app"),
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
-    _entry(WATCH, "report", "Write report.html from a run's log as it is now"),
+    _entry(WATCH, "report", "Write report.html from a run's log as it is now", module="check"),
     _entry(WATCH, "track", "Show a run's curves in TensorBoard, Weights & Biases or MLflow"),
     _entry(PLAN, "plan", "Show what a run needs, sends and survives, and whether it fits"),
-    _entry(PLAN, "doctor", "Check this machine: versions, authentication, ports, memory, cores, packages"),
+    _entry(PLAN, "doctor", "Check this machine: authentication, memory, cores, packages"),
     _entry(PLAN, "check-task", "Check that a task does what learners and syncer rely on"),
     _entry(PROVE, "check", "Make every check on a run's log"),
     _entry(PROVE, "replay", "Compute a recorded run again and compare it to the bit"),
     _entry(USE, "evaluate", "Evaluate trained parameters on held-out samples: loss, and what else the task measures"),
-    _entry(USE, "export", "Write a run's final parameters, or a checkpoint's, for other programs, and read them back"),
+    _entry(USE, "export", "Write a run's parameters for other programs, and read them back", module="evaluate"),
     _entry(USE, "sample", "Print a prompt and a trained model's continuation"),
 )
 
@@ -102,7 +99,7 @@ def build(
 
 
 class Root(TyperGroup):
-    """`diloco` itself. With --json, it reports an unknown command or option in JSON, as other errors."""
+    """`diloco` itself."""
 
     entries: Sequence[CommandEntry] = ()
 
@@ -119,21 +116,6 @@ class Root(TyperGroup):
         }
         super().format_help(ctx, formatter)
         self.commands = imported
-
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> Any:
-        words = sys.argv[1:] if args is None else list(args)
-        try:
-            return super().main(args, *rest, **settings)
-        except SystemExit as ended:
-            error: Any = ended.__context__  # Typer has said it on stderr, and leaves
-            if "--json" in words and isinstance(error, _USAGE_ERROR):
-                from orchestrator.cli.errors import INPUT, as_record
-
-                command = error.ctx.command_path if error.ctx else "diloco"
-                message, fix = error.format_message(), f"see: {command} --help"
-                problem = {"field": "command line", "value": shlex.join(words), "message": message, "fix": fix}
-                print(as_record(INPUT, "input", "1 problem in the input", [problem]))
-            raise
 
 
 class Imported(UserDict[str, Any]):

@@ -1,15 +1,19 @@
-"""`diloco check RUN`: check a run's log."""
+"""`diloco check RUN` and `diloco report RUN`: check a run's log, or write its report, also while it runs."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.progress import Bars
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.report.write import write
 from orchestrator.store.readers import located
 
 
@@ -35,3 +39,30 @@ def check(run: Run = None, as_json: AsJson = False) -> None:
                     typer.echo(f"{'':15}{verdict.reason}")
         if not passed:
             raise typer.Exit(CHECK_FAILED)
+
+
+def report(
+    run: Run = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write here [report.html in the store].")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write report.html from a run's log as it is now."""
+    with reported(as_json):
+        store = located(run)
+        _check_out(out)
+        try:
+            path = str(write(store, out))
+        except ValueError as error:
+            fix = "restore the log as it was written; what is wrong with it: diloco check"
+            raise InputError([Problem("RUN", str(store.root), f"its log is damaged: {error}", fix)]) from error
+        typer.echo(json.dumps({"written": path}) if as_json else path)
+
+
+def _check_out(out: Path | None) -> None:
+    if out is None:
+        return
+    if out.suffix not in (".html", ".htm"):
+        raise InputError([Problem("--out", str(out), "must end in .html", f"write --out {out}.html")])
+    if not out.absolute().parent.is_dir():
+        fix = f"create it: mkdir -p {out.absolute().parent}"
+        raise InputError([Problem("--out", str(out), f"there is no folder {out.absolute().parent}", fix)])

@@ -52,13 +52,12 @@ def check_task(
 def _findings(recipe: Recipe, quiet: bool) -> list[Any]:
     """All findings; each is printed as it comes."""
     with host_only():
-        from learners.conformance import check, checks, fingerprint
+        from learners.conformance import checks, fingerprint
     batch_size = recipe.pools[0].batch_size
     data = recipe.data.model_dump(mode="json")
-    subject = check.Subject(
+    subject = checks.Subject(
         build=lambda: build_task(recipe),
         inner=recipe.inner,
-        sync=recipe.sync,
         batch_size=batch_size,
         seed=recipe.seed,
         elsewhere=lambda: fingerprint.elsewhere(recipe.task, recipe.model, data, recipe.seed, batch_size),

@@ -88,9 +88,8 @@ def _await(store: RunStore, where: Objects, before: int, seconds: float) -> int 
 
 def _failure(store: RunStore, before: int) -> str:
     """The log's reason for a failed checkpoint; empty if none failed."""
-    from orchestrator.eventlog.chain_reader import ChainReader, Findings
     from orchestrator.eventlog.facts import CheckpointFailed
-    from orchestrator.eventlog.reader import ORCHESTRATOR, store_of
+    from orchestrator.eventlog.reader import ORCHESTRATOR, ChainReader, Findings, store_of
 
     parts = ChainReader(store_of(store.root), ORCHESTRATOR, Findings()).poll()
     facts = (event.fact for part in parts for event in part.only((), (CheckpointFailed.__name__,)).events())

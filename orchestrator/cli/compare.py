@@ -24,7 +24,9 @@ from orchestrator.store.run_store import RUNS, RunStore, alone
 from orchestrator.store.status_text import number
 
 if TYPE_CHECKING:
-    from orchestrator.compare.runs import ComparedRun, Real
+    from orchestrator.cli.app import Wiring
+    from orchestrator.compare.modes import Case
+    from orchestrator.compare.runs import ComparedRun
 
 RESULT, LOCK = "compare.json", "compare.lock"
 OWN_PLAN = "recipe"
@@ -50,7 +52,7 @@ def compare(
 ) -> None:
     """Train a recipe in several ways, and set them side by side; the same command continues."""
     with heard_or_not(), reported(as_json):
-        from orchestrator.compare import comparison, runs, tables
+        from orchestrator.compare import comparison, runs
         from orchestrator.compare.modes import chosen, reference
 
         asked = chosen(modes)
@@ -65,7 +67,6 @@ def compare(
             if not resolved.eval.every:
                 fix = "give the syncer steps between two held-out losses, some twenty for a run"
                 raise InputError([Problem("eval.every", 0, "leaves nothing to compare but first and last losses", fix)])
-        real = runs.Real(context.obj.starter, context.obj.faults)
         store = RunStore(folder)
         with ExitStack() as held:
             try:
@@ -74,8 +75,8 @@ def compare(
             except OSError as error:
                 fix = "wait until another command has ended, or give another --out"
                 raise InputError([Problem("--out", str(folder), f"cannot be used: {error}", fix)]) from error
-            _train([run for run in all_runs if not run.finished], real, as_json)
-        found: dict[comparison.Case, list[Any]] = {}
+            _train([run for run in all_runs if not run.finished], context.obj, as_json)
+        found: dict[Case, list[Any]] = {}
         for run in all_runs:
             found.setdefault(run.case, []).append(run.outcome())
         result = comparison.compared(found, base)
@@ -84,9 +85,9 @@ def compare(
         if as_json:
             typer.echo(json.dumps(told))
         else:
-            for table in tables.tables(result):
+            for table in comparison.tables(result):
                 Console().print(table)
-            typer.echo(tables.sentence(result))
+            typer.echo(comparison.sentence(result))
             typer.echo(f"{folder / RESULT}; the runs are beside it, in MODE/seed-N")
         failed = [run for run in all_runs if not run.outcome().ok]
         for run in failed:
@@ -133,7 +134,9 @@ def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
 # ------------------------------------------------------------------ training
 
 
-def _train(waiting: Sequence[ComparedRun], by: Real, as_json: bool) -> None:
+def _train(waiting: Sequence[ComparedRun], by: Wiring, as_json: bool) -> None:
+    from orchestrator.compare import runs
+
     newest: dict[Path, float] = {}  # held-out loss, by the run's folder
 
     def show(run: ComparedRun, news: Mapping[str, Any]) -> None:
@@ -144,5 +147,5 @@ def _train(waiting: Sequence[ComparedRun], by: Real, as_json: bool) -> None:
 
     with Bars() as bars, apart(as_json):
         for run in waiting:
-            by.train(run, show)
+            runs.train(run, by.starter, by.faults, show)
             show(run, {"progress": 1.0, "eval_loss": None})

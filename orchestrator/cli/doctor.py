@@ -6,11 +6,9 @@ that takes the accelerators for a moment.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -31,31 +29,6 @@ from orchestrator.cli.options import AsJson
 from orchestrator.cli.recipes import ROOMS, foreign_packages
 from orchestrator.store.compile_cache import compilation_cache
 
-# The lower bounds that pyproject.toml declares and the tests run with.
-TESTED = {
-    "ray": "2.60.0",
-    "jax": "0.10.2",
-    "optax": "0.2.8",
-    "pydantic": "2.14",
-    "numpy": "2.4",
-    "scipy": "1.17",
-    "numba": "0.68",
-    "xxhash": "4.1",
-    "ml_dtypes": "0.6",
-    "typer": "0.29",
-    "rich": "15.0",
-    "tomli-w": "1.2",
-    "psutil": "7.0",
-    "safetensors": "0.8",
-    "fsspec": "2026.9",
-    "pyarrow": "26.0",
-    "duckdb": "2.0.1",
-    "jinja2": "3.1",
-    "matplotlib": "3.11",
-    "aiohttp": "3.14",
-    "requests": "2.34",
-}
-PYTHON = ((3, 11), (3, 14))  # from, below
 GIB = 2**30
 
 
@@ -65,7 +38,7 @@ Gpu = Annotated[bool, typer.Option("--gpu", help="Also use this machine's accele
 
 
 def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:
-    """Check this machine: versions, authentication, ports, memory, cores, packages; exit code 2 on a failure."""
+    """Check this machine: authentication, memory, cores, packages; exit code 2 on a failure."""
     with reported(as_json):
         found = [*findings(Path.cwd()), *(device_findings() if gpu else ())]
         sound = all(finding.status != "failure" for finding in found)
@@ -82,10 +55,7 @@ def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:
 
 def findings(folder: Path) -> Iterator[DeviceFinding]:
     """All findings, for a run started in this folder."""
-    yield _python()
-    yield from (_version(package, least) for package, least in TESTED.items())
     yield _authentication()
-    yield _ports()
     yield _memory()
     yield _cores()
     yield _accelerators()
@@ -131,40 +101,7 @@ def _packages(folder: Path) -> DeviceFinding:
     return DeviceFinding("packages", "ok", f"nothing in {folder} hides {', '.join(ROOMS)}")
 
 
-def _python() -> DeviceFinding:
-    version = sys.version_info[:2]
-    found = ".".join(map(str, sys.version_info[:3]))
-    if PYTHON[0] <= version < PYTHON[1]:
-        return DeviceFinding("python", "ok", found)
-    return DeviceFinding("python", "failure", f"{found} is not from 3.11 to 3.13", "use a tested Python")
-
-
-def _version(package: str, least: str) -> DeviceFinding:
-    try:
-        found = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return DeviceFinding(package, "failure", "not installed", f"pip install '{package}>={least}'")
-    if _release(found) < _release(least):
-        return DeviceFinding(
-            package, "failure", f"{found} is below the tested {least}", f"pip install '{package}>={least}'"
-        )
-    return DeviceFinding(package, "ok", found)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """2.60.0rc1 as (2, 60, 0): the leading digits of each part."""
-    numbers = []
-    for text in version.split("+")[0].split("."):
-        digits = text[: len(text) - len(text.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    while numbers and numbers[-1] == 0:
-        numbers.pop()  # 2.60 and 2.60.0 are one release
-    return tuple(numbers)
-
-
-# ------------------------------------------------------------------ authentication and ports
+# ------------------------------------------------------------------ authentication
 
 
 def _authentication() -> DeviceFinding:
@@ -193,18 +130,6 @@ def _authentication() -> DeviceFinding:
             "for a cluster, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (mode 0600) on every host",
         )
     return DeviceFinding("authentication", "ok", "by token")
-
-
-def _ports() -> DeviceFinding:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(1)
-            with socket.create_connection(listener.getsockname(), timeout=2.0):
-                return DeviceFinding("ports", "ok", "loopback ports can be bound and reached")
-    except OSError as error:
-        fix = "allow TCP on 127.0.0.1: a local cluster talks over it"
-        return DeviceFinding("ports", "failure", f"no loopback port can be used: {error}", fix)
 
 
 # ------------------------------------------------------------------ the machine

@@ -1,6 +1,6 @@
-"""`diloco evaluate RUN`: the held-out loss and the task's own metrics of trained parameters, after the fact.
+"""`diloco export RUN` and `diloco evaluate RUN`: trained parameters for other programs, and their losses.
 
-On all devices that JAX finds here, as a learner's step. Never on the learners' way: it reads files alone.
+Evaluated on all devices that JAX finds here, as a learner's step. Never on the learners' way: it reads files alone.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from learners.config import CorpusConfig
-from orchestrator.cli.checkpoint import kept
+from orchestrator.cli.checkpoint import kept, unknown
 from orchestrator.cli.errors import apart, reported
-from orchestrator.cli.export import NEWEST, of_checkpoint
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.cli.permission import recipe_of_parameters
 from orchestrator.cli.progress import Bars
+from orchestrator.cli.recipes import import_from, permit
 from orchestrator.recipe.config import EvalConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import parse
@@ -32,42 +30,91 @@ from orchestrator.store.run_store import RunStore
 if TYPE_CHECKING:
     from orchestrator.store.export import ExportedModel
 
+
+NEWEST = "newest"
+
+
+def export(
+    run: Run = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file or folder to write [model.safetensors, or model].", show_default=False)
+    ] = None,
+    form: Annotated[
+        Literal["safetensors", "huggingface"],
+        typer.Option("--format", help="One file; a folder for transformers."),
+    ] = "safetensors",
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="N|newest", help="A checkpoint's parameters instead of the final ones.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's parameters for other programs, and read them back."""
+    with reported(as_json):
+        store = located(run)
+        from orchestrator.store import export as files
+
+        model = files.of_run(store) if checkpoint is None else of_checkpoint(store, checkpoint)
+        out = out or Path("model.safetensors" if form == "safetensors" else "model")
+        files.write(model, out, form)
+        written = sum(each.stat().st_size for each in (out.rglob("*") if out.is_dir() else [out]) if each.is_file())
+        elements = sum(values.size for values in model.tensors.values())
+        if as_json:
+            told = {"path": str(out), "tensors": len(model.tensors), "elements": elements, "metadata": model.metadata}
+            typer.echo(json.dumps(told))
+            return
+        if model.left_out:
+            names = ", ".join(sorted(model.left_out))
+            typer.echo(f"left out: {names}; they are in no commit, and the task's init gives their initial values")
+        typer.echo(
+            f"wrote {out}: {len(model.tensors)} tensors, {elements:,} elements in float32, "
+            f"{written:,} bytes; read back with digest {model.metadata['digest']}"
+        )
+
+
+def of_checkpoint(store: RunStore, wanted: str) -> ExportedModel:
+    """Raises InputError for a checkpoint that is missing or damaged."""
+    from orchestrator.store import checkpoints, export
+    from outer.journal.framing import Damaged
+
+    with kept(store) as where:
+        numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
+        if not numbers or not (wanted == NEWEST or (wanted.isdecimal() and int(wanted) in numbers)):
+            raise InputError([unknown("--checkpoint", wanted, numbers)])
+        snapshot = numbers[-1] if wanted == NEWEST else int(wanted)
+        try:
+            return export.of_checkpoint(store, where, snapshot)
+        except Damaged as error:
+            others = ", ".join(str(number) for number in numbers if number != snapshot) or "none"
+            fix = f"give another: {others}; which are whole: diloco checkpoint verify"
+            problem = Problem("--checkpoint", wanted, f"checkpoint {snapshot} is damaged: {error}", fix)
+            raise InputError([problem]) from error
+
+
 ALL = "all"
-# A recipe for its [eval] alone, where parameters come from a file.
-_AROUND: dict[str, Any] = {"name": "file", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}}
 OWN = "held-out"
 
 
 def evaluate(
     run: Run = None,
-    from_: Annotated[Path | None, typer.Option("--from", help="Instead of a run, a file of diloco export.")] = None,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="N|newest|all", help="Of checkpoints, instead of the final parameters.")
     ] = None,
-    on: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=PATH", help="Also on the held-out part of other text, or of a prepared folder."),
-    ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of [eval], e.g. eval.sequences=4096."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key of [eval], such as eval.sequences or eval.sets."
+        ),
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(metavar="FACTORY", help="The parameters' task, if it is not built in: allows its code to run."),
+        typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate trained parameters on held-out samples: loss, and what else the task measures."""
     with reported(as_json):
-        if run is not None and from_ is not None:
-            raise InputError([Problem("--from", str(from_), "is given with a run", "leave out one of the two")])
-        if from_ is not None and checkpoint is not None:
-            raise InputError([Problem("--checkpoint", checkpoint, "belongs to a run", "leave out one of the two")])
         with apart(as_json):
-            rows = [
-                *_rows(None if from_ is not None else located(run), from_, checkpoint, on or [], overrides or [], task)
-            ]
+            rows = [*_rows(located(run), checkpoint, overrides or [], task)]
         if as_json:
             typer.echo(json.dumps(rows))
         else:
@@ -75,12 +122,7 @@ def evaluate(
 
 
 def _rows(
-    store: RunStore | None,
-    file: Path | None,
-    checkpoint: str | None,
-    on: list[str],
-    overrides: list[str],
-    allowed: str | None,
+    store: RunStore, checkpoint: str | None, overrides: list[str], allowed: str | None
 ) -> Iterator[dict[str, Any]]:
     """A row for each model and set. Raises InputError."""
     from learners.training import tree  # JAX starts here: while a task is built it would see CPUs alone
@@ -88,22 +130,18 @@ def _rows(
     from learners.training.evaluator import Measurement
     from learners.training.task import loss_unit
 
-    base = _AROUND if store is None else recipe_of(store).canonical()
-    asked = parse(base, overrides).eval
+    recipe = recipe_of(store)
+    asked = parse(recipe.canonical(), overrides).eval
+    permit(recipe.task, allowed)
+    import_from(Path.cwd())
     count = asked.sequences
     with Bars() as bars:
         sets: list[tuple[str, Measurement]] = []
-        for name, model in _models(store, file, checkpoint):
-            if not sets:  # all are of one run, so of one task
-                sets = [
-                    (label, Measurement(task, None))
-                    for label, task in _sets(recipe_of_parameters(model, allowed), asked, on)
-                ]
+        for name, model in _models(store, checkpoint):
+            sets = sets or [(label, Measurement(task, None)) for label, task in _sets(recipe, asked)]
             for label, measurement in sets:
                 task = measurement.task
-                params = tree.parameters(
-                    task, model.tensors, model.task["seed"], model.warm_start, measurement.shardings
-                )
+                params = tree.parameters(task, model.tensors, recipe.seed, recipe.warm_start, measurement.shardings)
                 found = measurement.means(
                     params, count, asked.batch_size, partial(_show, bars, f"{name}: {label}", count)
                 )
@@ -124,14 +162,12 @@ def _show(bars: Bars, line: str, total: int, done: int) -> None:
     bars.show(line, done, total, f"{done:,} of {total:,} samples")
 
 
-def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -> Iterator[tuple[str, ExportedModel]]:
-    from orchestrator.store import checkpoints, export
+def _models(store: RunStore, checkpoint: str | None) -> Iterator[tuple[str, ExportedModel]]:
+    from orchestrator.store import checkpoints
+    from orchestrator.store import export as files
 
-    if store is None:
-        assert file is not None
-        yield file.name, export.of_file(file)
-    elif checkpoint is None:
-        yield "final", export.of_run(store)
+    if checkpoint is None:
+        yield "final", files.of_run(store)
     elif checkpoint != ALL:
         model = of_checkpoint(store, checkpoint)
         yield f"checkpoint {model.metadata['checkpoint']}", model
@@ -142,26 +178,18 @@ def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -
             yield f"checkpoint {number}", of_checkpoint(store, number)
 
 
-def _sets(recipe: Recipe, asked: EvalConfig, on: list[str]) -> Iterator[tuple[str, Any]]:
-    """The run's held-out samples, those of its further sets and of `on`, each as the task that gives them."""
-    from learners.training.data import corpus, manifest
+def _sets(recipe: Recipe, asked: EvalConfig) -> Iterator[tuple[str, Any]]:
+    """The run's held-out samples, those of its further sets, each as the task that gives them."""
+    from learners.training.data import corpus
     from orchestrator.recipe.tasks import build_task
 
     yield OWN, build_task(recipe)
-    sets = recipe.model_copy(update={"eval": asked}).held_out_sets
-    for text in on:
-        name, _, path = text.partition("=")
-        if not name or not path:
-            fix = "write for example: --on wiki=texts/wiki"
-            raise InputError([Problem("--on", text, "is no NAME=PATH", fix)])
-        kind: Any = "tokens" if "://" in path or (Path(path).expanduser() / manifest.FILE).exists() else "bytes"
-        sets[name] = recipe.data.of(CorpusConfig.model_construct(name=name, kind=kind, path=path))
+    for name, data in recipe.model_copy(update={"eval": asked}).held_out_sets.items():
         try:
-            corpus.check_beside(recipe.data, sets[name])
+            corpus.check_beside(recipe.data, data)
         except ValueError as error:
             message, _, fix = str(error).rpartition("; ")
-            raise InputError([Problem("--on", text, message or fix, fix)]) from error
-    for name, data in sets.items():
+            raise InputError([Problem("eval.sets", name, message or fix, fix)]) from error
         yield name, build_task(recipe.model_copy(update={"data": data}))
 
 

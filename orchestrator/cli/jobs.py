@@ -5,8 +5,6 @@ Raises ConnectionError, with the fix, where the server does not answer or does n
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import os
@@ -15,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
@@ -23,12 +20,10 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from orchestrator.cli.errors import FAILED, INTERRUPTED, OK
 from orchestrator.cli.submission import CPUS, Submission, packed, runtime_env
 from orchestrator.recipe.problems import InputError, Problem
-from outer.background import thread
 
 KNOCK_S, ANSWER_S = 5.0, 60.0  # to connect; to answer, an upload included
 POLL_S = 0.5
 PENDING_S = 30.0  # until it is said that a job has not started
-ASK_S = 5.0  # between two questions whether the server is still there
 LOST_S = 60.0  # without an answer while following
 AGENT_S = 60.0  # for a job agent to come up
 NO_AGENT = "No available agent"
@@ -133,66 +128,27 @@ def follow(client: Jobs, submission_id: str, say: Callable[[str], None]) -> JobD
 
     Interrupted, it leaves the job going.
     """
-    follower = _Follower(client, submission_id, say)
-    explain_at = time.monotonic() + PENDING_S
+    answered_at, said = time.monotonic(), 0  # said: characters
+    explain_at = answered_at + PENDING_S
     while True:
         try:
-            job = follower.ask()
+            job = client.get_job_info(submission_id)
             if job.status != JobStatus.PENDING:
-                asyncio.run(follower.tail())
-                job = follower.ask()
+                text = client.get_job_logs(submission_id)  # whole: a run prints a line in some seconds
+                if len(text) > said:
+                    say(text[said:])
+                    said = len(text)
             elif time.monotonic() > explain_at:
                 explain_at = float("inf")
                 waits_for = f"{CPUS} CPU on a node with the labels of run.control"
                 say(f"not started after {PENDING_S:.0f} s; it waits for {waits_for}\n")
             if job.status.is_terminal():
                 return job
-        except (requests.exceptions.RequestException, aiohttp.ClientError, RuntimeError, ConnectionError) as error:
-            if time.monotonic() - follower.answered_at > LOST_S:
+            answered_at = time.monotonic()
+        except (requests.exceptions.RequestException, RuntimeError, ConnectionError) as error:
+            if time.monotonic() - answered_at > LOST_S:
                 raise ConnectionError(f"the job server at {client.get_address()} has gone: {error}") from error
         time.sleep(POLL_S)
-
-
-class _Follower:
-    """Prints a job's output once, and knows when its server last answered."""
-
-    def __init__(self, client: Jobs, submission_id: str, say: Callable[[str], None]) -> None:
-        self.answered_at = time.monotonic()
-        self._client, self._id, self._say = client, submission_id, say
-        self._said = 0  # characters
-
-    def ask(self) -> JobDetails:
-        job = self._client.get_job_info(self._id)
-        self.answered_at = time.monotonic()
-        return job
-
-    async def tail(self) -> None:
-        """Print until the server closes, and ask meanwhile whether it is there: Ray's client waits for ever."""
-        printing = asyncio.ensure_future(self._print())
-        while not printing.done():
-            await asyncio.wait({printing}, timeout=ASK_S)
-            if not printing.done():
-                await _aside(self.ask)
-        await printing
-
-    async def _print(self) -> None:
-        """From the first character on that has not been printed; the server always begins at the beginning."""
-        seen = 0
-        with contextlib.suppress(RuntimeError, aiohttp.ClientError):  # cut off: `follow` looks whether it has ended
-            async for chunk in self._client.tail_job_logs(self._id):
-                seen += len(chunk)
-                if seen > self._said:
-                    self._say(chunk[len(chunk) - (seen - self._said) :])
-                    self._said = seen
-
-
-def _aside(work: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Like asyncio.to_thread, but an interrupt does not wait for the thread."""
-    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()
-
-    thread("aside", lambda: future.set_result(work()), future.set_exception)
-    return asyncio.wrap_future(future)
 
 
 def outcome(job: JobDetails) -> tuple[int, str]:

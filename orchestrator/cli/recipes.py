@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import importlib.machinery
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 import orchestrator
-from orchestrator.recipe.config import Recipe
+from orchestrator.cli.errors import reported
+from orchestrator.recipe.config import Recipe, is_name
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.toml_text import load
+from orchestrator.recipe.toml_text import load, template
 from orchestrator.recipe.validation import problems as semantic_problems
 from orchestrator.recipe.validation import resolve
 from orchestrator.store.run_store import RunStore
+
+if TYPE_CHECKING:
+    pass
+
 
 ROOMS = ("outer", "learners", "orchestrator", "chaos")
 
@@ -66,3 +76,34 @@ def foreign_packages(folder: Path) -> list[Problem]:
             fix = f"start from another folder, or rename that {room}"
             problems.append(Problem("working directory", str(origin), message, fix))
     return problems
+
+
+_OWN = re.compile(r"learners\.training\.models\.\w+:\w+")  # the tasks that come with this package
+
+
+def permit(named: str, allowed: str | None, option: str = "--task") -> None:
+    """Raise InputError unless the named task is built in, or is the one that the user allows with `option`."""
+    if named == allowed or (allowed is None and _OWN.fullmatch(named)):
+        return
+    if allowed is None:
+        message = f"is required: the run names {named}, whose code would run here"
+        fix = f"if you trust that code, as it is on this machine, add {option} {shlex.quote(named)}"
+    else:
+        message, fix = f"is not the {option[2:]} of this run, {named}", "give that one, if you trust its code"
+    raise InputError([Problem(option, allowed, message, fix)])
+
+
+def init(path: Annotated[Path, typer.Argument(help="The file to write, for example my-run.toml.")]) -> None:
+    """Write a commented recipe with good defaults."""
+    with reported():
+        name = path.stem if is_name(path.stem) else "my-run"
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(template(name))
+        except FileExistsError:
+            problem = Problem("PATH", str(path), "exists already", "give another path; nothing was overwritten")
+            raise InputError([problem]) from None
+        except OSError as error:
+            problem = Problem("PATH", str(path), f"cannot be written: {error}", "give a path in a folder that exists")
+            raise InputError([problem]) from error
+        typer.echo(f"wrote {path}; start it with: diloco run {path}")

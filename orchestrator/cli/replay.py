@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,8 +14,8 @@ import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.cli.permission import permit
 from orchestrator.cli.progress import Bars
+from orchestrator.cli.recipes import permit
 from orchestrator.eventlog.events import finite
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.recipe.problems import InputError, Problem
@@ -37,7 +36,6 @@ KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared
 def replay(
     run: Run = None,
     until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="The last syncer step to replay.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the parameters there.")] = None,
     task: Annotated[
         str | None,
         typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
@@ -50,7 +48,7 @@ def replay(
 ) -> None:
     """Compute a recorded run again and compare it to the bit; exit code 5 if it differs, or was not fully recorded."""
     with reported(as_json):
-        _replay(_log(run), until, out, task, rule or [], as_json)
+        _replay(_log(run), until, task, rule or [], as_json)
 
 
 @dataclass(frozen=True)
@@ -106,29 +104,26 @@ def _log(run: str | None) -> _Log:
 def _replay(
     log: _Log,
     until: int | None,
-    out: Path | None,
     allowed: str | None,
     rules: list[str],
     as_json: bool,
 ) -> None:
     with host_only():  # accelerators are the processes' that repeat the learners
-        from orchestrator.replay.replayer import FILE, play
+        from orchestrator.replay.replayer import play
     from orchestrator.replay.environment import needed
     from orchestrator.replay.incarnation import TapeError
     from orchestrator.replay.tape import tape_of
 
     store = log.store
     recipe = recipe_of(store)
-    permit(recipe.task, allowed, "the run names", "this run")
+    permit(recipe.task, allowed)
     named = [each for each in (recipe.outer.merge, recipe.outer.optimizer) if ":" in each]
     for each in rules:
         if each not in named:
-            permit(named[0] if named else recipe.outer.merge, each, "the run names", "this run", "--rule")
+            permit(named[0] if named else recipe.outer.merge, each, "--rule")
     for each in named:
-        permit(each, each if each in rules else None, "the run names", "this run", "--rule")
+        permit(each, each if each in rules else None, "--rule")
     _check_recipe(log)
-    if out is not None:
-        _check_out(out, FILE)
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # as for a run
@@ -136,7 +131,7 @@ def _replay(
         tape = tape_of(log.said, until)
         _check_until(until, log.last_step, bool(tape.commits))
         with Bars() as bars, apart(True):  # whatever the task prints
-            outcome = play(tape, recipe, needed(tape), out, partial(_show, bars, len(tape.commits)))
+            outcome = play(tape, recipe, needed(tape), partial(_show, bars, len(tape.commits)))
     except TapeError as error:
         fix = f"what else the log tells of this: diloco check {store.root}"
         raise InputError([Problem("RUN", str(store.root), f"cannot be replayed: {error}", fix)]) from error
@@ -157,16 +152,6 @@ def _check_recipe(log: _Log) -> None:
         raise InputError([Problem("RUN", str(log.store.root), message, f"restore {RECIPE_FILE}")])
 
 
-def _check_out(out: Path, name: str) -> None:
-    """Refuse an unusable --out before the replay begins."""
-    if (out / name).exists():
-        raise InputError([Problem("--out", str(out), f"holds a {name} already", "give another folder")])
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        message = f"cannot be written: {there} is {'not writable' if there.is_dir() else 'a file'}"
-        raise InputError([Problem("--out", str(out), message, "give another folder")])
-
-
 def _check_until(until: int | None, last: int, commits: bool) -> None:
     if until is None or (commits and until <= last):
         return
@@ -185,8 +170,6 @@ def _told(outcome: Mapping[str, Any]) -> list[str]:
         words = f"{same:,} of {compared:,} equal" if compared else "not recorded" if computed else "none"
         lines.append(f"  {kind:15} {words}{f', {computed - compared:,} not recorded' * (0 < compared < computed)}")
     lines.append(f"  {'digest':15} {outcome['digest']}")
-    if outcome["out"]:
-        lines.append(f"  {'written':15} {outcome['out']}")
     verdict = "unknown: not all was recorded" if equal is None else "yes" if equal else "no"
     lines.append(f"  {'bit-equal':15} {verdict}")
     if equal is False:

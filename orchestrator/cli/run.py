@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.cli.errors import CHECK_FAILED, FAILED, INTERRUPTED, OK, apart, heard_or_not, reported
 from orchestrator.cli.options import AsJson, Overrides, RunDir
 from orchestrator.cli.recipes import prepare, store_of
-from orchestrator.cli.summary import block
-from orchestrator.cli.terminal import LiveView
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump
+from orchestrator.report.headline import STATUS_WORDS, checks_words, tiles
 from orchestrator.report.write import HTML
 from orchestrator.runtime.job import misplaced
+from orchestrator.store import status_text as words
 from orchestrator.store import watch
 from orchestrator.store.readers import RECIPE_FILE, status_of
 from orchestrator.store.resume import data_changed, occupied, reopen
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
+from orchestrator.store.status_text import DASH, seconds, text
 from outer.journal.object_store import Folder
 
 
@@ -152,3 +158,119 @@ def code_of(summary: Mapping[str, Any]) -> int:
     if summary["ok"] or (summary["state"] == "stopped" and not violated):
         return OK  # stopped early, some checks may not have been exercised yet
     return FAILED if summary["state"] == "failed" else CHECK_FAILED
+
+
+WIDTH = 19  # of the labels
+
+
+def block(summary: Mapping[str, Any], folder: str) -> str:
+    """The summary of a run for people, with the place of its files. Unknown values show as a dash."""
+    return "\n".join(f"  {label:<{WIDTH}}{words}".rstrip() for label, words in _lines(summary, folder))[2:]
+
+
+def _lines(summary: Mapping[str, Any], folder: str) -> Iterator[tuple[str, str]]:
+    """(label, words) of each line."""
+    ended = ", ok" if summary.get("ok") else "" if summary.get("state") == "stopped" else ", NOT OK"
+    yield f"{text(summary.get('name'))}: {text(summary.get('state'))}{ended}", ""
+    if summary.get("state") != "finished":
+        yield "because", text(summary.get("reason"))
+    for tile in tiles(summary):
+        yield tile.label.lower(), f"{tile.value}, {tile.detail}"
+    for fault in summary.get("faults") or []:
+        origin = "" if fault.get("injected", True) else " (not injected)"
+        yield (
+            "",
+            f"{text(fault.get('kind'))} {text(fault.get('target'))} at {seconds(fault.get('at_s'))}{origin}: "
+            f"detected after {seconds(fault.get('detection_s'))}, recovered after {seconds(fault.get('recovery_s'))}",
+        )
+    checks = summary.get("checks") or []
+    yield "checks", checks_words(checks) if checks else DASH
+    for check in checks:
+        if check.get("status") not in ("pass", "idle"):
+            status = STATUS_WORDS.get(str(check.get("status")), DASH)
+            yield "", f"{status} {text(check.get('name'))}: {text(check.get('reason'))}"
+    yield "files", folder
+
+
+PLAIN_EVERY_S = 5.0
+# Columns in the order in which a narrow terminal keeps them, with the width from which each is shown.
+SHOWN_FROM = {
+    "learner": 0,
+    "state": 0,
+    "step": 40,
+    "tokens/s": 50,
+    "lag": 60,
+    "last fault": 76,
+    "loss": 96,
+    "round": 104,
+    "lease": 112,
+}
+STYLES = {"stepping": "green", "running": "green", "finished": "green", "failed": "red", "stopped": "yellow"}
+
+
+class LiveView:
+    """Update it with each new status; close it before printing anything else.
+
+    With `json_mode` it prints plain lines, on a console that should then be stderr.
+    """
+
+    def __init__(self, console: Console, json_mode: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._live: Live | None = None
+        self._said_at = float("-inf")
+        self._last: Mapping[str, Any] = {}
+        if console.is_terminal and not console.is_dumb_terminal and not json_mode:
+            self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+            self._live.start()
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        if self._live is not None:
+            self._live.update(picture(status, self._console.width), refresh=True)
+        else:
+            self._print_news(status)
+        self._last = status
+
+    def close(self) -> None:
+        """Leave the last picture standing and give the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _print_news(self, status: Mapping[str, Any]) -> None:
+        news = words.states(status) != words.states(self._last)
+        if not news and self._clock() - self._said_at < PLAIN_EVERY_S:
+            return
+        self._said_at = self._clock()
+        for line in [*words.changes(self._last, status), words.headline(status)]:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def picture(status: Mapping[str, Any], width: int) -> RenderableType:
+    """The whole status for a terminal of this many columns."""
+    lines = [words.headline(status), *words.aux_line(status), words.syncer_line(status)]
+    lines += [*words.shard_lines(status), *words.conditions(status)]
+    return Group(*(Text(line) for line in lines), _bar(status, width), _table(status, width))
+
+
+def _bar(status: Mapping[str, Any], width: int) -> RenderableType:
+    left = words.seconds(words.part(status, "run").get("eta_s"))
+    line = Table.grid(padding=(0, 1))
+    line.add_row(
+        ProgressBar(total=1.0, completed=words.progress(status), width=max(5, min(60, width - 30))),
+        Text(f"{100 * words.progress(status):.0f} %, {left} left", no_wrap=True),
+    )
+    return line
+
+
+def _table(status: Mapping[str, Any], width: int) -> Table:
+    shown = [column for column in words.COLUMNS if SHOWN_FROM.get(column, 10**6) <= width]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in shown:
+        table.add_column(column, no_wrap=True, overflow="ellipsis", justify="left" if column in _LEFT else "right")
+    for learner in status.get("learners") or []:
+        cells = dict(zip(words.COLUMNS, words.row(learner), strict=True))
+        style = STYLES.get(cells["state"], "yellow")
+        table.add_row(*(Text(cells[column], style=style if column == "state" else "") for column in shown))
+    return table
+
+
+_LEFT = ("learner", "state", "last fault")

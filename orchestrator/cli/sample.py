@@ -1,7 +1,7 @@
 """`diloco sample RUN`: text from a trained language model.
 
-A run's folder or an exported file may come from anyone, and names the task whose code runs. That code runs only if it
-is built in, or if the user names it too.
+A run's folder may come from anyone, and names the task whose code runs. That code runs only if it is built in, or if
+the user names it too.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import typer
 
 from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.cli.permission import recipe_of_parameters
+from orchestrator.cli.recipes import import_from, permit
 from orchestrator.recipe.config import SEED_MAX, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import build_task, host_only
-from orchestrator.store.readers import located
+from orchestrator.store.readers import located, recipe_of
 
 
 def sample(
     run: Run = None,
-    from_: Annotated[Path | None, typer.Option("--from", help="Instead of a run, a file of diloco export.")] = None,
     task: Annotated[
         str | None,
-        typer.Option(metavar="FACTORY", help="The parameters' task, if it is not built in: allows its code to run."),
+        typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
     ] = None,
     prompt: Annotated[str, typer.Option(help="The beginning of the text.")] = "",
     length: Annotated[int, typer.Option(min=1, help="Bytes to add.")] = 200,
@@ -39,26 +38,26 @@ def sample(
 ) -> None:
     """Print a prompt and a trained model's continuation."""
     with reported(as_json):
-        if run is not None and from_ is not None:
-            raise InputError([Problem("--from", str(from_), "is given with a run", "leave out one of the two")])
+        store = located(run)
         from orchestrator.store import export
 
-        model = export.of_file(from_) if from_ is not None else export.of_run(located(run))
-        recipe = recipe_of_parameters(model, task)
+        model, recipe = export.of_run(store), recipe_of(store)
+        permit(recipe.task, task)
+        import_from(Path.cwd())
         with host_only():
             from learners.training import evaluator, tree
         given = os.fsencode(prompt)  # bytes as they were typed, UTF-8 or not
         try:
             with apart(as_json):
                 speaking = _speaking(recipe)
-                params = tree.parameters(speaking, model.tensors, model.task["seed"], model.warm_start)
+                params = tree.parameters(speaking, model.tensors, recipe.seed, recipe.warm_start)
                 said = evaluator.sample(speaking, params, given, length, temperature, top_k, seed)
         except ValueError as error:
             message, _, fix = str(error).rpartition("; ")
-            raise InputError([Problem("RUN", run or str(from_), message or fix, fix)]) from error
+            raise InputError([Problem("RUN", run, message or fix, fix)]) from error
         text = (given + said).decode(errors="replace")
         if as_json:
-            told = {"text": text, "bytes": base64.b64encode(said).decode(), "seed": seed, "run": model.metadata["run"]}
+            told = {"text": text, "bytes": base64.b64encode(said).decode(), "seed": seed, "run": recipe.name}
             typer.echo(json.dumps(told))
         else:
             typer.echo(text)

@@ -17,8 +17,7 @@ from orchestrator.cli.options import Run
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.recipe.toml_text import load
 from orchestrator.store.readers import RECIPE_FILE, located
-from orchestrator.telemetry.sinks import SINKS, Sink
-from orchestrator.telemetry.tracking import Curves
+from orchestrator.telemetry.tracking import SINKS, Curves, Sink
 
 
 def track(

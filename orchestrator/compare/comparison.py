@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
+from rich import box
+from rich.table import Table
 from scipy.special import stdtrit
 
-from orchestrator.compare.modes import Mode
-from orchestrator.compare.outcome import RunOutcome
+from orchestrator.compare.modes import Case, Mode
+from orchestrator.compare.runs import RunOutcome
+from orchestrator.store.status_text import DASH, number, percent, seconds
 
 
 @dataclass(frozen=True)
@@ -22,22 +26,6 @@ class LossDifference:
     each: tuple[float, ...]
     mean: float
     half_width: float | None  # of Student's 95 % interval; None for one seed
-
-
-@dataclass(frozen=True)
-class Case:
-    """A mode, without faults or under the plan."""
-
-    mode: Mode
-    chaos: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.mode.name} + faults" if self.chaos else self.mode.name
-
-    @property
-    def folder(self) -> str:
-        return f"{self.mode.name}-chaos" if self.chaos else self.mode.name
 
 
 @dataclass(frozen=True)
@@ -135,6 +123,12 @@ def as_json(comparison: Comparison, folder: str) -> dict[str, Any]:
     }
 
 
+MEANS = (
+    "committed", "steps", "wall_s", "tokens_per_s", "goodput_time", "goodput_tokens", "participation", "up_bytes",
+    "down_bytes", "faults",
+)  # fmt: skip
+
+
 def _row_as_json(row: Row) -> dict[str, Any]:
     return {
         "mode": row.case.mode.name,
@@ -147,16 +141,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "relative_difference": row.relative,
         "difference_to_calm": row.against_calm and asdict(row.against_calm),
         "relative_difference_to_calm": row.relative_calm,
-        "committed": row.mean(lambda each: each.committed),
-        "steps": row.mean(lambda each: each.steps),
-        "wall_s": row.mean(lambda each: each.wall_s),
-        "tokens_per_s": row.mean(lambda each: each.tokens_per_s),
-        "goodput_time": row.mean(lambda each: each.goodput_time),
-        "goodput_tokens": row.mean(lambda each: each.goodput_tokens),
-        "participation": row.mean(lambda each: each.participation),
-        "up_bytes": row.mean(lambda each: each.up_bytes),
-        "down_bytes": row.mean(lambda each: each.down_bytes),
-        "faults": row.mean(lambda each: each.faults),
+        **{name: row.mean(attrgetter(name)) for name in MEANS},
         "recovery_s": row.recovery_s,
         "seeds": [asdict(each) for each in row.outcomes],
     }
@@ -188,3 +173,92 @@ def spread(losses: Sequence[float]) -> tuple[float | None, float | None]:
 def half_width(samples: Sequence[float]) -> float:
     """Half of Student's 95 % interval for the mean of two or more independent samples."""
     return float(stdtrit(len(samples) - 1, 0.975)) * statistics.stdev(samples) / math.sqrt(len(samples))
+
+
+def sentence(result: Comparison) -> str:
+    """Say the result for the first row that is not the reference, and for the first under faults."""
+    others = [row for row in result.rows if row.case != result.reference]
+    if not others:
+        return f"Only {result.reference.name} was trained: there is nothing to compare it with."
+    compared = [_said(row.against, row.relative, row.case.name, result.reference.name) for row in others[:1]]
+    struck = [row for row in others if row.against_calm is not None][:1]
+    compared += [_said(row.against_calm, row.relative_calm, row.case.name, row.case.mode.name) for row in struck]
+    return " ".join(compared)
+
+
+def _said(found: LossDifference | None, relative: float | None, name: str, other: str) -> str:
+    if found is None or relative is None:
+        return f"{name} and {other} have no seed that finished in both: nothing to compare."
+    pairs = f"over {len(found.seeds)} paired seeds" if len(found.seeds) > 1 else "with one seed, so without interval"
+    half = "" if found.half_width is None else f" ± {found.half_width:.4f}"
+    where = "above" if found.mean >= 0 else "below"
+    amount = f"{abs(found.mean):.4f}{half} ({abs(relative):.2%}) {where}"
+    return f"At equal tokens the held-out loss of {name} is {amount} that of {other}, {pairs}."
+
+
+def tables(result: Comparison) -> Iterator[Table]:
+    """A row for each case: losses at equal tokens and after equal times; what it made of its time, and what it sent."""
+    at_tokens, after = f"loss at {_short(result.tokens)} tokens", f"loss after {seconds(result.seconds)}"
+    yield _table(
+        ("mode", at_tokens, f"minus {result.reference.name}", "%", after),
+        [
+            (
+                _name(row),
+                _loss_cell(row),
+                _difference_cell(row.against),
+                DASH if row.relative is None else f"{100 * row.relative:+.2f}",
+                number(row.at_seconds, 4),
+            )
+            for row in result.rows
+        ],
+    )
+    struck = any(row.case.chaos for row in result.rows)
+    yield _table(
+        ("mode", "tokens/s", "goodput", "participation", "MB up a step", "down", *("faults", "recovery")[: 2 * struck]),
+        [
+            (
+                _name(row),
+                number(row.mean(lambda each: each.tokens_per_s)),
+                percent(row.mean(lambda each: each.goodput_time)),
+                percent(row.mean(lambda each: each.participation)),
+                _mb(row.mean(lambda each: each.up_bytes)),
+                _mb(row.mean(lambda each: each.down_bytes)),
+                *((number(row.mean(lambda each: each.faults), 1), seconds(row.recovery_s)) if struck else ()),
+            )
+            for row in result.rows
+        ],
+    )
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(titles):
+        table.add_column(name, justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _name(row: Row) -> str:
+    """The case, and how many of its seeds the means are over where not all finished."""
+    finished = sum(each.finished for each in row.outcomes)
+    return row.case.name if finished == len(row.outcomes) else f"{row.case.name} ({finished} of {len(row.outcomes)})"
+
+
+def _loss_cell(row: Row) -> str:
+    """At equal tokens; in brackets that of a run which ended before."""
+    return f"({number(row.eval_loss[0], 4)})" if row.at_tokens is None else number(row.at_tokens, 4)
+
+
+def _difference_cell(found: LossDifference | None) -> str:
+    if found is None:
+        return DASH
+    return f"{found.mean:+.4f}" + ("" if found.half_width is None else f" ± {found.half_width:.4f}")
+
+
+def _mb(count: float | None) -> str:
+    return DASH if count is None else f"{count / 1e6:.3f}"
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:.3g}M" if count >= 1e6 else f"{count / 1e3:.3g}k" if count >= 1e3 else str(count)

@@ -64,6 +64,8 @@ def _data_parallel(recipe: Recipe, plain: Plain) -> Plain:
         if pool.platform == "tpu" or pool.platform == "gpu" or pool.resources.get("GPU"):
             kind = "TPUs, with which it is untried" if pool.platform == "tpu" else "GPUs, which its ranks cannot share"
             raise unfit("data_parallel", f"pool {pool.name} has {kind}", "compare other modes")
+        if pool.slowdown > 1.0:
+            raise unfit("data_parallel", f"pool {pool.name} has a slowdown, and ranks wait for none", "leave it out")
         if pool.known_devices > 1:
             reason = f"pool {pool.name} has {pool.known_devices} devices a learner"
             raise unfit("data_parallel", reason, "use pools of one device")
@@ -80,6 +82,22 @@ def _data_parallel(recipe: Recipe, plain: Plain) -> Plain:
 
 CHANGES = {"decoupled": _decoupled, "data_parallel": _data_parallel, "diloco": _diloco, "streaming": _streaming}
 MODES = {name: Mode(name, change) for name, change in CHANGES.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mode, without faults or under the plan."""
+
+    mode: Mode
+    chaos: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode.name} + faults" if self.chaos else self.mode.name
+
+    @property
+    def folder(self) -> str:
+        return f"{self.mode.name}-chaos" if self.chaos else self.mode.name
 
 
 def unfit(mode: str, reason: str, fix: str) -> InputError:

@@ -2,23 +2,164 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from orchestrator.compare.comparison import Case
-from orchestrator.compare.modes import Mode, transformed
-from orchestrator.compare.outcome import OUTCOME_FILE, RunOutcome, of_history, outcome, save
+from orchestrator.compare.modes import Case, Mode, transformed
+from orchestrator.eventlog.reader import intact
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.recipe.toml_text import dump, stored_hash
+from orchestrator.report.data import Data, all_reduced, collect
+from orchestrator.report.render import contents_of
+from orchestrator.runtime.data_parallel.history import History
 from orchestrator.store.readers import RECIPE_FILE, object_of, status_if_any
 from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
+
+OUTCOME_FILE = "outcome.json"
+Point = tuple[int, float, float]  # tokens committed, seconds after the first step, held-out loss
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """One run that has ended. Times are seconds after its first step; what it does not know is None.
+
+    A place is the hardware of one of the recipe's learners. `steps`: of one place, mean. `up_bytes`, `down_bytes`: sent
+    and received by one place in one step, mean, payloads only; of gradients, what a ring all-reduce in float32 takes.
+    """
+
+    config_hash: str
+    seed: int
+    ok: bool
+    state: str | None
+    loss_unit: str
+    eval_loss: float | None
+    curve: tuple[Point, ...]
+    committed: int
+    processed: int
+    steps: float
+    wall_s: float | None
+    tokens_per_s: float | None
+    goodput_time: float | None
+    participation: float | None
+    up_bytes: float | None
+    down_bytes: float | None
+    faults: int
+    recoveries: tuple[float, ...]
+
+    @property
+    def converged(self) -> bool:
+        """Whether it came to the end of its budget with a finite loss."""
+        return self.finished and self.eval_loss is not None and bool(self.curve)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to the end of its budget."""
+        return self.state == "finished"
+
+    @property
+    def goodput_tokens(self) -> float | None:
+        """Tokens committed / tokens processed."""
+        return self.committed / self.processed if self.processed else None
+
+    def at_tokens(self, tokens: float) -> float | None:
+        """The held-out loss after so many committed tokens, interpolated; None where the run did not get there."""
+        return _at([(float(each[0]), each[2]) for each in self.curve], tokens)
+
+    def at_seconds(self, seconds: float) -> float | None:
+        """The held-out loss so many seconds after the first step, interpolated; None where it had ended before."""
+        return _at([(each[1], each[2]) for each in self.curve], seconds)
+
+
+def _at(points: Sequence[tuple[float, float]], place: float) -> float | None:
+    if not points or not points[0][0] <= place <= points[-1][0]:
+        return None
+    for (left, before), (right, after) in pairwise(points):
+        if place <= right:
+            share = (place - left) / (right - left) if right > left else 1.0
+            return before + share * (after - before)
+    return points[-1][1]
+
+
+def outcome(store: RunStore, recipe: Recipe) -> RunOutcome:
+    """The outcome of a run that has ended, whose recipe is `recipe`.
+
+    Raises ValueError for a damaged log, OSError where it cannot be read.
+    """
+    told = object_of(store, OUTCOME_FILE)
+    if told and told.get("config_hash") == recipe.config_hash:
+        return loaded(told)
+    text = store.read_text(RECIPE_FILE) or ""
+    contents = contents_of(intact(store.root), text)
+    found = _of_data(collect(contents.database, contents.summary, contents.verdicts), recipe)
+    save(store, found)
+    return loaded(object_of(store, OUTCOME_FILE) or {})
+
+
+def save(store: RunStore, found: RunOutcome) -> None:
+    """Write what is finite: a run whose loss is not has none."""
+    curve = tuple(point for point in found.curve if math.isfinite(point[2]))
+    last = found.eval_loss if found.eval_loss is not None and math.isfinite(found.eval_loss) else None
+    store.write_json(OUTCOME_FILE, asdict(replace(found, curve=curve, eval_loss=last)))
+
+
+def loaded(told: Mapping[str, Any]) -> RunOutcome:
+    """Return the result that `save` wrote."""
+    curve = tuple((int(tokens), float(at), float(loss)) for tokens, at, loss in told["curve"])
+    return RunOutcome(**dict(told) | {"curve": curve, "recoveries": tuple(told["recoveries"])})
+
+
+def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
+    summary = data.summary
+    up, down = summary["wire_bytes"]["up"], summary["wire_bytes"]["down"]
+    each = 1.0 / data.steps if data.steps else 0.0
+    faults = summary["faults"]
+    return _made(
+        recipe,
+        summary,
+        summary["loss_unit"] or "",
+        curve=tuple((point.tokens, point.at_s, point.value) for point in data.held_out),
+        steps=data.steps / max(1, len(data.learners)),
+        participation=(summary["participation"] or {}).get("mean"),
+        up_bytes=None if up is None else up * each,
+        down_bytes=None if down is None else (down + data.peer_bytes) * each,
+        faults=len(faults),
+        recoveries=tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
+    )
+
+
+def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: int, loss_unit: str) -> RunOutcome:
+    """The outcome of a run by Ray Train, which has ended. `elements`: of the model."""
+    told = found.summary(tokens_per_step)
+    sent = all_reduced(elements, len(recipe.learners))
+    return _made(
+        recipe,
+        told,
+        loss_unit,
+        curve=tuple((step * tokens_per_step, at, loss) for step, at, loss in found.evaluations),
+        steps=float(found.step),
+        participation=None,
+        up_bytes=sent,
+        down_bytes=sent,
+        faults=sum(1 for fault in found.faults if fault.get("injected")),
+        recoveries=tuple(each.recovery_s for each in found.restarts if each.recovery_s is not None),
+    )
+
+
+def _made(recipe: Recipe, told: Mapping[str, Any], loss_unit: str, **more: Any) -> RunOutcome:
+    """`told`: the summary, whose names mean the same for both."""
+    same = {name: told[name] for name in ("ok", "state", "eval_loss", "wall_s", "tokens_per_s", "goodput_time")}
+    same |= {name: told["tokens"][name] for name in ("committed", "processed")}
+    return RunOutcome(config_hash=recipe.config_hash, seed=recipe.seed, loss_unit=loss_unit, **same, **more)
+
 
 Starter = Callable[..., Any]  # starts chaos beside a run
 Faults = Callable[..., tuple[Sequence[Any], Iterator[Any]]]  # (chaos, learners, seed): planned ones, random ones
@@ -107,53 +248,50 @@ def _occupied(run: ComparedRun) -> Iterator[Problem]:
 # ------------------------------------------------------------------ training
 
 
-@dataclass(frozen=True)
-class Real:
-    """The callbacks that real runs need."""
+def train(run: ComparedRun, starter: Starter | None, faults: Faults | None, on_news: OnNews) -> None:
+    """Train one run on a local Ray, or continue it where its learners do not wait for each other.
 
-    starter: Starter | None
-    faults: Faults | None
+    `starter`, `faults`: as the composition root gives them; None: no faults.
+    """
+    run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
+    if run.case.mode.by_ray_train:
+        _by_ray_train(run, faults, on_news)
+        return
+    from orchestrator.runtime import launch
 
-    def train(self, run: ComparedRun, on_news: OnNews) -> None:
-        """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
-        run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
-        if run.case.mode.by_ray_train:
-            self._by_ray_train(run, on_news)
-            return
-        from orchestrator.runtime import launch
+    store = run.store
+    if run.recipe.sync.overlap == "strict" and not store.empty:
+        shutil.rmtree(store.root)  # a syncer whose learners wait has one epoch: nobody takes it over
+    store.create()
+    if not store.empty:
+        reopen(store)
+    store.write_text(RECIPE_FILE, dump(run.recipe))
 
-        store = run.store
-        if run.recipe.sync.overlap == "strict" and not store.empty:
-            shutil.rmtree(store.root)  # a syncer whose learners wait has one epoch: nobody takes it over
-        store.create()
-        if not store.empty:
-            reopen(store)
-        store.write_text(RECIPE_FILE, dump(run.recipe))
+    def tell(status: Mapping[str, Any]) -> None:
+        said = status.get("run") or {}
+        on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
 
-        def tell(status: Mapping[str, Any]) -> None:
-            said = status.get("run") or {}
-            on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
+    summary = launch.run_embedded(run.recipe, store, starter, tell)
+    if summary["state"] == "stopped":  # by an interrupt, which is for the whole comparison
+        raise KeyboardInterrupt
 
-        summary = launch.run_embedded(run.recipe, store, self.starter, tell)
-        if summary["state"] == "stopped":  # by an interrupt, which is for the whole comparison
-            raise KeyboardInterrupt
 
-    def _by_ray_train(self, run: ComparedRun, on_news: OnNews) -> None:
-        from orchestrator.runtime.data_parallel import trainer
-        from orchestrator.runtime.data_parallel.checkpoint_interval import interval
+def _by_ray_train(run: ComparedRun, faults: Faults | None, on_news: OnNews) -> None:
+    from orchestrator.runtime.data_parallel import trainer
+    from orchestrator.runtime.data_parallel.checkpoint_interval import interval
 
-        recipe, chaos = run.recipe, run.recipe.chaos
-        planned = self.faults(chaos, list(recipe.learners), recipe.seed) if self.faults else ((), iter(()))
-        every = interval(chaos, planned[0], recipe.durability.every_s)
-        print(f"{run.store.root}: a checkpoint every {every}", file=sys.stderr)
-        found = trainer.run(recipe, run.store, every, planned, lambda news: on_news(run, news))
-        task = build_task(recipe)
-        with host_only():
-            from learners.training.task import loss_unit
-            from learners.training.tree import tensors_of
-        elements = sum(tensor.size for tensor in tensors_of(task) if tensor.sent)
-        tokens = task.tokens(sum(pool.batch_size for pool in recipe.learners.values()))
-        save(run.store, of_history(found, recipe, tokens, elements, loss_unit(task)))
+    recipe, chaos = run.recipe, run.recipe.chaos
+    planned = faults(chaos, list(recipe.learners), recipe.seed) if faults else ((), iter(()))
+    every = interval(chaos, planned[0], recipe.durability.every_s)
+    print(f"{run.store.root}: a checkpoint every {every}", file=sys.stderr)
+    found = trainer.run(recipe, run.store, every, planned, lambda news: on_news(run, news))
+    task = build_task(recipe)
+    with host_only():
+        from learners.training.task import loss_unit
+        from learners.training.tree import tensors_of
+    elements = sum(tensor.size for tensor in tensors_of(task) if tensor.sent)
+    tokens = task.tokens(sum(pool.batch_size for pool in recipe.learners.values()))
+    save(run.store, of_history(found, recipe, tokens, elements, loss_unit(task)))
 
 
 def reason(run: ComparedRun) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from learners.protocol.facts import DeviceTaken
 from learners.training.task import Task
-from learners.training.tree import deal, initial_parameters, left_out
+from learners.training.tree import deal, initial_parameters
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.tasks import build_task
 from orchestrator.replay.crew import (
@@ -43,7 +43,6 @@ from orchestrator.replay.incarnation import Adopt, Key, Read, TapeError
 from orchestrator.replay.learners import pool_of
 from orchestrator.replay.tape import Tape, merged_read
 from orchestrator.replay.workers import Workers, shares
-from orchestrator.store import export
 from orchestrator.store.compile_cache import compilation_cache
 from outer.numeric import codec as codecs
 from outer.numeric.chain import VersionChain
@@ -52,7 +51,6 @@ from outer.numeric.rules import rules
 from outer.protocol.facts import Committed
 from outer.protocol.manifest import code_digest
 
-FILE = "parameters.safetensors"
 AHEAD = 32  # commits for which learners are told to go on before they are needed
 
 
@@ -68,7 +66,7 @@ class Replayer:
         on_news: Callable[[Replayer], None] = lambda replayer: None,
     ) -> None:
         """Raises TapeError where the task deals into other fragments than the run's."""
-        self.fragments, self.left_out = deal(task, recipe.sync), left_out(task)
+        self.fragments = deal(task, recipe.sync)
         names = tuple(tuple(tensor.name for tensor in fragment.tensors) for fragment in self.fragments)
         if (names, tuple(fragment.size for fragment in self.fragments)) != (tape.rules.fragments, tape.rules.sizes):
             raise TapeError(
@@ -201,9 +199,9 @@ class Replayer:
 
 
 def play(
-    tape: Tape, recipe: Recipe, environment: Environment | None, out: Path | None, show: Callable[[Replayer], None]
+    tape: Tape, recipe: Recipe, environment: Environment | None, show: Callable[[Replayer], None]
 ) -> dict[str, Any]:
-    """Replay a tape in fresh processes; return the outcome. `out`: the folder for the parameters.
+    """Replay a tape in fresh processes; return the outcome.
 
     Raises InputError for a task that cannot be built, TapeError for a tape that cannot be played, RuntimeError for a
     process that fails or falls silent. Whatever is raised here ends the processes.
@@ -218,11 +216,6 @@ def play(
                 pass
     digest, tally = replayer.finish(), replayer.tally
     tokens, last = tape.commits[-1].tokens_committed if tape.commits else 0, max(replayer.parameters.versions)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        thetas = replayer.parameters.thetas
-        model = export.of_parameters(recipe, last, replayer.fragments, thetas, tokens, replayer.left_out)
-        export.write(model, out / FILE)
     return {
         "commits": replayer.commits,
         "syncer_step": last,
@@ -235,7 +228,6 @@ def play(
         "bit_equal": tally.bit_equal,
         "digest": digest,
         "hints": _hints(tape, recipe, environment, replayer.device),
-        "out": out and str(out / FILE),
         "seconds": replayer.seconds,
         "processes": len(parts),
     }

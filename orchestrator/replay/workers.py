@@ -1,21 +1,17 @@
-"""Repeats learners in several processes at the same time, each with its share of them and cores of its own.
-
-As a program it reads a pickled Share, and then messages, from standard input; it writes messages to standard output.
-"""
+"""Repeats learners in several processes at the same time, each with its share of them and cores of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
-import pickle
 import queue
-import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import IO, Any
+from typing import Any
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
@@ -24,9 +20,9 @@ from orchestrator.replay.environment import Environment, taken_for
 from orchestrator.replay.incarnation import IncarnationTape, Key, Read, Step, TapeError
 from orchestrator.replay.tape import Tape, merged_reads
 from outer import heap
-from outer.background import tell, thread
 
 SILENT_S = 900.0  # without a word for so long, the processes are given up: no step or compilation takes longer
+LOOK_S = 1.0  # without a word: between two looks whether a process has ended
 LEAST_STEPS = 400  # for each process: what is less takes no longer than starting it
 
 
@@ -106,88 +102,70 @@ class Workers:
     def __init__(self, shares: Sequence[Share], variables: Mapping[str, str]) -> None:
         """`variables`: the environment of the processes."""
         self.groups = {learner: group for group, share in enumerate(shares) for learner, _ in share.incarnations}
-        self._heard: queue.SimpleQueue[tuple[int, FromLearners | Failure | None]] = queue.SimpleQueue()
-        self._outgoing: list[queue.SimpleQueue[Any]] = []
-        self.processes: list[subprocess.Popen[bytes]] = []
-        for group, share in enumerate(shares):
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "orchestrator.replay.workers"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-                | ({"XLA_FLAGS": taken_for(share.devices, variables)} if share.devices else {}),
-            )
-            outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            outgoing.put(share)
-            self.processes.append(process)
-            self._outgoing.append(outgoing)
-            thread("to worker", partial(self._write, process, outgoing), tell)
-            thread("from worker", partial(self._read, group, process), tell)
-
-    def _write(self, process: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[Any]) -> None:
-        assert process.stdin is not None
+        context = multiprocessing.get_context("spawn")
+        self._heard: Any = context.Queue()
+        self._outgoing: list[Any] = [context.Queue() for _ in shares]
+        self._finished: set[int] = set()
+        self.processes = []
+        inherited = dict(os.environ)
         try:
-            with contextlib.suppress(OSError), process.stdin:  # if it has ended, `_read` says so
-                while (message := outgoing.get()) is not None:
-                    pickle.dump(message, process.stdin, pickle.HIGHEST_PROTOCOL)
-                    process.stdin.flush()
+            for group, share in enumerate(shares):
+                os.environ.clear()
+                os.environ.update(variables)
+                if share.devices:
+                    os.environ["XLA_FLAGS"] = taken_for(share.devices, variables)
+                arguments = group, share, self._outgoing[group], self._heard
+                self.processes.append(context.Process(target=_main, args=arguments, daemon=True))
+                self.processes[-1].start()
         finally:
-            process.kill()
-
-    def _read(self, group: int, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        finished = False
-        try:
-            with process.stdout, contextlib.suppress(EOFError, pickle.UnpicklingError):
-                while not finished:
-                    message = pickle.load(process.stdout)
-                    finished = isinstance(message, News) and message.device is not None
-                    self._heard.put((group, message))
-        finally:
-            if not finished:
-                self._heard.put((group, None))
+            os.environ.clear()
+            os.environ.update(inherited)
 
     def tell(self, group: int, message: ToLearners) -> None:
         self._outgoing[group].put(message)
 
     def hear(self) -> FromLearners:
         """The next message. Raises TapeError, InputError, and RuntimeError for one that ended or fell silent."""
-        try:
-            group, message = self._heard.get(timeout=SILENT_S)
-        except queue.Empty:
-            raise RuntimeError(f"the processes that replay have said nothing for {SILENT_S:.0f} s") from None
-        if message is None:
-            names = ", ".join(learner for learner, number in self.groups.items() if number == group)
-            code = self.processes[group].wait()
-            raise RuntimeError(f"the process that replays {names} has ended with code {code}")
+        group, message = self._next()
         if isinstance(message, Failure):
             if message.problems:
                 raise InputError([Problem(**problem) for problem in message.problems])
             raise TapeError(message.tape)
+        if isinstance(message, News) and message.device is not None:
+            self._finished.add(group)
         return message
+
+    def _next(self) -> tuple[int, FromLearners | Failure]:
+        give_up_at = time.monotonic() + SILENT_S
+        while time.monotonic() < give_up_at:
+            with contextlib.suppress(queue.Empty):
+                found: tuple[int, FromLearners | Failure] = self._heard.get(timeout=LOOK_S)
+                return found
+            for group, process in enumerate(self.processes):
+                if process.exitcode is not None and group not in self._finished:
+                    names = ", ".join(learner for learner, number in self.groups.items() if number == group)
+                    raise RuntimeError(f"the process that replays {names} has ended with code {process.exitcode}")
+        raise RuntimeError(f"the processes that replay have said nothing for {SILENT_S:.0f} s")
 
     def close(self) -> None:
         """End the processes."""
         for process, outgoing in zip(self.processes, self._outgoing, strict=True):
-            outgoing.put(None)
             process.kill()
+            outgoing.cancel_join_thread()
         for process in self.processes:
-            process.wait()
+            process.join()
 
 
 # ------------------------------------------------------------------ inside
 
 
-def main() -> None:
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+def _main(group: int, share: Share, source: Any, sink: Any) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever the task prints
     heap.keep_large()
-    share: Share = pickle.load(source)
     os.sched_setaffinity(0, share.cores)
 
     def emit(message: FromLearners | Failure) -> None:
-        pickle.dump(message, sink, pickle.HIGHEST_PROTOCOL)
-        sink.flush()
+        sink.put((group, message))
 
     try:
         _repeat(share, source, emit)
@@ -195,11 +173,9 @@ def main() -> None:
         emit(Failure(problems=tuple(asdict(problem) for problem in error.problems)))
     except TapeError as error:
         emit(Failure(tape=str(error)))
-    except BrokenPipeError:
-        pass  # nobody waits for it any more
 
 
-def _repeat(share: Share, source: IO[bytes], emit: Any) -> None:
+def _repeat(share: Share, source: Any, emit: Callable[[FromLearners], None]) -> None:
     from learners.training.devices.device import fit, use_compile_cache
     from orchestrator.recipe.tasks import build_task
 
@@ -212,10 +188,6 @@ def _repeat(share: Share, source: IO[bytes], emit: Any) -> None:
     learners = Learners(share.incarnations, share.merged, share.recipe, task, emit)
     running: Generator[None, ToLearners, None] = learners.run()
     next(running)
-    with contextlib.suppress(StopIteration, EOFError):
+    with contextlib.suppress(StopIteration):
         while True:
-            running.send(pickle.load(source))
-
-
-if __name__ == "__main__":
-    main()
+            running.send(source.get())

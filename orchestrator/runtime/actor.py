@@ -8,27 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import ray
 
-from orchestrator.eventlog.fact_log import FactLog
-from orchestrator.eventlog.log_writer import LOGS
+from orchestrator.eventlog.log_writer import LOGS, FactLog
 from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, LogReader, records, seal
 from orchestrator.lifecycle.orchestrator import CLOSE_S, SNAPSHOT_S, OrchestratorShell
 from orchestrator.lifecycle.ports import CALL_S, ORCHESTRATOR, Places, Ports, Processes
 from orchestrator.recipe.config import Recipe
 from orchestrator.regions.gateway import RegionPeer
 from orchestrator.regions.joined import JoinedPlaces, JoinedProcesses
-from orchestrator.runtime import run_accounts
+from orchestrator.report.write import STORE_AWAY, SUMMARY
 from orchestrator.runtime.evaluator import Evaluations
 from orchestrator.runtime.gateway_actor import gateway
 from orchestrator.runtime.placement import RunPlacement, agent_name, rank_label
 from orchestrator.runtime.ray_processes import RayPlaces, RayProcesses
 from orchestrator.runtime.specs import syncer_spec, versions
 from orchestrator.store.export import write_final
+from orchestrator.store.readers import object_of
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import RunInfo
@@ -41,6 +43,39 @@ from outer.ports import NoAnswer, Peer
 from outer.protocol.facts import StoreWaited
 from outer.protocol.manifest import code_digest
 from outer.ray_ports import OFTEN, RayPeer
+
+ANALYSIS = "orchestrator.report"  # run as a module
+DEADLINE_S = 3600.0  # a log of 10^7 facts takes a minute and a half
+SHOWN = 2000  # characters of what it says, at most
+
+
+class NotAnalysed(Exception):
+    """The log could not be summed up; the message says why, and what to do. The run itself is complete."""
+
+
+def finish(store: RunStore) -> dict[str, Any]:
+    """Write summary and report; returns the summary. Raises OSError, and then it may be called again; NotAnalysed."""
+    command = [sys.executable, "-m", ANALYSIS, str(store.root)]
+    paths = os.pathsep.join(filter(None, sys.path))  # Ray gives its workers some of their own
+    env = os.environ | {"PYTHONPATH": paths}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired as error:
+        raise NotAnalysed(_words(command, f"took longer than {DEADLINE_S:g} s")) from error
+    said = done.stderr.strip()[-SHOWN:]
+    if done.returncode == STORE_AWAY:
+        raise OSError(said)
+    if done.returncode:
+        raise NotAnalysed(_words(command, f"ended with exit status {done.returncode}: {said or 'it said nothing'}"))
+    summary = object_of(store, SUMMARY)
+    if summary is None:
+        raise NotAnalysed(_words(command, f"left no {SUMMARY} that can be read"))
+    return dict(summary)
+
+
+def _words(command: list[str], what: str) -> str:
+    return f"the run is over and its log complete, but the analysis {what}; repeat it: {' '.join(command)}"
+
 
 LINGER_S = 60.0
 ORCHESTRATOR_CPUS = 0.1
@@ -165,7 +200,7 @@ class OrchestratorActor(OrchestratorShell):
         ends = {CHAOS: self._chaos_end, SYNCER: syncer, ORCHESTRATOR: end}
         if len(known := {log: end for log, end in ends.items() if end is not None}) == len(LOGS):
             await self._patience.stored(self._store.write_json, SEAL_FILE, seal(known))
-        return await self._patience.stored(run_accounts.finish, self._store)
+        return await self._patience.stored(finish, self._store)
 
     def _dismiss(self) -> None:
         super()._dismiss()

@@ -1,4 +1,4 @@
-"""Runs inside a Ray job: what the environment says of the job, and where the run's folder may be.
+"""The process of a command: how it is asked to end, and what it is told where it runs inside a Ray job.
 
 Does not import Ray: Ray sets one variable for a job's entrypoint.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,3 +43,25 @@ def misplaced(run_dir: str | None, root: Path, folder: Path) -> list[Problem]:
     if (found.get("runtime_env") or {}).get("working_dir") and root.is_relative_to(folder):
         return [Problem("--run-dir", run_dir, "is inside the folder of a Ray job, which is removed with it", fix)]
     return []
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: this process was asked to end, and its run with it."""
+
+
+def terminate(number: int, frame: Any) -> None:
+    raise Terminated
+
+
+def prepare_process() -> None:
+    """Let SIGTERM and the end of the terminal interrupt, so that what was begun is cleaned up; open closed streams."""
+    signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup's
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))

@@ -28,7 +28,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_bytes, misses, most_resources
 from orchestrator.runtime import actor, gateway_actor, job, metrics_actor, ray_processes
-from orchestrator.runtime.ends import Terminated, terminate
+from orchestrator.runtime.job import Terminated, terminate
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any

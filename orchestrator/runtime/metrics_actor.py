@@ -20,7 +20,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import control
 from orchestrator.store.readers import status_if_any
 from orchestrator.store.run_store import RunStore
-from orchestrator.telemetry.catalog import CATALOG, ENDED, LabelLimits, Metric, Sample, samples
+from orchestrator.telemetry.catalog import CATALOG, ENDED, Metric, Sample, admitted, samples
 from outer.background import end_process, thread
 
 CPUS = 0.05
@@ -42,14 +42,13 @@ class RayMeters:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._limits = LabelLimits()
         self._meters: dict[str, Any] = {}
         self._told: dict[tuple[str, ...], float] = {}
 
     def apply(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
             metric = CATALOG[sample.name]
-            labels = {"run": self._run, **self._limits.admit(sample)}
+            labels = {"run": self._run, **admitted(sample)}
             meter = self._meters.get(metric.name) or self._meters.setdefault(metric.name, _meter(metric))
             if metric.kind == "gauge":
                 meter.set(sample.value, labels)  # each time: Ray drops a gauge that is not set for a while

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
 
-from orchestrator.eventlog.chain_reader import ChainReader, Findings
 from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.reader import ChainReader, Findings
 from orchestrator.simulation.context import SimContext
 from outer.journal.groups import SYNCER
 

@@ -18,8 +18,7 @@ from typing import Any
 from pydantic import NonNegativeInt
 
 from learners.checkpoint_writer import SavedPart
-from orchestrator.eventlog.chain_reader import ChainReader, Findings
-from orchestrator.eventlog.reader import records
+from orchestrator.eventlog.reader import ChainReader, Findings, records
 from orchestrator.lifecycle.actions import Action
 from orchestrator.lifecycle.controller import Controller, RankState
 from orchestrator.lifecycle.orchestrator import SNAPSHOT_S, STOP_FILE, OrchestratorShell

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from learners.config import DataConfig, WarmStart
+from learners.config import DataConfig
 from learners.training import weights
 from learners.training.data import corpus
 from learners.training.models import huggingface
@@ -46,17 +46,6 @@ class ExportedModel:
 
     tensors: dict[str, weights.Flat]
     metadata: dict[str, str]  # as an exported file carries it; nested values as JSON
-
-    @property
-    def task(self) -> dict[str, Any]:
-        """The recipe's task, model, data and seed."""
-        return {"task": self.metadata["task"]} | {key: json.loads(self.metadata[key]) for key in NESTED}
-
-    @property
-    def warm_start(self) -> WarmStart | None:
-        """The file or folder that the run's parameters started from, if any."""
-        path, digest = (json.loads(self.metadata.get(key, "null")) for key in STARTED_FROM)
-        return WarmStart(path, digest) if path and digest else None
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -100,46 +89,11 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> ExportedMode
         if digest and codecs.digest(thetas[index]) != digest:
             raise Damaged(f"{checkpoint_parts.SYNCER}: fragment {index} has not the digest of its commit")
     values = [thetas[each.index] for each in fragments]
-    tokens, left_out = manifest.tokens_committed, header["left_out"]
-    model = of_parameters(recipe_of(store), manifest.syncer_step, fragments, values, tokens, left_out)
-    return ExportedModel(model.tensors, model.metadata | {"checkpoint": str(snapshot)})
-
-
-def of_file(path: Path) -> ExportedModel:
-    """Read an exported file. Raises InputError for one that `write` did not write."""
-    try:
-        tensors = weights.read(path)
-        metadata = weights.metadata(path)
-    except ValueError as error:
-        raise InputError([_problem("--from", path, error)]) from error
-    if metadata.get("format") != FORMAT:
-        fix = "give a file that diloco export has written, or a run"
-        raise InputError([Problem("--from", str(path), "does not say which task its parameters belong to", fix)])
-    model = ExportedModel(tensors, metadata)
-    try:
-        _ = model.task, metadata["run"]
-    except (KeyError, ValueError, RecursionError) as error:
-        message = f"does not say which task its parameters belong to: {type(error).__name__}: {error}"
-        raise InputError([Problem("--from", str(path), message, "write the file anew with diloco export")]) from error
-    return model
-
-
-def of_parameters(
-    recipe: Recipe,
-    syncer_step: int,
-    fragments: Sequence[Fragment],
-    thetas: Sequence[weights.Flat],
-    tokens: int,
-    left_out: Mapping[str, str] | None = None,
-) -> ExportedModel:
-    """Parameters from memory: float32[n] per fragment, as of a syncer step and a number of committed tokens.
-
-    `left_out`: the leaves that are in no fragment, as Tensor.described by name.
-    """
-    tensors = {name: np.array(values) for name, values in weights.joined(fragments, thetas).items()}
-    manifest = {"syncer_step": syncer_step, "tensors": _described(fragments), "left_out": dict(left_out or {})}
-    manifest["fragments"] = [codecs.digest(theta) for theta in thetas]
-    return ExportedModel(tensors, _about(recipe, manifest, {"tokens": {"committed": tokens}}, tensors))
+    tensors = {name: np.array(whole) for name, whole in weights.joined(fragments, values).items()}
+    final = {"syncer_step": manifest.syncer_step, "tensors": _described(fragments), "left_out": header["left_out"]}
+    final["fragments"] = [codecs.digest(theta) for theta in values]
+    about = _about(recipe_of(store), final, {"tokens": {"committed": manifest.tokens_committed}}, tensors)
+    return ExportedModel(tensors, about | {"checkpoint": str(snapshot)})
 
 
 def _save(tensors: weights.Named, path: Path, metadata: dict[str, str]) -> None:
@@ -158,13 +112,13 @@ def _save_huggingface(model: ExportedModel, folder: Path) -> None:
 
     Raises InputError for any model but the decoder.
     """
-    task = model.task
-    if task["task"] != huggingface.TASK:
-        message = f"has no form for the model of {task['task']}"
+    about = model.metadata
+    if about["task"] != huggingface.TASK:
+        message = f"has no form for the model of {about['task']}"
         fix = f"only {huggingface.TASK} has one; leave --format out"
         raise InputError([Problem("--format", "huggingface", message, fix)])
-    table = DecoderConfig(**task["model"]).settled(len(model.tensors["embed"]))
-    data = DataConfig(**task["data"])
+    table = DecoderConfig(**json.loads(about["model"])).settled(len(model.tensors["embed"]))
+    data = DataConfig(**json.loads(about["data"]))
     fix = "put the run's data there, or leave --format out"
     try:
         tokenizer, end = corpus.tokenizer(data), corpus.end_of_document(data)
@@ -173,8 +127,8 @@ def _save_huggingface(model: ExportedModel, folder: Path) -> None:
     if tokenizer is not None and not tokenizer.is_file():
         raise InputError([Problem("--format", "huggingface", f"needs {tokenizer}, which is no file", fix)])
     folder.mkdir()
-    about = huggingface.config_of(table, data.sequence_length, end)
-    (folder / huggingface.CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    config = huggingface.config_of(table, data.sequence_length, end)
+    (folder / huggingface.CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     named = huggingface.theirs(table, model.tensors)
     _save(named, folder / huggingface.WEIGHTS, model.metadata | {"format": "pt"})  # which transformers asks for
     if tokenizer is not None:

@@ -1,8 +1,8 @@
 """Every metric as data: name, kind, help, labels, and where in `status.json` its value is.
 
-The exporter, the dashboard and the alert rules are held against this one table. Labels are bounded: reasons and kinds
-come from closed sets, and any other value becomes `other`; incarnations, processes, nodes and digests are no labels.
-Every series also has the label `run`. Ray puts `ray_` before each name.
+The exporter, the dashboard and the alert rules are held against this one table. Labels are bounded: learners, pools and
+fragments are the run's, reasons and kinds come from closed sets, and any other value becomes `other`; incarnations,
+processes, nodes and digests are no labels. Every series also has the label `run`. Ray puts `ray_` before each name.
 """
 
 from __future__ import annotations
@@ -13,22 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 OTHER = "other"
-LEARNERS_MAX = 1024  # learners with series of their own; further ones share `other`
-FRAGMENTS_MAX = 1024
 PREFIX = "ray_"  # what Ray puts before the names
 ENDED = ("finished", "stopped", "failed")
 
 
 @dataclass(frozen=True)
 class Label:
-    """A label and its allowed values: a closed set, or the first `most` that appear."""
+    """A label and its allowed values; none: the names of the run's learners, pools or fragments."""
 
     name: str
     values: tuple[str, ...] = ()
-    most: int = 0
-
-    def __post_init__(self) -> None:
-        assert bool(self.values) != bool(self.most), f"{self.name}: a set or a number"
 
 
 @dataclass(frozen=True)
@@ -50,9 +44,9 @@ class Metric:
         return ("run", *(label.name for label in self.labels))
 
 
-LEARNER = Label("learner", most=LEARNERS_MAX)
-POOL = Label("pool", most=64)
-FRAGMENT = Label("fragment", most=FRAGMENTS_MAX)
+LEARNER = Label("learner")
+POOL = Label("pool")
+FRAGMENT = Label("fragment")
 STATE = Label("state", ("starting", "running", "ending", *ENDED))
 PHASES = ("starting", "importing", "compiling", "joining", "stepping", "draining", "silent", "down", "stopped")
 PHASE = Label("phase", (*PHASES, OTHER))
@@ -199,25 +193,13 @@ def _find(metric: Metric, value: Any, path: Sequence[str], labels: dict[str, str
         yield Sample(metric.name, value, labels)
 
 
-class LabelLimits:
-    """Keeps label values within what the catalog allows."""
+def admitted(sample: Sample) -> dict[str, str]:
+    """The sample's labels, with `other` for a value that is not of the label's set.
 
-    def __init__(self) -> None:
-        self._seen: dict[str, set[str]] = {}
-
-    def admit(self, sample: Sample) -> dict[str, str]:
-        """The sample's labels, with `other` for a value that is not allowed.
-
-        Half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes a question mark.
-        """
-        return {label.name: self._value(label, sample.labels[label.name]) for label in CATALOG[sample.name].labels}
-
-    def _value(self, label: Label, given: str) -> str:
-        value = given.encode(errors="replace").decode()
-        if label.values:
-            return value if value in label.values else OTHER
-        seen = self._seen.setdefault(label.name, set())
-        if value not in seen and len(seen) >= label.most:
-            return OTHER
-        seen.add(value)
-        return value
+    Half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes a question mark.
+    """
+    found = {}
+    for label in CATALOG[sample.name].labels:
+        value = sample.labels[label.name].encode(errors="replace").decode()
+        found[label.name] = value if value in label.values or not label.values else OTHER
+    return found

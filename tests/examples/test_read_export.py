@@ -10,7 +10,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from orchestrator.recipe.config import Recipe
-from orchestrator.store.export import of_parameters, write
+from orchestrator.recipe.toml_text import dump
+from orchestrator.store.export import of_run, write, write_final
+from orchestrator.store.run_store import RunStore
 from outer.protocol.fragments import Fragment, Tensor
 from tests.waiting import DEADLINE_S
 
@@ -33,7 +35,12 @@ def test_it_shows_every_tensor_and_where_they_come_from(tmp_path: Path) -> None:
     recipe = Recipe.model_validate({"name": "one", "pools": [{"name": "a"}], "budget": {"tokens": 10}})
     fragments = [Fragment(0, (Tensor("up", (2, 2), "float32"),)), Fragment(1, (Tensor("embed", (2,), "bfloat16"),))]
     thetas = [np.full(4, 1.5, np.float32), np.array([3.0, 4.0], np.float32)]
-    write(of_parameters(recipe, 40, fragments, thetas, 123), tmp_path / "model.safetensors")
+    store = RunStore(tmp_path / "run")
+    store.create()
+    store.write_text("config.toml", dump(recipe))
+    store.write_json("summary.json", {"tokens": {"committed": 123}})
+    write_final(store, 40, fragments, thetas)
+    write(of_run(store), tmp_path / "model.safetensors")
     done = read(tmp_path / "model.safetensors", tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]

@@ -38,7 +38,7 @@ from tests.simulation.mutants import MUTANTS
 HERE = Path(__file__).parent
 FOLDERS, EXPECTED, SEEDS = HERE / "folders", HERE / "expected", HERE / "seeds.json"
 KEPT = ("config.toml", SEAL_FILE, "log")  # of a real run's folder
-REPLAYED = "real/replay"  # of this also its parameters, to compute it again
+REPLAYED = "real/replay"  # which is computed again
 SEED_COUNT = 150
 SIMULATED_STEPS = 60
 WAIT_S = 600.0
@@ -104,7 +104,7 @@ def write_real(name: str) -> None:
         subprocess.run(command, check=True, env=os.environ | {"RAY_ADDRESS": ""})
         kept = FOLDERS / "real" / name
         shutil.rmtree(kept, ignore_errors=True)
-        for entry in (*KEPT, "final") if f"real/{name}" == REPLAYED else KEPT:
+        for entry in KEPT:
             copy = shutil.copytree if (folder / entry).is_dir() else shutil.copy
             kept.mkdir(parents=True, exist_ok=True)
             copy(folder / entry, kept / entry)

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
-from orchestrator.analysis.books import REASONS, tokens
 from orchestrator.analysis.checks import prepare
 from orchestrator.analysis.database import filled
+from orchestrator.analysis.summary import REASONS, tokens
 from orchestrator.eventlog.events import Event, fact_of
 from orchestrator.eventlog.facts import (
     Evaluated,

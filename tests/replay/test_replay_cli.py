@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from learners.protocol.facts import StepFinished
-from learners.training import weights
 from orchestrator.cli.app import build
 from orchestrator.cli.replay import _told
 from orchestrator.eventlog.compactor import segment_key
@@ -20,7 +19,6 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.eventlog.reader import SEAL_FILE, seal
 from orchestrator.recipe.toml_text import dump
-from orchestrator.replay.replayer import FILE
 from outer.protocol.facts import Committed
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import altered, is_a, without
@@ -51,8 +49,8 @@ def recorded(run: Shaken, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("runs") / "shaken", run, run.events)
 
 
-def test_another_process_gets_the_same_bits_and_writes_them(run: Shaken, recorded: Path, tmp_path: Path) -> None:
-    done = invoke(recorded, *TASK, "--out", tmp_path / "out", "--json")
+def test_another_process_gets_the_same_bits(run: Shaken, recorded: Path) -> None:
+    done = invoke(recorded, *TASK, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["bit_equal"] is True and told["difference"] is None
@@ -61,13 +59,6 @@ def test_another_process_gets_the_same_bits_and_writes_them(run: Shaken, recorde
     assert told["tokens"] == max(
         event.fact.tokens_committed for event in run.events if isinstance(event.fact, Committed)
     )
-    assert told["out"] == str(tmp_path / "out" / FILE)
-    named = weights.read(told["out"])
-    assert [weights.sha256(flat) for flat in weights.dealt(named, run.fragments)] == [
-        weights.sha256(theta) for theta in run.parameters.thetas
-    ]
-    again = invoke(recorded, *TASK, "--out", tmp_path / "out")
-    assert again.exit_code == 2 and "already" in again.stderr
 
 
 def test_a_difference_is_named_with_a_hint_and_exit_code_5(run: Shaken, tmp_path: Path) -> None:
@@ -83,7 +74,7 @@ def test_a_difference_is_named_with_a_hint_and_exit_code_5(run: Shaken, tmp_path
 OUTCOME: dict[str, Any] = {
     "name": "run", "commits": 1, "syncer_step": 1, "steps": 2, "seconds": 0.1, "digest": "ab",
     "computed": {"commit": 3, "loss": 3}, "compared": {}, "equal": {}, "bit_equal": None,
-    "processes": 1, "out": None, "difference": None, "hints": [],
+    "processes": 1, "difference": None, "hints": [],
 }  # fmt: skip
 SOME = {"compared": {"loss": 2}, "equal": {"loss": 2}}
 
@@ -107,14 +98,6 @@ def test_a_log_that_was_changed_since_it_was_sealed_is_refused_and_one_without_a
     (place / SEAL_FILE).write_text(json.dumps(seal(ends | {"syncer": replace(ends["syncer"], rows=9)})))
     done = invoke(place, *TASK)
     assert done.exit_code == 2 and "its log was changed: log.seal: " in done.stderr
-
-
-def test_a_folder_for_the_parameters_that_cannot_be_is_told_first(recorded: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        done = invoke(recorded, *TASK, "--out", place)
-        assert done.exit_code == 2 and f"cannot be written: {tmp_path / 'file'} is a file" in done.stderr
-        assert "replayed" not in done.stdout
 
 
 def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def processes(run: Shaken, tape: Tape, monkeypatch: pytest.MonkeyPatch) -> Itera
     assert len(parts) == 2
     with closing(Workers(parts, ENVIRONMENT)) as started:
         yield started
-    assert all(process.poll() is not None for process in started.processes)
+    assert all(process.exitcode is not None for process in started.processes)
 
 
 def test_processes_compute_the_same_bits_as_one(run: Shaken, tape: Tape, processes: Workers) -> None:

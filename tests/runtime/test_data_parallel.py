@@ -33,10 +33,11 @@ def wanted(name: str, corpus: str, **sections: Any) -> Recipe:
     return recipe(name, corpus, **{"pools": pools, "budget": budget, "eval": {"every": 10, "sequences": 8}} | sections)
 
 
-def trained(given: Recipe, folder: Path, *faults: Any, checkpoint_s: float = 0.0) -> History:
+def trained(given: Recipe, folder: Path, *faults: Any, checkpoint_steps: int | None = None) -> History:
     store = RunStore(folder)
     store.create()
-    return train_on(namespace(given.name), given, store, Interval(checkpoint_s), (faults, iter(())), lambda news: None)
+    every = Interval(0.0, checkpoint_steps)
+    return train_on(namespace(given.name), given, store, every, (faults, iter(())), lambda news: None)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -47,14 +48,13 @@ def losses(folder: Path) -> dict[int, float]:
 class AfterCheckpoint:
     """A kill that is due at the second checkpoint: by then Ray Train knows the first."""
 
-    kind, learner, at_s, duration_s = "kill", "learner-t-1", None, 0.0
+    kind, learner, duration_s = "kill", "learner-t-1", 0.0
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / STEPS_FILE
 
-    @property
-    def at_step(self) -> int:
-        return 0 if [line["kind"] for line in lines(self._log)].count("checkpoint") > 1 else 2**31
+    def is_due(self, now_s: float, step: int) -> bool:
+        return [line["kind"] for line in lines(self._log)].count("checkpoint") > 1
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +85,15 @@ def test_its_folder_says_what_was_done_and_holds_the_model(by_ray_train: tuple[P
 
 
 def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(ray_cluster: Any, corpus: str, tmp_path: Path) -> None:
-    """Paced, so that checkpoints come before the end; the losses after it are those of a run without a fault."""
+    """Many checkpoints, so that it comes before the end; the losses after it are those of a run without a fault."""
     kill = AfterCheckpoint(tmp_path / "run")
-    given = wanted("killed", corpus, pool={"slowdown": 8.0}, budget={"syncer_steps": 80})
-    found = trained(given, tmp_path / "run", kill, checkpoint_s=0.5)
-    assert found.finished and found.step == 80
+    given = wanted("killed", corpus, budget={"syncer_steps": 100})
+    found = trained(given, tmp_path / "run", kill, checkpoint_steps=5)
+    assert found.finished and found.step == 100
     assert [fault["injected"] for fault in found.faults] == [True]
     (restart,) = found.restarts
     assert restart.resumed_at_step > 0
-    assert found.processed == 80 + restart.lost_steps
+    assert found.processed == 100 + restart.lost_steps
     assert restart.outage_s is not None and restart.recovery_s is not None and restart.outage_s <= restart.recovery_s
     assert [line["kind"] for line in lines(tmp_path / "run" / STEPS_FILE)].count("attached") == 1
     assert found.checkpoints and found.goodput_time is not None and found.goodput_time < 1.0

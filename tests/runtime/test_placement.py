@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.terminal import LiveView
+from orchestrator.cli.run import LiveView
 from orchestrator.eventlog.facts import LearnerLost
 from orchestrator.eventlog.reader import read_run
 from orchestrator.store.run_store import RunStore

@@ -5,7 +5,6 @@ Sample i is the same in every process that reads the same files.
 
 from __future__ import annotations
 
-import codecs
 import glob
 import hashlib
 import os
@@ -145,8 +144,7 @@ def _chosen(pattern: str) -> tuple[Path, list[Path]]:
     """(root folder of relative names, files) of a folder or a glob."""
     root = Path(pattern).expanduser()
     if root.is_dir():
-        files = list(walk(root))
-        return root, [path for path in files if path.suffix in _SUFFIXES] or list(filter(_is_text, files))
+        return root, [path for path in walk(root) if path.suffix in _SUFFIXES]
     matches = glob.glob(str(root), recursive=True)
     if not matches:
         raise ValueError(
@@ -170,18 +168,6 @@ def walk(root: Path, without: Sequence[str] = ()) -> Iterator[Path]:
         seen.add(place)
         folders[:] = sorted(name for name in folders if name not in without and not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
-
-
-def _is_text(path: Path) -> bool:
-    """Whether the file begins with UTF-8 text without NUL bytes; True where it cannot be read, which is told later."""
-    if unusable(path):
-        return True
-    with path.open("rb") as file:
-        head = file.read(4096)
-    try:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
 
 
 def _held_out(sizes: Mapping[str, int], share: float, length: int) -> dict[str, int]:

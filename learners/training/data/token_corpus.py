@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from learners.config import DataConfig
 from learners.training.data.byte_corpus import stride
 from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard
-from learners.training.data.permutation import Permutation
+from learners.training.data.mixture import Permutation
 from learners.training.data.shard_folder import ShardFolder
 from learners.training.data.tokenizer import ByteCoder, Coder, FileCoder
 
@@ -53,7 +54,6 @@ class TokenCorpus:
         self._held_out_windows = (self.held_out.tokens - 1) // length
         self._blocks: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._epochs: dict[int, tuple[int, Permutation]] = {}
-        self._coder: Coder | None = None
 
     def batch(self, start: int, count: int) -> Tokens:
         """Samples [start, start + count) of the training tokens, [count, L + 1].
@@ -84,14 +84,13 @@ class TokenCorpus:
     def decode(self, tokens: Tokens) -> bytes:
         return self.coder.decode(tokens)
 
-    @property
+    @cached_property
     def coder(self) -> Coder:
         """Raises ValueError where the library tokenizers is not installed."""
-        if self._coder is None:
-            made = self.manifest.tokenizer
-            name = None if made is None else self.manifest.made_from.get("end_token")
-            self._coder = ByteCoder() if made is None else FileCoder(self._folder.file(made.file), name)
-        return self._coder
+        made = self.manifest.tokenizer
+        if made is None:
+            return ByteCoder()
+        return FileCoder(self._folder.file(made.file), self.manifest.made_from.get("end_token"))
 
     def _block(self, epoch: int, block: int) -> NDArray[np.int64]:
         """Where samples [block, block + 1) * BLOCK_SAMPLES of an epoch begin, as far as the epoch goes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,23 +18,11 @@ OVERLAP = 2**12  # characters of two pieces; they are joined in the middle half
 AGREED = 8  # tokens before and after the join that both pieces have
 
 
-class Coder(Protocol):
-    """`vocabulary`: tokens are below it. `end`: the token after a document."""
-
-    vocabulary: int
-    end: int
-
-    def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """The tokens of each text, without special ones."""
-        ...
-
-    def decode(self, tokens: NDArray[Any]) -> bytes:
-        """The text of tokens [n], without special ones."""
-        ...
-
-
 class ByteCoder:
-    """Tokens are the bytes of UTF-8. A document ends with a NUL, which text does not have."""
+    """Tokens are the bytes of UTF-8. A document ends with a NUL, which text does not have.
+
+    `vocabulary`: tokens are below it. `end`: the token after a document.
+    """
 
     vocabulary, end = 256, 0
 
@@ -103,6 +91,9 @@ class FileCoder:
     def decode(self, tokens: NDArray[Any]) -> bytes:
         text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         return text.encode()
+
+
+Coder = ByteCoder | FileCoder
 
 
 def _agreed(before: NDArray[np.int64], after: NDArray[np.int64], begin: int) -> tuple[int, int] | None:

@@ -29,7 +29,7 @@ from learners.training.devices.device import (
     use_compile_cache,
     visible_devices,
 )
-from learners.training.models import transformer
+from learners.training.models import language
 
 OTHERS_MOST = 0.05  # of a GPU's memory that other processes may hold before that is a warning
 DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
@@ -187,7 +187,7 @@ def judged_bits(digests: Mapping[str, Sequence[str]], flags: str) -> DeviceFindi
 
 def _bits(device: jax.Device, size: BurnIn) -> list[str]:
     """Digests of the parameters after each of two runs."""
-    params = jax.device_put(transformer.init(jax.random.key(0), _config(size), 256), device)
+    params = jax.device_put(language.init(jax.random.key(0), _config(size), 256), device)
     tokens = jax.device_put(np.arange(size.batch * (size.length + 1)).reshape(size.batch, -1) * 7919 % 251, device)
     step = _step(size)
 
@@ -203,8 +203,8 @@ def _bits(device: jax.Device, size: BurnIn) -> list[str]:
     return [run(), run()]
 
 
-def _config(size: BurnIn) -> transformer.TransformerConfig:
-    return transformer.TransformerConfig(layers=size.layers, width=size.width, heads=4)
+def _config(size: BurnIn) -> language.TransformerConfig:
+    return language.TransformerConfig(layers=size.layers, width=size.width, heads=4)
 
 
 @cache
@@ -214,7 +214,7 @@ def _step(size: BurnIn) -> Callable[[Any, Any], Any]:
 
     def loss(params: Any, tokens: Any) -> jax.Array:
         half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-        both: jax.Array = transformer.loss(params, tokens, config) + transformer.loss(half, tokens, config)
+        both: jax.Array = language.loss(params, tokens, config) + language.loss(half, tokens, config)
         return both
 
     def step(params: Any, tokens: Any) -> Any:

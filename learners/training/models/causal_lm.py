@@ -9,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from learners.config import DataConfig
 from learners.training.data import corpus
-from learners.training.models import cross_entropy, decoder, fields, sampling
+from learners.training.models import corpus_task, decoder, sampling
 from learners.training.models.corpus_task import CorpusTask
 from learners.training.models.decoder_config import DecoderConfig
 from learners.training.models.layers import Params
@@ -26,7 +26,7 @@ class CausalLM(CorpusTask):
 
     def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
         super().__init__(data, seed)
-        self.config = fields.read(self.kind, model)
+        self.config = corpus_task.read(self.kind, model)
         needed = corpus.vocabulary(data)
         self.vocabulary = self.config.vocabulary or needed
         if self.vocabulary < needed:
@@ -63,4 +63,4 @@ class CausalLM(CorpusTask):
 
     def _next_scores(self, params: Params, window: jax.Array, position: jax.Array) -> jax.Array:
         """Logits float32[vocabulary] after the tokens 0 to `position` of window int[L]."""
-        return cross_entropy.logits(self.features(params, window[None])[0, position], decoder.head(params))
+        return decoder.logits(self.features(params, window[None])[0, position], decoder.head(params))

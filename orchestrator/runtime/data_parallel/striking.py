@@ -26,9 +26,11 @@ class PlannedStrike(Protocol):
 
     kind: str
     learner: str
-    at_step: int | None
-    at_s: float | None
     duration_s: float
+
+    def is_due(self, now_s: float, step: int, /) -> bool:
+        """`now_s`: seconds since the first step."""
+        ...
 
 
 Plan = tuple[Sequence[Any], Iterator[Any]]  # planned faults, and endless random ones in order
@@ -77,9 +79,9 @@ class Striker:
             if began is None:
                 continue
             running_s, step = time.time() - began, int(progress.get("step") or 0)
-            due = [each for each in waiting if _is_due(each[1], running_s, step)]
+            due = [each for each in waiting if each[1].is_due(running_s, step)]
             waiting = [each for each in waiting if each not in due]
-            while following is not None and _is_due(following[1], running_s, step):
+            while following is not None and following[1].is_due(running_s, step):
                 due.append(following)
                 following = next(random, None)
             for number, fault in due:
@@ -117,7 +119,3 @@ class Striker:
             del self._frozen[pid]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-
-
-def _is_due(fault: PlannedStrike, running_s: float, step: int) -> bool:
-    return step >= fault.at_step if fault.at_step is not None else running_s >= (fault.at_s or 0.0)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from learners.training.batches import AHEAD_MAX, Batches
+from learners.training.step import AHEAD_MAX, Batches
 from tests.waiting import DEADLINE_S, until
 
 

@@ -127,16 +127,14 @@ def test_the_digest_tells_any_change_of_the_files(tmp_path: Path) -> None:
     assert ByteCorpus(data, seed=0).digest != before
 
 
-def test_a_folder_gives_its_sources_else_whatever_is_text(tmp_path: Path) -> None:
+def test_a_folder_gives_its_sources_and_a_glob_whatever_it_matches(tmp_path: Path) -> None:
     text = b"some words, " * 30
     (tmp_path / "a.rst").write_bytes(text)
-    (tmp_path / "b.bin").write_bytes(b"\0\1\2" * 100)
-    (tmp_path / ".hidden").write_bytes(text * 9)
-    data = DataConfig(path=str(tmp_path), sequence_length=LENGTH)
-    corpus = ByteCorpus(data, seed=0)
-    assert len(corpus.train) + len(corpus.held_out) == len(text)
+    (tmp_path / ".hidden.md").write_bytes(text * 9)
+    with pytest.raises(ValueError, match="no text files there; give a folder with text files, or a glob"):
+        ByteCorpus(DataConfig(path=str(tmp_path), sequence_length=LENGTH), seed=0)
     (tmp_path / "c.md").write_bytes(text * 2)
-    corpus = ByteCorpus(data, seed=0)
+    corpus = ByteCorpus(DataConfig(path=str(tmp_path), sequence_length=LENGTH), seed=0)
     assert len(corpus.train) + len(corpus.held_out) == 2 * len(text)
     star = DataConfig(path=str(tmp_path / "*.rst"), sequence_length=LENGTH)
     assert len(ByteCorpus(star, seed=0).train) < len(text)

@@ -11,7 +11,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from learners.config import DataConfig, InnerConfig
-from learners.training.models import cross_entropy, layers
+from learners.training.models import decoder, layers
 from learners.training.models.causal_lm import CausalLM
 from learners.training.precision import precise
 from orchestrator.recipe.config import Recipe
@@ -54,7 +54,7 @@ def test_cross_entropy_in_pieces_is_that_of_the_whole_with_its_gradients(most: i
     head, targets = jax.random.normal(jax.random.key(1), (3, 50)), jnp.asarray(tokens(50), jnp.int32)
 
     def nats(x: Any, head: Any, most: int) -> jax.Array:
-        return cross_entropy.cross_entropy(x, head, targets, most)
+        return decoder.cross_entropy(x, head, targets, most)
 
     both = jax.jit(jax.value_and_grad(nats, argnums=(0, 1)), static_argnums=2)
     whole, pieces = both(x, head, 1 << 30), both(x, head, most)

@@ -16,7 +16,7 @@ import pytest
 
 from learners.config import DataConfig
 from learners.training import tree, weights
-from learners.training.models import cross_entropy, decoder, huggingface
+from learners.training.models import decoder, huggingface
 from learners.training.models.causal_lm import CausalLM
 
 FOLDERS = Path(__file__).parent / "huggingface"
@@ -34,7 +34,7 @@ def test_the_decoder_computes_the_logits_of_transformers(kind: str) -> None:
 
     @jax.jit
     def logits(params: Any, tokens: Any) -> Any:
-        return cross_entropy.logits(decoder.features(params, tokens, task.config), decoder.head(params))
+        return decoder.logits(decoder.features(params, tokens, task.config), decoder.head(params))
 
     assert float(np.abs(stored["logits"]).max()) > 1.0
     np.testing.assert_allclose(logits(params, stored["tokens"]), stored["logits"], atol=2e-5)

@@ -11,7 +11,7 @@ import pytest
 
 from learners.config import DataConfig
 from learners.training import evaluator, tree
-from learners.training.models import transformer
+from learners.training.models import language
 from learners.training.models.language import ByteLanguageModel
 
 LENGTH = 6  # of the window
@@ -30,7 +30,7 @@ def params(task: ByteLanguageModel) -> Any:
 @pytest.fixture(scope="module")
 def scores(task: ByteLanguageModel, params: Any) -> Any:
     """The next byte's logits after some bytes."""
-    return jax.jit(lambda tokens: transformer.logits(params, tokens[None], task.config)[0, -1])
+    return jax.jit(lambda tokens: language.logits(params, tokens[None], task.config)[0, -1])
 
 
 def drawn(task: ByteLanguageModel, params: Any, prompt: bytes = b"abc", **options: Any) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 
 from learners.config import DataConfig
 from learners.training.data import corpus, manifest, token_corpus
-from learners.training.data.permutation import Permutation
+from learners.training.data.mixture import Permutation
 from learners.training.data.shard_folder import ShardFolder
 from learners.training.data.token_corpus import TokenCorpus
 from learners.training.models.language import ByteLanguageModel

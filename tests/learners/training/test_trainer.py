@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from learners.config import DataConfig, InnerConfig
 from learners.training.evaluator import Evaluator
-from learners.training.models import transformer
+from learners.training.models import language
 from learners.training.models.language import ByteLanguageModel
 from learners.training.step import AUX_LEFT_OUT, AUX_MAX, make_step, schedule
 from learners.training.task import Task
@@ -234,9 +234,9 @@ def test_evaluation_is_the_mean_over_all_samples_whatever_the_batch_size() -> No
 
 def fresh_transformer() -> Callable[[jax.Array], jax.Array]:
     """Its logits, as one program."""
-    config = transformer.TransformerConfig(**MODEL)
-    params = jax.jit(lambda key: transformer.init(key, config, 256))(jax.random.key(0))
-    return jax.jit(lambda tokens: transformer.logits(params, tokens, config))
+    config = language.TransformerConfig(**MODEL)
+    params = jax.jit(lambda key: language.init(key, config, 256))(jax.random.key(0))
+    return jax.jit(lambda tokens: language.logits(params, tokens, config))
 
 
 def test_a_token_does_not_see_what_comes_after_it() -> None:

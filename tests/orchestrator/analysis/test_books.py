@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.analysis.books import REASONS
+from orchestrator.analysis.summary import REASONS
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import LearnerLost, RunFinished
 from outer.protocol.facts import Committed, Finished, LearnerFenced, Refused, SetAside, StepOpened, SyncerStarted

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,31 +11,14 @@ from learners.training.devices.accelerators import accelerators
 from orchestrator.cli import doctor
 from tests.orchestrator.calling import invoke
 
-ROOT = Path(__file__).parents[3]
-
 
 def test_doctor_reports_every_matter() -> None:
     result = invoke("doctor", "--json")
     report = json.loads(result.stdout)
     assert (result.exit_code, report["ok"]) == (0, True)
-    assert {"python", "ray", "jax", "authentication", "ports", "memory", "cores", "accelerators", "packages"} <= {
+    assert {"authentication", "memory", "cores", "accelerators", "packages"} <= {
         finding["name"] for finding in report["findings"]
     }
-
-
-def test_doctor_knows_the_bounds_that_the_project_declares() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    bounds = dict(re.sub(r"\[.*?\]", "", text).split(">=") for text in declared)
-    assert bounds == doctor.TESTED
-
-
-def test_doctor_fails_below_a_bound_and_without_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(doctor.TESTED, "rich", "999.0")
-    monkeypatch.setitem(doctor.TESTED, "no-such-package-here", "1")
-    result = invoke("doctor")
-    assert result.exit_code == 2
-    assert "below the tested 999.0" in result.stdout
-    assert "no-such-package-here: not installed" in result.stdout
 
 
 def test_doctor_judges_authentication(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -76,10 +76,10 @@ def test_other_text_is_another_set_beside_the_runs_own(run: Path, tmp_path: Path
     other = tmp_path / "other"
     other.mkdir()
     (other / "one.txt").write_text("abcd" * 200)
-    own, _, known = told(str(run / "seed"), "--on", f"known={other}")
+    own, known = told(str(run / "seed"), "--set", f'eval.sets=[{{name="known",path="{other}"}}]')
     assert known["set"] == "known" and known["loss"] == pytest.approx(own["loss"], rel=0.2)
-    _, replaced = told(str(run / "seed"), "--on", f"strange={other}")
-    assert replaced["loss"] == known["loss"], "of the same name as a set of the recipe: in its place"
+    _, replaced = told(str(run / "seed"), "--set", f'eval.sets=[{{name="strange",path="{other}"}}]')
+    assert replaced["loss"] == known["loss"], "in place of the recipe's"
 
 
 def test_checkpoints_have_the_loss_of_the_parameters_that_they_keep(run: Path, tmp_path: Path) -> None:
@@ -104,8 +104,7 @@ def test_what_cannot_be_evaluated_is_refused(run: Path) -> None:
     for words, said in (
         (["--checkpoint", "newest"], "no checkpoint"),
         (["--checkpoint", "all"], "no checkpoint"),
-        (["--on", "nothing"], "is no NAME=PATH"),
-        (["--on", "x=/nowhere"], "no such file or folder"),
+        (["--set", 'eval.sets=[{name="x",path="/nowhere"}]'], "no such file or folder"),
     ):
         done = invoke("evaluate", str(run / "seed"), *words)
         assert done.exit_code == 2 and said in done.stderr

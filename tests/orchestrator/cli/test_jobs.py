@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,14 +45,12 @@ def test_the_exit_code_is_the_runs_own_where_its_driver_told_it() -> None:
 
 
 class Server:
-    """A job that prints three lines; the connection breaks after some of them, as often as it is told to."""
+    """A job that prints a line between two questions for its log; some of them fail, `None`."""
 
     lines = ("one\n", "two\n", "three\n")
 
-    def __init__(self, breaks_after: list[int], interrupted: bool = False) -> None:
-        self._breaks_after = breaks_after
-        self._interrupted = interrupted
-        self._ended = False
+    def __init__(self, answers: Sequence[int | None] = (3,), interrupted: bool = False) -> None:
+        self._answers, self._interrupted, self._ended = list(answers), interrupted, False
 
     def get_address(self) -> str:
         return "http://h:8265"
@@ -59,19 +58,14 @@ class Server:
     def get_job_info(self, _: str) -> JobDetails:
         return details(JobStatus.SUCCEEDED, 0) if self._ended else details(JobStatus.RUNNING)
 
-    async def tail_job_logs(self, _: str) -> Any:
-        until = self._breaks_after.pop(0) if self._breaks_after else None
-        if until is not None:
-            for line in self.lines[:until]:
-                yield line
-        else:
-            yield "".join(self.lines)  # chunks do not fall where they fell before
+    def get_job_logs(self, _: str) -> str:
         if self._interrupted:
             signal.raise_signal(signal.SIGINT)
-            await asyncio.sleep(60.0)
-        if until is not None:
-            raise RuntimeError("WebSocket connection closed unexpectedly")
-        self._ended = True
+        lines = self._answers.pop(0) if self._answers else 3
+        if lines is None:
+            raise RuntimeError("Request failed with status code 500")
+        self._ended = lines == 3
+        return "".join(self.lines[:lines])
 
 
 def test_what_a_job_prints_is_printed_once_however_often_the_connection_breaks(
@@ -79,8 +73,8 @@ def test_what_a_job_prints_is_printed_once_however_often_the_connection_breaks(
 ) -> None:
     monkeypatch.setattr(jobs, "POLL_S", 0.0)
     said: list[str] = []
-    ended = jobs.follow(Server(breaks_after=[1, 0, 2]), "id", said.append)  # type: ignore[arg-type]
-    assert "".join(said) == "one\ntwo\nthree\n"
+    ended = jobs.follow(Server([1, None, 1, 2, None]), "id", said.append)  # type: ignore[arg-type]
+    assert said == ["one\n", "two\n", "three\n"]
     assert ended.status == JobStatus.SUCCEEDED
 
 
@@ -94,52 +88,44 @@ def test_a_job_that_does_not_start_is_explained_once(monkeypatch: pytest.MonkeyP
             return pending.pop() if pending else super().get_job_info(_)
 
     said: list[str] = []
-    jobs.follow(Waiting([]), "id", said.append)  # type: ignore[arg-type]
+    jobs.follow(Waiting(), "id", said.append)  # type: ignore[arg-type]
     assert len([text for text in said if "run.control" in text]) == 1
 
 
-class Frozen(Server):
-    """Its job prints a line; then nothing comes any more, for a while or for ever."""
+@pytest.mark.parametrize("asked", ["get_job_info", "get_job_logs"])
+def test_a_server_that_stops_answering_is_given_up_and_a_silent_job_is_not(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    clock = [0.0]
+    pauses = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(jobs, "time", pauses)
+    silent_s = 10 * jobs.LOST_S
+    said: list[str] = []
 
-    def __init__(self, questions_answered: int, ends: bool = False) -> None:
-        super().__init__([])
-        self._answers, self._ends = questions_answered, ends
+    class Frozen(Server):
+        """Its job prints a line, then nothing for long; then nobody answers this question."""
 
-    def get_job_info(self, _: str) -> JobDetails:
-        if not self._answers and not self._ended:
+    def answer(self: Frozen, name: str) -> Any:
+        if clock[0] > silent_s and asked == "get_job_info":
             raise requests.exceptions.ReadTimeout("frozen")
-        self._answers -= 1
-        self._ended |= self._ends and not self._answers
-        return super().get_job_info(_)
+        return Server.get_job_info(self, name)
 
-    async def tail_job_logs(self, _: str) -> Any:
-        yield "one\n"
-        while not self._ended:
-            await asyncio.sleep(0.01)
-        yield "two\n"
+    def log(self: Frozen, name: str) -> str:
+        if clock[0] > silent_s:
+            raise requests.exceptions.ReadTimeout("frozen")
+        return "one\n"
 
-
-def test_a_job_that_prints_nothing_for_long_is_no_server_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "ASK_S", 0.02)
-    monkeypatch.setattr(jobs, "LOST_S", 0.1)
-    said: list[str] = []
-    ended = jobs.follow(Frozen(questions_answered=20, ends=True), "id", said.append)  # type: ignore[arg-type]
-    assert (said, ended.status) == (["one\n", "two\n"], JobStatus.SUCCEEDED)
-
-
-def test_a_server_that_stops_answering_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "ASK_S", 0.02)
-    monkeypatch.setattr(jobs, "LOST_S", 0.1)
-    said: list[str] = []
+    monkeypatch.setattr(Frozen, "get_job_info", answer)
+    monkeypatch.setattr(Frozen, "get_job_logs", log)
     with pytest.raises(ConnectionError, match="has gone"):
-        jobs.follow(Frozen(questions_answered=3), "id", said.append)  # type: ignore[arg-type]
-    assert said == ["one\n"]
+        jobs.follow(Frozen(), "id", said.append)  # type: ignore[arg-type]
+    assert said == ["one\n"] and silent_s + jobs.LOST_S < clock[0] < silent_s + 2 * jobs.LOST_S
 
 
 def test_ctrl_c_leaves_the_job_and_says_how_to_come_back_and_json_keeps_stdout_for_the_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = Server([], interrupted=True)
+    server = Server(interrupted=True)
     monkeypatch.setattr(jobs, "connect", lambda _: server)
     monkeypatch.setattr(jobs, "send", lambda *_: None)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts behind
@@ -150,8 +136,7 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back_and_json_keeps_stdout_f
     assert result.exit_code == 130
     assert re.search(r"ray job logs --follow --address http://h:8265 diloco-demo-\S+", result.stderr)
     assert "ray job stop --address http://h:8265" in result.stderr
-    assert "one\ntwo\nthree\n" in result.stdout
-    server = Server([])
+    server = Server()
     result = invoke(*arguments("http://h:8265"), "--json")
     record = json.loads(result.stdout)
     assert (record["run"], record["run_dir"], record["status"]) == ("demo", SHARED, "SUCCEEDED")

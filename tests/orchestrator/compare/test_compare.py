@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 
 from benchmarks.harness.seed_run import SeedRun
 from orchestrator.cli.app import build
-from orchestrator.compare import tables
-from orchestrator.compare.comparison import Case, Comparison, as_json, compared
-from orchestrator.compare.modes import MODES
-from orchestrator.compare.outcome import RunOutcome, all_reduced, loaded, save
-from orchestrator.compare.runs import ComparedRun, Real
+from orchestrator.compare import comparison, runs
+from orchestrator.compare.comparison import Comparison, as_json, compared
+from orchestrator.compare.modes import MODES, Case
+from orchestrator.compare.runs import ComparedRun, RunOutcome, all_reduced, loaded, save
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.run_store import RunStore, alone
@@ -96,15 +95,15 @@ def test_an_outcome_is_the_same_when_it_is_read_back_without_losses_that_are_not
 def test_the_tables_and_the_sentence_say_what_came_out(result: Comparison) -> None:
     def cells(found: Comparison) -> str:
         console = Console(width=200, file=StringIO(), record=True)
-        for table in tables.tables(found):
+        for table in comparison.tables(found):
             console.print(table)
         return console.export_text()
 
     assert "decoupled + faults" in cells(result) and "-0.3500 ± 5.7178" in cells(result)
-    assert "0.3500 ± 5.7178 (14.58%) below that of data_parallel" in tables.sentence(result)
-    assert "nothing to compare" in tables.sentence(replace(result, rows=result.rows[:1]))
+    assert "0.3500 ± 5.7178 (14.58%) below that of data_parallel" in comparison.sentence(result)
+    assert "nothing to compare" in comparison.sentence(replace(result, rows=result.rows[:1]))
     failed = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [replace(ended(0, [6.0, 5.0]), state="failed")]}, BASE.mode)
-    assert "no seed that finished in both" in tables.sentence(failed)
+    assert "no seed that finished in both" in comparison.sentence(failed)
     assert "decoupled (0 of 1)" in cells(failed)
 
 
@@ -123,7 +122,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of cases that the command had trained: in lock-step, where production starts Ray."""
     names: list[str] = []
 
-    def train(by: Real, run: ComparedRun, on_news: Any) -> None:
+    def train(run: ComparedRun, starter: Any, faults: Any, on_news: Any) -> None:
         names.append(run.case.name)
         if run.case.mode.by_ray_train:
             run.store.create()
@@ -133,7 +132,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         SeedRun(run.recipe, run.store.root).train()
         run.store.write_json("status.json", {"run": {"state": "finished"}})
 
-    monkeypatch.setattr(Real, "train", train)
+    monkeypatch.setattr(runs, "train", train)
     return names
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.eventlog import fact_log
-from orchestrator.eventlog.chain_reader import ChainReader, Findings
-from orchestrator.eventlog.fact_log import FactLog
+from orchestrator.eventlog import log_writer
 from orchestrator.eventlog.facts import PoolScaled
+from orchestrator.eventlog.log_writer import FactLog
+from orchestrator.eventlog.reader import ChainReader, Findings
 from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Folder
 from tests.waiting import DEADLINE_S, until
@@ -46,8 +46,8 @@ class Refusing(Folder):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fact_log, "GATHER_S", 0.01)
-    monkeypatch.setattr(fact_log, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(log_writer, "GATHER_S", 0.01)
+    monkeypatch.setattr(log_writer, "BACKOFF_S", 0.01)
 
 
 def test_facts_are_written_in_order_and_close_says_where_the_log_ends(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from orchestrator.eventlog import chain_reader, compactor
+from orchestrator.eventlog import compactor, reader
 from orchestrator.eventlog.compactor import Compactor
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.reader import LogReader
@@ -95,7 +95,7 @@ class Epoch:
 def test_what_is_acknowledged_is_in_the_log_once(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 3)
     monkeypatch.setattr(journals, "prove", lambda store: None)  # tested by itself
-    for module in (journals, compactor, chain_reader):
+    for module in (journals, compactor, reader):
         monkeypatch.setattr(module, "SEGMENT_ROWS", 12)
     for seed in range(5 * block, 5 * block + 5):
         storm(Random(seed), tmp_path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import whole_log
-from orchestrator.eventlog import chain_reader, compactor, reader
+from orchestrator.eventlog import compactor, reader
 from orchestrator.eventlog.compactor import Compactor
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultHealed
@@ -32,7 +32,7 @@ from tests.orchestrator.histories import history
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of few rows."""
     monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 2)
-    for module in (journals, compactor, chain_reader, whole_log):
+    for module in (journals, compactor, reader, whole_log):
         monkeypatch.setattr(module, "SEGMENT_ROWS", 60)
 
 
@@ -195,7 +195,7 @@ def test_a_follower_that_stops_at_a_block_loses_none(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ damage
 
 
-def findings(root: Path) -> chain_reader.Findings:
+def findings(root: Path) -> reader.Findings:
     read = LogReader(root)
     for _ in read.rest():
         pass

@@ -12,8 +12,8 @@ from orchestrator.analysis.checks import check
 from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.toml_text import dump, load, template
-from orchestrator.runtime import run_accounts
-from orchestrator.runtime.run_accounts import NotAnalysed, finish
+from orchestrator.runtime import actor
+from orchestrator.runtime.actor import NotAnalysed, finish
 from orchestrator.store.run_store import RunStore
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.eventlog.test_reader import EVENTS
@@ -37,7 +37,7 @@ def analysis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir()
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(run_accounts, "ANALYSIS", package.name)
+    monkeypatch.setattr(actor, "ANALYSIS", package.name)
     return package / "__main__.py"
 
 
@@ -68,7 +68,7 @@ def test_an_analysis_that_does_not_end_well_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if "wait" in source:
-        monkeypatch.setattr(run_accounts, "DEADLINE_S", 0.5)
+        monkeypatch.setattr(actor, "DEADLINE_S", 0.5)
     analysis.write_text(source)
     with pytest.raises(error, match=told) as raised:
         finish(RunStore(tmp_path))

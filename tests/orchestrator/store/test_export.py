@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from learners.training import weights
+from orchestrator.cli.recipes import permit
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump, load
@@ -68,12 +69,7 @@ def test_the_file_holds_the_runs_tensors_and_says_where_they_come_from(store: Ru
         "7",
     )
     assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == [], "no draft is left"
-    again = export.of_file(Path("model.safetensors"))
-    assert again.task["model"] == {"layers": 1} and again.task["seed"] == 7
-    assert weights.digest(again.tensors) == again.metadata["digest"]
-    save_file({"a": np.zeros(2, np.float32)}, "foreign.safetensors")
-    with pytest.raises(InputError, match="does not say which task"):
-        export.of_file(Path("foreign.safetensors"))
+    assert weights.digest(tensors) == about["digest"]
 
 
 def test_leaves_that_are_not_sent_are_in_the_file_or_named_in_it(store: RunStore) -> None:
@@ -156,67 +152,40 @@ def parrot(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Any:
     return become
 
 
-def test_a_run_and_its_exported_file_say_the_same(parrot: Any) -> None:
+def test_code_that_only_a_folder_names_is_not_run(parrot: Any, store: RunStore) -> None:
     parrot("Talking")
-    assert invoke("export", "one").exit_code == 0
+    for given, says in (
+        ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
+        (["--task", "parrots:Parrot"], "is not the task of this run, parrots:Talking"),
+    ):
+        result = invoke("sample", "one", *given)
+        assert result.exit_code == 2
+        assert "--task" in result.stderr and says in result.stderr
+    for named in (  # only the names of built-in models are run without asking
+        "learners.training.models.language.x:Y",
+        "learners.training.models.language:os.system",
+        "learners.modelsx:Y",
+        "os:system",
+    ):
+        with pytest.raises(InputError, match="--task: is required"):
+            permit(named, None)
+    store.write_text("config.toml", (store.read_text("config.toml") or "") + "\nquorm = 3\n")
+    refused = invoke("sample", "one")  # a recipe that is wrong is not held against its task either
+    assert refused.exit_code == 2 and "quorm" in refused.stderr
+    assert "parrots" not in sys.modules
+
+
+def test_a_run_says_what_its_task_makes_of_a_prompt(parrot: Any) -> None:
+    parrot("Talking")
     options = shlex.split("--task parrots:Talking --prompt hello --length 9 --temperature 0.5 --top-k 3")
     said = invoke("sample", "one", *options)
     assert said.exit_code == 0, said.stderr
     text = "hello scale 6 9 0.5 3\N{REPLACEMENT CHARACTER}\n"
     assert said.stdout == "parrots is imported\n" + text
-    assert invoke("sample", "--from", "model.safetensors", *options).stdout == text
     sys.modules.pop("parrots")
     told = json.loads(invoke("sample", "one", *options, "--json").stdout)
     assert told["text"] + "\n" == text
     assert base64.b64decode(told["bytes"]) == b" scale 6 9 0.5 3\xff"
-
-
-def test_code_that_only_a_folder_or_a_file_names_is_not_run(parrot: Any, store: RunStore) -> None:
-    parrot("Talking")
-    assert invoke("export", "one").exit_code == 0
-    for source in (["one"], ["--from", "model.safetensors"]):
-        for given, says in (
-            ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
-            (["--task", "parrots:Parrot"], "is not the task of these parameters, parrots:Talking"),
-        ):
-            result = invoke("sample", *source, *given)
-            assert result.exit_code == 2
-            assert "--task" in result.stderr and says in result.stderr
-    store.write_text("config.toml", (store.read_text("config.toml") or "") + "\nquorm = 3\n")
-    refused = invoke("sample", "one")  # a recipe that is wrong is not held against its task either
-    assert refused.exit_code == 2 and "quorm" in refused.stderr
-    assert "parrots" not in sys.modules
-    model = export.of_file(Path("model.safetensors"))
-    for number, named in enumerate(  # only the names of built-in models are run without asking
-        (
-            "learners.training.models.language.x:Y",
-            "learners.training.models.language:os.system",
-            "learners.modelsx:Y",
-            "os:system",
-            "",
-        )
-    ):
-        model.metadata["task"] = named
-        export.write(model, Path(f"{number}.safetensors"))
-        result = invoke("sample", "--from", f"{number}.safetensors")
-        assert result.exit_code == 2 and "--task: is required" in result.stderr
-
-
-def test_a_file_whose_metadata_are_damaged_is_wrong_input(store: RunStore) -> None:
-    changes: tuple[tuple[dict[str, str | None], str], ...] = (
-        ({"model": None}, "KeyError: 'model'"),
-        ({"run": None}, "KeyError: 'run'"),
-        ({"data": '{"path": '}, "JSONDecodeError"),
-        ({"seed": "[" * 100_000}, "RecursionError"),
-        ({"seed": '"seven"'}, "seed"),
-        ({"model": "3"}, "model"),
-    )
-    for change, says in changes:
-        about = export.of_run(store).metadata | change
-        told = {name: text for name, text in about.items() if text is not None}
-        save_file({"a": np.zeros(2, np.float32)}, "bad.safetensors", told)
-        result = invoke("sample", "--from", "bad.safetensors")
-        assert result.exit_code == 2 and says in result.stderr and "fix: " in result.stderr
 
 
 def test_a_prompt_is_the_bytes_that_were_typed(parrot: Any) -> None:
@@ -229,9 +198,7 @@ def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:
     parrot("Parrot")
     for arguments, says in (
         (["one", "--task", "parrots:Parrot"], "no method `sample`"),
-        ([], "name one run"),
-        (["one", "--from", "x"], "is given with a run"),
-        (["--from", "x"], "no such file"),
+        (["two"], "is no run's folder or name"),
     ):
         result = invoke("sample", *arguments)
         assert result.exit_code == 2

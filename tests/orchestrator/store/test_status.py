@@ -13,8 +13,7 @@ from rich.console import Console
 
 from orchestrator.analysis.summary import summarise
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.cli.summary import block
-from orchestrator.cli.terminal import LiveView, picture
+from orchestrator.cli.run import LiveView, block, picture
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
 from orchestrator.report.headline import tiles
 from orchestrator.store import status_text as words

@@ -15,7 +15,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated
 from orchestrator.eventlog.reader import read_run
 from orchestrator.eventlog.tables import part_of
-from orchestrator.telemetry import sinks
+from orchestrator.telemetry import tracking
 from orchestrator.telemetry.tracking import SERIES, Curves, Point
 from outer.protocol.facts import Committed
 from tests.orchestrator.calling import invoke
@@ -131,7 +131,7 @@ class Dead(Half):
 
 
 def test_what_a_tracker_has_is_not_sent_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sinks.SINKS, "half", Half)
+    monkeypatch.setitem(tracking.SINKS, "half", Half)
     assert invoke("track", str(run), "--to", "half:x", "--every", "6").exit_code == 0
     committed, held_out = (made[-1].steps[series] for series in SERIES)
     assert min(committed) > 11 and held_out[0] == 0, "an evaluation may be of an older step than what came before it"
@@ -141,8 +141,8 @@ def test_a_tracker_that_cannot_be_used_is_named(run: Path, monkeypatch: pytest.M
     def without(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setitem(sinks.SINKS, "dead", Dead)
-    monkeypatch.setattr(sinks.importlib, "import_module", without)  # type: ignore[attr-defined]
+    monkeypatch.setitem(tracking.SINKS, "dead", Dead)
+    monkeypatch.setattr(tracking.importlib, "import_module", without)  # type: ignore[attr-defined]
     for to, said in (
         ("tensorbord:x", "did you mean tensorboard"),
         ("tensorboard", "no KIND:TARGET"),
