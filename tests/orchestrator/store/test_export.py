@@ -154,13 +154,14 @@ def parrot(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_code_that_only_a_folder_names_is_not_run(parrot: Any, store: RunStore) -> None:
     parrot("Talking")
-    for given, says in (
-        ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
-        (["--task", "parrots:Parrot"], "is not the task of this run, parrots:Talking"),
-    ):
-        result = invoke("sample", "one", *given)
-        assert result.exit_code == 2
-        assert "--task" in result.stderr and says in result.stderr
+    for command in ("evaluate", "sample"):
+        for given, says in (
+            ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
+            (["--task", "parrots:Parrot"], "is not the task of this run, parrots:Talking"),
+        ):
+            result = invoke(command, "one", *given)
+            assert result.exit_code == 2
+            assert "--task" in result.stderr and says in result.stderr
     for named in (  # only the names of built-in models are run without asking
         "learners.training.models.language.x:Y",
         "learners.training.models.language:os.system",
