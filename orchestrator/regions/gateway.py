@@ -16,7 +16,7 @@ from orchestrator.lifecycle.ports import Places, Processes
 from orchestrator.regions.mail import CAUSES, Cause, Mail, granted
 from orchestrator.regions.wire import PeerName
 from outer.journal.object_store import Objects
-from outer.ports import Gone, NoAnswer, Peer, Unreachable
+from outer.ports import Gone, NoAnswer, Peer, Unreachable, now
 
 GATEWAY = "gateway"  # the name of each region's
 # What a region may call in others, and what only the orchestrator's may.
@@ -24,6 +24,7 @@ OPEN = frozenset({"attach", "report", "record", "seek", "fetch", "donate", "hold
 HOME_ONLY = frozenset(
     {"identify", "run", "follow", "lead", "reattach", "progress", "saved", "disturb", "inbox", "read", "held"}
 ) | {"held_versions"}
+COMES_S = 3.0  # for a process that is asked to be started
 OVER_S = 8.0  # for the other regions to hear that the run is over
 
 
@@ -149,11 +150,18 @@ class GatewayShell:
     async def _serve(self, region: str, name: str, method: str, arguments: Sequence[Any]) -> Any:
         home = region == self._home
         if name != GATEWAY and method in (OPEN | HOME_ONLY if home else OPEN):
-            return await (self._find(name) or Absent(name)).ask(method, *arguments)
+            return await (await self._there_is(name, method)).ask(method, *arguments)
         served = getattr(self, f"serve_{method}", None) if name == GATEWAY and home else None
         if served is None:
             raise PermissionError(f"region {region} may not call {method} of {name}")
         return await served(*arguments)
+
+    async def _there_is(self, name: str, method: str) -> Peer:
+        """The process; one that is asked first who it is may be about to start: nothing keeps calls in order."""
+        give_up_at = now() + (COMES_S if method == "identify" else 0.0)
+        while (peer := self._find(name)) is None and now() < give_up_at:
+            await asyncio.sleep(COMES_S / 30.0)
+        return peer or Absent(name)
 
     async def serve_over(self) -> None:
         """The run is over."""

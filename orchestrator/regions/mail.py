@@ -339,6 +339,8 @@ class Mail:
             answer = (Raised.__name__, (type(error).__name__, *_told(error)))
         if about is not None:
             self._send(other, about, answer)
+        elif answer[0] == Raised.__name__:
+            self._failed(Cause(f"{method} of {name}, which region {other.name} told: {': '.join(answer[1])}"))
 
 
 def _told(error: BaseException | None) -> tuple[str, str]:
