@@ -276,11 +276,17 @@ class FaultSchedule:
         folders = self._store.folders(checkpoint_parts.FOLDER) if self._virtual.paused else []
         if folders:
             names = MemoryObjects.names(self._store, f"{checkpoint_parts.FOLDER}/{folders[-1]}")
-            identity = [name for name in MemoryObjects.names(self._store, FOLDER) if IDENTITY in name]
-            self._store.damage(pick(self._rng, [*names, *names, *identity]))
+            self._store.damage(pick(self._rng, [*names, *names, *self._identity]))
             self._count(fault.kind)
         elif not self.calm:
             self._later(POLL_S, self._checkpoint_damaged, fault)
+
+    @property
+    def _identity(self) -> list[str]:
+        """The journal's identity, which groups tell, too; none where a listing may show no group."""
+        if any(fault.kind == "storage_stale" for fault in self._context.options.faults):
+            return []
+        return [name for name in MemoryObjects.names(self._store, FOLDER) if IDENTITY in name]
 
     def _value_damaged(self, fault: Fault) -> None:
         """The syncer dies with the newest value of a fragment that a shard has written, or the journal's identity."""
@@ -288,7 +294,7 @@ class FaultSchedule:
         names = MemoryObjects.names(self._store, f"{values.FOLDER}/{tip.fragment:04d}")
         if self._context.options.shards == 1:  # values are in the journal's groups
             names = MemoryObjects.names(self._store, FOLDER)
-        if not self._lose(fault, [name for name in names if f"/{tip.number:012d}." in name or IDENTITY in name]):
+        if not self._lose(fault, [*self._identity, *(name for name in names if f"/{tip.number:012d}." in name)]):
             self._later(POLL_S, self._value_damaged, fault)
 
     def _journal_damaged(self, fault: Fault) -> None:
