@@ -73,6 +73,8 @@ class GatewayShell:
     `places` and `processes`: of a region that has joined; its learners are started there.
     """
 
+    _made = Mail
+
     def __init__(
         self,
         region: str,
@@ -103,7 +105,7 @@ class GatewayShell:
         async with self._beginning:
             if self._mail is None:
                 number = await granted(self._store, self.region)
-                self._mail = Mail(
+                self._mail = self._made(
                     self._store, self.region, number, self._serve, self._name_of, self._peer_of, self._failed
                 )
                 self._mail.begin([self._home] if self._home != self.region else [])

@@ -71,6 +71,8 @@ class _Region:
 class Mail:
     """The calls of one region. Use it in one event loop. `me`: its name; `incarnation`: see `granted`."""
 
+    large = LARGE
+
     def __init__(
         self,
         store: Objects,
@@ -128,7 +130,7 @@ class Mail:
     def _send(self, other: _Region, message: dict[str, Any], value: Any) -> None:
         arrays: list[NDArray[Any]] = []
         message["value"] = packed(value, arrays, self._name_of)
-        if sum(each.nbytes for each in arrays) > LARGE:
+        if sum(each.nbytes for each in arrays) > self.large:
             self._background.spawn(self._send_large(other, message, arrays))
         else:
             other.waiting.append((message, arrays))

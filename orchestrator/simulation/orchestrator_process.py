@@ -27,6 +27,7 @@ from orchestrator.lifecycle.scaling import request_file, requested
 from orchestrator.recipe.config import BudgetConfig, DurabilityConfig, PoolConfig, Recipe, RunConfig
 from orchestrator.regions.gateway import GatewayShell, RegionPeer
 from orchestrator.regions.joined import JoinedPlaces, JoinedProcesses
+from orchestrator.regions.mail import Mail
 from orchestrator.simulation.context import SimContext
 from orchestrator.simulation.learner_process import STRANGE, LearnerProcess, RankProcess, learner_spec
 from orchestrator.simulation.peers import SimPeer
@@ -305,7 +306,7 @@ class GatewayProcess(Process):
         context, joined = cluster.context, region != HOME
         self.jobs.takes, self.raised = context.durations.job, context.observer.raised
         self.me = SimPeer(context.network, self)
-        self.shell = GatewayShell(
+        self.shell = SimGateway(
             region,
             HOME,
             _RegionsStore(context.store, region, cluster.cut_off),
@@ -318,6 +319,14 @@ class GatewayProcess(Process):
         )
         self.deliver(lambda: self.spawn(self.shell.view()))  # who joins a region asks for that
         self.mourn(lambda: cluster.time.after(context.durations.outage_s(), cluster.open_door, region))
+
+
+class _SmallMail(Mail):
+    large = 0  # an array is one number
+
+
+class SimGateway(GatewayShell):
+    _made = _SmallMail
 
 
 class _RegionsStore:

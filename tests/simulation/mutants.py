@@ -12,6 +12,7 @@ from tests.simulation.planted import (
     orchestrating,
     pipelining,
     recovering,
+    regions,
     shells,
     steps,
     telling,
@@ -22,4 +23,4 @@ from tests.simulation.planting import MUTANTS, Mutant
 __all__ = ["MUTANTS", "PLACES", "Mutant"]
 
 PLACES = (steps, telling, members, recovering, joining, adopting, pipelining, logging, links, shells)
-PLACES += (learner_shells, orchestrating, units)
+PLACES += (learner_shells, orchestrating, units, regions)
