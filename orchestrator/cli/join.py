@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.errors import reported
+from orchestrator.cli.errors import INTERRUPTED, reported
 from orchestrator.cli.options import Overrides
 from orchestrator.cli.recipes import prepare
 from orchestrator.recipe.config import Recipe
@@ -38,7 +38,11 @@ def join(
                 told = words
                 typer.echo(f"{resolved.name}: region {region}: {words}", err=True)
 
-        launch.join(resolved, region, address, show)
+        try:
+            launch.join(resolved, region, address, show)
+        except KeyboardInterrupt:
+            typer.echo(f"{resolved.name}: region {region} has left; the same command joins again", err=True)
+            raise typer.Exit(INTERRUPTED) from None
         typer.echo(f"{resolved.name}: region {region}: the run is over", err=True)
 
 

@@ -92,6 +92,7 @@ def join(recipe: Recipe, region: str, address: str | None, on_view: OnStatus) ->
 
     The run's orchestrator starts and ends the learners there.
     """
+    signal.signal(signal.SIGTERM, terminate)
     with contextlib.ExitStack() as stack:
         if address:
             namespace, cores = f"diloco-{recipe.name}-{region}", 0

@@ -29,18 +29,18 @@ BUDGETS = {
     "orchestrator/runtime": 2490,
     "orchestrator/compare": 740,
     "orchestrator/prepare": 830,
-    "orchestrator/regions": 1390,
+    "orchestrator/regions": 1400,
     "orchestrator/lifecycle": 2420,
     "orchestrator/cli": 3180,
     "orchestrator/eventlog": 1450,
     "orchestrator/analysis": 640,
     "orchestrator/telemetry": 400,
-    "orchestrator/simulation": 2160,
+    "orchestrator/simulation": 2170,
     "orchestrator": 50,
-    "chaos/simulation": 3545,
+    "chaos/simulation": 3560,
     "chaos": 470,
 }
-TOTALS = {PACKAGES: 48_740, ("tests",): 36_000, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 48_760, ("tests",): 36_020, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

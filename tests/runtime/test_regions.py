@@ -19,7 +19,7 @@ from tests.runtime.conftest import recipe
 from tests.runtime.results import ROOT, assert_bit_equal, assert_kept
 from tests.runtime.script import FOREVER, Script, nothing, said, stepping
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
 FAR = "learner-far-0"
 
 
