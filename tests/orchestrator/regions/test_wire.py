@@ -53,7 +53,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_a_value_arrives_as_it_was(value: Any) -> None:
     assert sent(value) == value and type(sent(value)) is type(value)
 
