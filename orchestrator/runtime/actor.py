@@ -19,9 +19,9 @@ import ray
 from orchestrator.eventlog.log_writer import LOGS, FactLog
 from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, LogReader, records, seal
 from orchestrator.lifecycle.orchestrator import CLOSE_S, SNAPSHOT_S, OrchestratorShell
-from orchestrator.lifecycle.ports import CALL_S, ORCHESTRATOR, Places, Ports, Processes
+from orchestrator.lifecycle.ports import ORCHESTRATOR, Places, Ports, Processes
 from orchestrator.recipe.config import Recipe
-from orchestrator.regions.gateway import RegionPeer
+from orchestrator.regions.gateway import RegionPeer, say_over
 from orchestrator.regions.joined import JoinedPlaces, JoinedProcesses
 from orchestrator.report.write import STORE_AWAY, SUMMARY
 from orchestrator.runtime.evaluator import Evaluations
@@ -39,7 +39,7 @@ from outer.background import end_process, tell
 from outer.journal.chain import Segmented
 from outer.journal.object_store import DRAFT_S, Folder, Objects, needing_the_store, objects, sweep
 from outer.numeric import codec as codecs
-from outer.ports import NoAnswer, Peer
+from outer.ports import Peer
 from outer.protocol.facts import StoreWaited
 from outer.protocol.manifest import code_digest
 from outer.ray_ports import OFTEN, RayPeer
@@ -213,8 +213,7 @@ class OrchestratorActor(OrchestratorShell):
 
     async def _ended(self) -> None:
         if self._gateway is not None:
-            with contextlib.suppress(NoAnswer, TimeoutError):
-                await asyncio.wait_for(self._gateway.ask("close"), CALL_S)
+            await say_over(self._gateway)
             ray.kill(self._gateway.handle)
         await asyncio.to_thread(self._lock.release)
         self._background.spawn(self._leave())
