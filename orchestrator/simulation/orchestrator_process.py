@@ -451,7 +451,7 @@ class VirtualCluster:
 
     def mail_fails(self, process: Process, error: BaseException) -> None:
         """What a gateway passes over."""
-        if not isinstance(error, Damaged | FileNotFoundError):
+        if not isinstance(error, Damaged | ValueError):  # torn, or garbled
             process.raised(process, error)
 
     # -------------------------------------------------------------- orchestrators
