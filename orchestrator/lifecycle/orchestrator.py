@@ -165,13 +165,21 @@ class OrchestratorShell:
         self._write_status()
         await self._tidy()
         epochs = await self._patience.stored(self._records.granted, "epoch", "syncer")
-        ended = ended or await self._patience.stored(checkpoints.suspended, self._objects, epochs)
-        if epochs and not ended and await self._take_over(epochs, left.get("learners") or []):
+        if await self._patience.stored(checkpoints.suspended, self._objects, epochs):
+            await self._end_left(epochs)
+        elif epochs and not ended and await self._take_over(epochs, left.get("learners") or []):
             return
         saved = await self._resume(epochs) if epochs else {}
         epoch = await self._syncer.grant()
         self._learners.start(self._syncer, saved, again=epochs > 0)  # beside the syncer, which has to expect them
         self._syncer.begin(epoch)
+
+    async def _end_left(self, epoch: int) -> None:
+        """End what a suspended session has left: its orchestrator may have died before it did."""
+        await self._patience.until(self._learners.find, {})
+        self._learners.give_up()
+        if (syncer := self._ports.processes.left_syncer(epoch)) is not None:
+            self._ports.processes.end(syncer)
 
     async def _take_over(self, epoch: int, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Take over learners and syncer that an earlier orchestrator has left; `rows`: its last status of learners.
