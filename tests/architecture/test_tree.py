@@ -31,7 +31,7 @@ BUDGETS = {
     "orchestrator/prepare": 830,
     "orchestrator/regions": 1400,
     "orchestrator/lifecycle": 2420,
-    "orchestrator/cli": 3290,
+    "orchestrator/cli": 3310,
     "orchestrator/eventlog": 1450,
     "orchestrator/analysis": 640,
     "orchestrator/telemetry": 400,
@@ -40,7 +40,7 @@ BUDGETS = {
     "chaos/simulation": 3560,
     "chaos": 470,
 }
-TOTALS = {PACKAGES: 49_100, ("tests",): 36_330, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 49_120, ("tests",): 36_350, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
