@@ -56,7 +56,9 @@ def losses(folder: Path) -> dict[int, float]:
 def test_both_arms_of_a_comparison_are_trained_on_a_cluster_that_is_there(
     ray_cluster: Any, corpus: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "recipe.toml").write_text(dump(wanted("compared", corpus)))
+    (tmp_path / "recipe.toml").write_text(
+        dump(wanted("compared", corpus, budget={"syncer_steps": 10}, eval={"every": 5, "sequences": 8}))
+    )
     address = ray.get_runtime_context().gcs_address
     words = [
         sys.executable,
