@@ -110,7 +110,7 @@ def test_the_tables_and_the_sentence_say_what_came_out(result: Comparison) -> No
     assert "decoupled (0 of 1)" in cells(failed)
 
 
-def test_an_ideal_ring_waits_for_its_slowest_link_and_goes_around_twice() -> None:
+def test_an_ideal_ring_waits_for_its_slowest_link_and_passes_all_hops_but_one_twice() -> None:
     pools = [{"name": name, "region": name, "batch_size": 4} for name in "abc"]
     links = [
         {"between": tuple(pair), "gbit_s": rate, "latency_ms": 5.0}
@@ -122,8 +122,11 @@ def test_an_ideal_ring_waits_for_its_slowest_link_and_goes_around_twice() -> Non
 
     ring = found(links=links)
     assert ring is not None
-    assert ring.seconds == pytest.approx(8 * ring.bytes / 0.5e9 + 2 * 0.015)
+    assert ring.seconds == pytest.approx(8 * ring.bytes / 0.5e9 + 2 * 0.010)
     assert ring.tokens_per_s * ring.seconds == pytest.approx(3 * 4 * 4), "of three batches of samples of four tokens"
+    pools.append(pools[2] | {"name": "d"})
+    assert (ring := found(links=links)) is not None
+    assert ring.seconds == pytest.approx(8 * ring.bytes / 0.5e9 + 2 * 0.015), "a value skips the hop in region c"
     assert found(links=links[:2]) is None and ideal_ring(ALIKE) is None, "nothing is said of a link"
 
 
