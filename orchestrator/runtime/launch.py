@@ -75,15 +75,28 @@ def run_embedded(
 
 
 def run_attached(
-    recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus, lock: RunLock
+    recipe: Recipe,
+    store: RunStore,
+    address: str,
+    starter: Starter | None,
+    on_status: OnStatus,
+    lock: RunLock | None = None,
+    detach: bool = True,
 ) -> dict[str, Any]:
-    """Run on the cluster at this address. Interrupted: the run goes on without this shell."""
+    """Run on the cluster at this address. Interrupted, with `detach`: the run goes on without this shell."""
+    with attached(recipe, store, address) as namespace:
+        placement = RunPlacement(namespace, cores=0)
+        return start_and_wait(recipe, store, placement, starter, on_status, detach, lock)
+
+
+@contextlib.contextmanager
+def attached(recipe: Recipe, store: RunStore, address: str) -> Iterator[str]:
+    """Join a cluster for a run there; yields Ray's namespace of the run."""
     dashboard = connect(address, namespace := _namespace(recipe, store))
     try:
         reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
         store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
-        placement = RunPlacement(namespace, cores=0)
-        return start_and_wait(recipe, store, placement, starter, on_status, detach=True, lock=lock)
+        yield namespace
     finally:
         ray.shutdown()
 
