@@ -165,7 +165,7 @@ def _trained(options: PrepareOptions, vocabulary: int, parts: Sequence[tuple[Sli
         from tokenizers import Tokenizer as Bpe
         from tokenizers import decoders, models, pre_tokenizers, trainers
     except ImportError as error:
-        raise ValueError("needs the library tokenizers; pip install 'decoupled-diloco[data]'") from error
+        raise ValueError("needs the library tokenizers; in the checkout: pip install -e '.[data]'") from error
     bpe: Any = Bpe(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

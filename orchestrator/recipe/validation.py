@@ -154,7 +154,7 @@ def _durable_store(recipe: Recipe) -> Iterator[Problem]:
         try:
             objects(recipe.durability.store)
         except ValueError as error:
-            fix = "give a folder, or a URI that fsspec knows; s3:// needs: pip install 'decoupled-diloco[s3]'"
+            fix = "give a folder, or a URI that fsspec knows; s3:// needs, in the checkout: pip install -e '.[s3]'"
             yield Problem("durability.store", recipe.durability.store, f"cannot be used: {error}", fix)
 
 
