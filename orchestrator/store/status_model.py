@@ -341,9 +341,8 @@ def _durable(view: Mapping[str, Any], away: str) -> dict[str, str]:
         return _condition("Durable", True, "Retrying", f"the store refused something: {trouble}")
     if damage := journal.get("damage"):
         return _condition("Durable", True, "WasDamaged", f"in the journal: {'; '.join(damage)}")
-    return _condition(
-        "Durable", True, "Kept", f"{journal.get('bytes', 0):,} bytes in {journal.get('groups', 0):,} groups"
-    )
+    written = f"{journal.get('bytes', 0):,} bytes were written, in {journal.get('groups', 0):,} groups"
+    return _condition("Durable", True, "Kept", written)
 
 
 def _condition(kind: str, status: bool, reason: str, message: str) -> dict[str, str]:
