@@ -120,12 +120,10 @@ def _no_text(options: PrepareOptions, unreadable: Sequence[Unreadable]) -> list[
 
 def _check_folder(folder: Path) -> None:
     """Raises InputError for a folder that is finished, or that holds something else."""
-    if (folder / manifests.FILE).exists():
-        message = "holds prepared tokens already"
-        raise InputError([Problem("--out", str(folder), message, "give another folder, or remove this one")])
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / PARTS).is_dir())):
-        message = "holds other files"
-        raise InputError([Problem("--out", str(folder), message, "give an empty or a new folder")])
+    finished, begun = (folder / manifests.FILE).exists(), (folder / PARTS).is_dir()
+    if finished or (folder.exists() and not begun and (not folder.is_dir() or any(folder.iterdir()))):
+        message = "holds prepared tokens already" if finished else "holds other files"
+        raise InputError([Problem("--out", str(folder), message, "give a new folder, or an empty one")])
 
 
 def _replace(path: Path, text: str) -> None:
@@ -210,9 +208,7 @@ class TextPart:
     stem: str
     slices: tuple[Slice, ...]
     tokenizer: str | None
-    end_token: str | None
-    field: str
-    held_out: float
+    options: PrepareOptions
     key: str  # a digest of all that the tokens follow from
 
 
@@ -247,9 +243,7 @@ def _part(options: PrepareOptions, sha256: str | None, index: int, slices: tuple
         stem=str(options.out / PARTS / f"{index:06}"),
         slices=slices,
         tokenizer=None if sha256 is None else str(options.out / TOKENIZER),
-        end_token=options.end_token,
-        field=options.field,
-        held_out=options.held_out,
+        options=replace(options, inputs=()),
         key=hashlib.sha256(json.dumps([settings, sources]).encode()).hexdigest(),
     )
 
@@ -259,12 +253,12 @@ def make(part: TextPart) -> Made:
     stem = Path(part.stem)
     if (before := _whole(part)) is not None:
         return before
-    coder = _coder(part.tokenizer, part.end_token)
+    coder = _coder(part.tokenizer, part.options.end_token)
     unreadable: list[Unreadable] = []
-    texts = (text for piece in part.slices for text in documents(piece, part.field, unreadable))
+    texts = (text for piece in part.slices for text in documents(piece, part.options.field, unreadable))
     with _Writer(stem, ".train", coder) as train, _Writer(stem, ".held_out", coder) as held_out:
         for digest, tokens in _tokenized(texts, coder):
-            (held_out if _held_out(digest, part.held_out) else train).write(tokens)
+            (held_out if _held_out(digest, part.options.held_out) else train).write(tokens)
     sides = train.finish(), held_out.finish()
     made = Made(part.key, *sides, sum(one.bytes for one in part.slices), tuple(unreadable))
     draft = stem.with_suffix(f".json-{os.getpid()}")
