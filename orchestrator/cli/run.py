@@ -40,17 +40,10 @@ def run(
     recipe: Annotated[Path, typer.Argument(help="A TOML file; diloco init writes one.")],
     run_dir: RunDir = None,
     address: Annotated[
-        str | None,
-        typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster; without one, a local one is started."),
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster; without one, a local one is started.")
     ] = None,
     overrides: Overrides = None,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="Begin anew, and rename an earlier run's folder.",
-        ),
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, and rename an earlier run's folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train by a recipe, or resume a run that was stopped or died."""

@@ -43,10 +43,7 @@ def status(
             typer.echo("NOT how it is now: the run is dead, which diloco run resumes, or cannot reach this folder")
 
 
-def stop(
-    run: Run = None,
-    reason: Annotated[str, typer.Option(help="Stored with the run.")] = "asked for",
-) -> None:
+def stop(run: Run = None, reason: Annotated[str, typer.Option(help="Stored with the run.")] = "asked for") -> None:
     """Stop a running job cleanly."""
     with reported():
         store = located(run)

@@ -69,10 +69,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         problem = Problem(
-            "recipe",
-            str(path),
-            "no such file",
-            f"give the path of a recipe, or write one: diloco init {path.name}",
+            "recipe", str(path), "no such file", f"give the path of a recipe, or write one: diloco init {path.name}"
         )
     except (OSError, UnicodeDecodeError) as error:
         problem = Problem("recipe", str(path), f"cannot be read: {error}", "give a TOML file in UTF-8")

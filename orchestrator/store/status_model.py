@@ -144,11 +144,7 @@ def model(
             "counts": counts,
             "shards": view.get("shards", []),
         },
-        "durability": {
-            "mode": recipe.durability.mode,
-            "journal": view.get("journal"),
-            "checkpoint": about.checkpoint,
-        },
+        "durability": {"mode": recipe.durability.mode, "journal": view.get("journal"), "checkpoint": about.checkpoint},
         "orchestrator": {"pid": about.pid, "faults": dict(about.faults)},
         "written_at": about.written_at,
     }
