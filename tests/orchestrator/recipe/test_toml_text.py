@@ -153,7 +153,8 @@ def test_what_a_users_task_raises_and_kinds_that_do_not_fit_it_are_a_problem_of_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "from learners.training.models.language import ByteLanguageModel\n\n"
-    source += "def build(data, seed):\n    raise KeyError('weights')\n"
+    source += "def build(data, seed):\n    raise KeyError('weights')\n\nimport numpy, psutil\n"
+    source += "def large(data, seed):\n    numpy.empty(psutil.virtual_memory().available + 2**32, numpy.uint8)\n"
     wrong: list[tuple[dict[str, str], str]] = [
         ({"blok*": "frozen"}, "'blok*' matches no parameter"),
         ({"norm": "still"}, "'norm' is 'still'"),
@@ -164,6 +165,8 @@ def test_what_a_users_task_raises_and_kinds_that_do_not_fit_it_are_a_problem_of_
     (tmp_path / "broken_task.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     assert "KeyError: 'weights'" in problems("task=broken_task:build", "model={}")["task"].message
+    large = problems("task=broken_task:large", "model={}")["task"]
+    assert "MemoryError: Unable to allocate" in large.message and "in init()" in large.fix
     for number, (_, message) in enumerate(wrong):
         found = problems(f"task=broken_task:Wrong{number}")
         assert list(found) == ["task"] and message in found["task"].message and found["task"].fix
