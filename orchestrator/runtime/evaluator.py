@@ -94,7 +94,7 @@ class Evaluations:
     ) -> None:
         self.loss: float | None = None  # of the newest
         self.fault = ""  # why the newest failed
-        self.counts: Counter[str] = Counter()  # of those that gave a loss, by whether it is finite
+        self.counts: Counter[str] = Counter()  # finite | non_finite, of those that gave a loss; skipped
         self._recipe, self._placement, self._store, self._code, self._emit = recipe, placement, store, code, emit
         self._timeout_s = recipe.eval.timeout_s
         self._background = Background(tell)
@@ -122,7 +122,8 @@ class Evaluations:
             return
         if self._task is None:
             self._task = self._background.spawn(self._evaluate(syncer, initial=fresh))
-        elif every and syncer_step // every > self._evaluated_at // every:
+        elif every and (due := syncer_step // every - self._evaluated_at // every):
+            self.counts["skipped"] += due - 1  # while the one before was made
             self._evaluated_at = syncer_step
             self._task = self._background.spawn(self._evaluate(syncer))
 

@@ -37,7 +37,7 @@ class RunInfo:
     checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
     away: str = ""  # what a store says that is away, for which the run waits
     eval_fault: str = ""  # why the newest evaluation failed
-    evaluations: Mapping[str, int] = field(default_factory=dict)  # finite | non_finite: how many
+    evaluations: Mapping[str, int] = field(default_factory=dict)  # finite | non_finite | skipped: how many
     faults: Mapping[str, int] = field(default_factory=dict)  # injected, by kind
 
     @property
