@@ -99,7 +99,7 @@ class Evaluations:
         self._timeout_s = recipe.eval.timeout_s
         self._background = Background(tell)
         self._task: asyncio.Task[None] | None = None
-        self._evaluated_at = 0  # syncer step
+        self._evaluated_at = self._skipped = 0  # syncer step; before it
         self._actor: Any = None
 
     @property
@@ -118,13 +118,13 @@ class Evaluations:
         `fresh`: the run is not resumed, so that the first evaluation is of the initial parameters.
         """
         every = self._recipe.eval.every
-        if self._task is not None and not self._task.done():
-            return
         if self._task is None:
+            self._evaluated_at = 0 if fresh else syncer_step
             self._task = self._background.spawn(self._evaluate(syncer, initial=fresh))
-        elif every and (due := syncer_step // every - self._evaluated_at // every):
-            self.counts["skipped"] += due - 1  # while the one before was made
-            self._evaluated_at = syncer_step
+        due = syncer_step // every - self._evaluated_at // every if every else 0
+        self.counts["skipped"] = self._skipped + max(0, due - 1)  # all but the newest that came due meanwhile
+        if due and self._task.done():
+            self._skipped, self._evaluated_at = self.counts["skipped"], syncer_step
             self._task = self._background.spawn(self._evaluate(syncer))
 
     async def finish(self, syncer: Any) -> None:
