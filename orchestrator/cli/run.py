@@ -23,11 +23,11 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump
 from orchestrator.report.headline import STATUS_WORDS, checks_words, tiles
-from orchestrator.report.write import HTML
+from orchestrator.report.write import HTML, SUMMARY
 from orchestrator.runtime.job import misplaced
 from orchestrator.store import status_text as words
 from orchestrator.store import watch
-from orchestrator.store.readers import RECIPE_FILE, status_of
+from orchestrator.store.readers import RECIPE_FILE, object_of, status_of
 from orchestrator.store.resume import data_changed, occupied, reopen
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
@@ -123,6 +123,8 @@ def _train(
             return launch.run_attached(recipe, store, address, starter, on_status, lock)
         return launch.run_embedded(recipe, store, starter, on_status, lock)
     except KeyboardInterrupt:
+        if summary := object_of(store, SUMMARY):  # it came at the run's end
+            return dict(summary)
         if not address:
             raise
         typer.echo(f"detached: the run goes on; follow it with: diloco status --follow {store.root}", err=True)

@@ -65,9 +65,8 @@ class EvaluatorActor:
         """The same as `current`, for the parameters that the run starts from."""
         from learners.training.tree import initial_parameters
 
-        return self._evaluate(
-            0, initial_parameters(self._task, self._fragments, self._spec.seed, self._spec.warm_start)
-        )
+        spec = self._spec
+        return self._evaluate(0, initial_parameters(self._task, self._fragments, spec.seed, spec.warm_start))
 
     def current(self) -> Evaluated:
         """Evaluate the syncer's parameters as they are now."""

@@ -27,6 +27,7 @@ from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.app import PROVE, CommandEntry, build
 from orchestrator.cli.errors import heard_or_not, reported
 from orchestrator.recipe.toml_text import load
+from orchestrator.runtime.job import uninterrupted
 from orchestrator.store import run_lock, watch
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
@@ -272,6 +273,24 @@ def test_what_run_raises_becomes_a_message_and_a_code(trained: dict[str, Any]) -
 
 
 # ------------------------------------------------------------------ init, status, stop
+
+
+def test_an_interruption_at_the_end_of_a_run_lets_its_processes_end_and_its_summary_be_shown(
+    trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def ends(recipe: Any, store: RunStore, *others: Any) -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            store.write_json("summary.json", trained["summary"])
+            done.append("processes are ended")
+
+    monkeypatch.setattr(orchestrator.runtime.launch, "run_embedded", ends)
+    before = signal.getsignal(signal.SIGTERM)
+    result = invoke("run", LOCAL)
+    assert result.exit_code == 0 and "local: finished, ok" in result.stdout
+    assert done and signal.getsignal(signal.SIGTERM) == before
 
 
 def test_init_writes_a_recipe_that_runs_and_overwrites_nothing(trained: dict[str, Any]) -> None:
