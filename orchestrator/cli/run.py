@@ -181,7 +181,7 @@ def _lines(summary: Mapping[str, Any], folder: str) -> Iterator[tuple[str, str]]
     checks = summary.get("checks") or []
     yield "checks", checks_words(checks) if checks else DASH
     for check in checks:
-        if check.get("status") not in ("pass", "idle"):
+        if check.get("status") not in ("pass", "idle", "unknown" if summary.get("state") == "failed" else ""):
             status = STATUS_WORDS.get(str(check.get("status")), DASH)
             yield "", f"{status} {text(check.get('name'))}: {text(check.get('reason'))}"
     yield "files", folder

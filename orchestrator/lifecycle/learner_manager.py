@@ -352,7 +352,7 @@ class LearnerManager:
             cause, detail = "failed", str(error)
         except TimeoutError:
             why = "".join(f": {reason}" for reason in (await self.processes.places.pending([name]) or {}).values())
-            cause, detail = "failed", f"not placed and started within run.start_s = {self._start_s:g}{why}"
+            cause, detail = "failed", f"not placed and started within {self._start_s:g} s{why}"
         if cause == DRAINED or process.dismissed.is_set():
             await self._left(process)
         elif cause == FINISHED:
@@ -396,7 +396,7 @@ class LearnerManager:
         """
         name, incarnation = process.learner, process.incarnation
         told, phase = f"{cause}: {detail}", self._phases.get(name)
-        if cause == "lease_expired" and phase in STARTS:
+        if phase in STARTS and (cause == "lease_expired" or detail.startswith("not placed")):
             told += f"; {phase} made no progress for run.start_s = {self._start_s:g}; raise that if it takes longer"
         if not self.controller.ended(name, incarnation, told):
             return
