@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -70,9 +70,8 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
     slices, damaged = cut(sources, options.part_bytes)
     unreadable += damaged
     if not slices:
-        raise InputError(_no_text(options, unreadable))
-    folder = options.out
-    _check_folder(folder)
+        raise InputError(_no_text(options, unreadable, others))
+    _check_folder(folder := options.out)
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         try:
@@ -87,7 +86,7 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
         seconds = time.monotonic() - begun
         unreadable += [one for part in made for one in part.unreadable]
         if sum(one.train.tokens + one.held_out.tokens for one in made) < 2:
-            raise InputError(_no_text(options, unreadable))
+            raise InputError(_no_text(options, unreadable, others))
         manifest = _joined(options, coder, sha256, work, made, show)
         text = manifest.text()
         _replace(folder / manifests.FILE, text)
@@ -110,9 +109,10 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
     }
 
 
-def _no_text(options: PrepareOptions, unreadable: Sequence[Unreadable]) -> list[Problem]:
-    problems = [Problem("IN", one.input, one.reason, "name readable files") for one in unreadable]
-    return problems or [Problem("IN", options.inputs, "hold no text", "name files with text")]
+def _no_text(options: PrepareOptions, unreadable: Sequence[Unreadable], others: Iterable[str]) -> list[Problem]:
+    fix = "name files with text" + "".join(f", by a glob such as 'FOLDER/**/*{each}'" for each in [*others][:1])
+    found = unreadable or [Unreadable(", ".join(options.inputs), "hold no text")]
+    return [Problem("IN", one.input, one.reason, fix) for one in found]
 
 
 # ------------------------------------------------------------------ the folder

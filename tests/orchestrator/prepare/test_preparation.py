@@ -161,6 +161,10 @@ def test_a_field_that_no_document_has_is_refused_with_those_that_hold_text(tmp_p
     (tmp_path / "a.jsonl").write_text('{"body": "some text", "url": "x", "score": 1}\n')
     with pytest.raises(InputError, match="no text in a field 'text'; there is in: body, url"):
         prepare(PrepareOptions((str(tmp_path / "a.jsonl"),), tmp_path / "out"), quiet)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/a.log").touch()
+    with pytest.raises(InputError, match=r"name files with text, by a glob such as 'FOLDER/\*\*/\*.log'"):
+        prepare(PrepareOptions((str(tmp_path / "logs"),), tmp_path / "out"), quiet)
 
 
 def test_a_dataset_that_the_library_datasets_saved_gives_its_field(tmp_path: Path) -> None:

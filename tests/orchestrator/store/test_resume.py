@@ -58,9 +58,7 @@ def test_what_a_run_is_made_of_besides_its_numbers_may_change(store: RunStore) -
         assert list(unlike(store, recipe(**change))) == [], change
 
 
-def test_a_budget_that_was_reached_is_refused_also_of_a_run_that_was_stopped_but_one_that_died_may_end(
-    store: RunStore,
-) -> None:
+def test_a_budget_that_was_reached_is_refused_unless_it_is_that_of_a_run_that_died(store: RunStore) -> None:
     at = {"tokens_committed": 2000, "syncer_step": 90}
     for state, budget, refused in (
         ("stopped", {"tokens": 900}, True),
