@@ -128,18 +128,17 @@ class Imported(UserDict[str, Any]):
 
 
 def _command(entry: CommandEntry) -> Any:
-    """Import a command, and keep the brackets in its options' help: Typer would read [fleet] as a tag of markup."""
+    """Import a command, and keep the brackets in its help: Typer would read [fleet] as a tag of markup."""
     loaded = entry.load()
     group = typer.Typer(add_completion=False)
     if isinstance(loaded, typer.Typer):
         group.add_typer(loaded, name=entry.name, rich_help_panel=entry.panel)
         whole = typer.main.get_group(group).commands[entry.name]
-        commands = [*whole.commands.values()]  # type: ignore[attr-defined]
     else:
         group.command(entry.name, rich_help_panel=entry.panel)(loaded)
         whole = typer.main.get_command(group)
-        commands = [whole]
-    for parameter in (each for command in commands for each in command.params):
-        if text := getattr(parameter, "help", None):
-            parameter.help = text.replace("[", "\\[")
+    commands = [whole, *getattr(whole, "commands", {}).values()]
+    for told in (*commands, *(each for command in commands for each in command.params)):
+        if text := getattr(told, "help", None):
+            told.help = text.replace("[", "\\[")
     return whole

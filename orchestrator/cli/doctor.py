@@ -158,7 +158,7 @@ def _accelerators() -> DeviceFinding:
     words = ", ".join(f"{one.count} {one.kind}{'s' * (one.count > 1)}" for one in found)
     if lacking := [one for one in found if not one.usable]:
         extras = ",".join(one.extra for one in lacking)
-        fix = f"pip install 'decoupled-diloco[{extras}]'"
+        fix = f"in the checkout: pip install -e '.[{extras}]'"
         return DeviceFinding(
             "accelerators", "warning", f"{words}, but JAX has no plugin for them: it would use CPUs", fix
         )

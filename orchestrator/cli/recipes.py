@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,10 +20,6 @@ from orchestrator.recipe.toml_text import load, template
 from orchestrator.recipe.validation import problems as semantic_problems
 from orchestrator.recipe.validation import resolve
 from orchestrator.store.run_store import RunStore
-
-if TYPE_CHECKING:
-    pass
-
 
 ROOMS = ("outer", "learners", "orchestrator", "chaos")
 

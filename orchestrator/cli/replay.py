@@ -101,13 +101,7 @@ def _log(run: str | None) -> _Log:
 # ------------------------------------------------------------------ the numbers again
 
 
-def _replay(
-    log: _Log,
-    until: int | None,
-    allowed: str | None,
-    rules: list[str],
-    as_json: bool,
-) -> None:
+def _replay(log: _Log, until: int | None, allowed: str | None, rules: list[str], as_json: bool) -> None:
     with host_only():  # accelerators are the processes' that repeat the learners
         from orchestrator.replay.replayer import play
     from orchestrator.replay.environment import needed

@@ -23,11 +23,11 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump
 from orchestrator.report.headline import STATUS_WORDS, checks_words, tiles
-from orchestrator.report.write import HTML
+from orchestrator.report.write import HTML, SUMMARY
 from orchestrator.runtime.job import misplaced
 from orchestrator.store import status_text as words
 from orchestrator.store import watch
-from orchestrator.store.readers import RECIPE_FILE, status_of
+from orchestrator.store.readers import RECIPE_FILE, object_of, status_of
 from orchestrator.store.resume import data_changed, occupied, reopen
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
@@ -40,17 +40,10 @@ def run(
     recipe: Annotated[Path, typer.Argument(help="A TOML file; diloco init writes one.")],
     run_dir: RunDir = None,
     address: Annotated[
-        str | None,
-        typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster; without one, a local one is started."),
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster; without one, a local one is started.")
     ] = None,
     overrides: Overrides = None,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="Begin anew, and rename an earlier run's folder.",
-        ),
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, and rename an earlier run's folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train by a recipe, or resume a run that was stopped or died."""
@@ -130,6 +123,8 @@ def _train(
             return launch.run_attached(recipe, store, address, starter, on_status, lock)
         return launch.run_embedded(recipe, store, starter, on_status, lock)
     except KeyboardInterrupt:
+        if summary := object_of(store, SUMMARY):  # it came at the run's end
+            return dict(summary)
         if not address:
             raise
         typer.echo(f"detached: the run goes on; follow it with: diloco status --follow {store.root}", err=True)
@@ -186,7 +181,7 @@ def _lines(summary: Mapping[str, Any], folder: str) -> Iterator[tuple[str, str]]
     checks = summary.get("checks") or []
     yield "checks", checks_words(checks) if checks else DASH
     for check in checks:
-        if check.get("status") not in ("pass", "idle"):
+        if check.get("status") not in ("pass", "idle", "unknown" if summary.get("state") == "failed" else ""):
             status = STATUS_WORDS.get(str(check.get("status")), DASH)
             yield "", f"{status} {text(check.get('name'))}: {text(check.get('reason'))}"
     yield "files", folder

@@ -11,6 +11,7 @@ import typer
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.store import status_text as words
+from orchestrator.store import watch
 from orchestrator.store.readers import located, status_of
 
 
@@ -30,20 +31,19 @@ def status(
 
             follow_run(store, as_json)
         said = status_of(store)
-        written_at = said.get("written_at")
-        age_s = None if written_at is None else max(0.0, time.time() - written_at)
+        age_s = None if said.get("written_at") is None else max(0.0, watch.age_s(said))
         if as_json:
             typer.echo(json.dumps(said | {"age_s": age_s}))
             return
         for line in words.lines(said):
             typer.echo(line)
         typer.echo(f"written {words.seconds(age_s)} ago, in {store}")
+        over = words.part(said, "run").get("state") in words.ENDED
+        if not over and (age_s or 0.0) > watch.SILENT_S and not watch.has_news(store, said):
+            typer.echo("NOT how it is now: the run is dead, which diloco run resumes, or cannot reach this folder")
 
 
-def stop(
-    run: Run = None,
-    reason: Annotated[str, typer.Option(help="Stored with the run.")] = "asked for",
-) -> None:
+def stop(run: Run = None, reason: Annotated[str, typer.Option(help="Stored with the run.")] = "asked for") -> None:
     """Stop a running job cleanly."""
     with reported():
         store = located(run)

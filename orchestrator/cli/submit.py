@@ -18,8 +18,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
 
 Address = Annotated[
-    str | None,
-    typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of a Ray cluster, http://HOST:8265."),
+    str | None, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of a Ray cluster, http://HOST:8265.")
 ]
 
 
@@ -50,11 +49,7 @@ def submit(
         assert address is not None and run_dir is not None
         about = {"run": resolved.name, "config_hash": resolved.config_hash}
         job = submission(recipe, folder, run_dir, overrides or [], fresh, about, resolved.run.control)
-        record: dict[str, Any] = {
-            "submission_id": job.submission_id,
-            "address": address,
-            **job.metadata,
-        }
+        record: dict[str, Any] = {"submission_id": job.submission_id, "address": address, **job.metadata}
         from orchestrator.cli import jobs  # Ray begins here
 
         client = jobs.connect(address)
