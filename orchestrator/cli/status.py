@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
+from orchestrator.lifecycle import requests
 from orchestrator.store import status_text as words
 from orchestrator.store.readers import located, status_of
 
@@ -46,10 +47,7 @@ def stop(
 ) -> None:
     """Stop a running job cleanly."""
     with reported():
-        store = located(run)
-        state = words.part(status_of(store), "run").get("state")
-        if state in words.ENDED:
+        if state := requests.stop(located(run), reason):
             typer.echo(f"nothing to stop: the run has {state}")
             return
-        store.write_json("stop", {"reason": reason, "at": time.time()})
         typer.echo("asked the run to stop; follow it with: diloco status --follow")

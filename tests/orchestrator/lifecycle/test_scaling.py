@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.summary import summarise
-from orchestrator.cli.scale import problems
+from orchestrator.lifecycle.requests import problems
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import PoolScaled
 from orchestrator.lifecycle.actions import AskToLeave, End, RecordScaling, Release, Start

@@ -1,0 +1,54 @@
+"""`diloco watch [RUN ...]`: a live page of runs, from their folders alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.errors import reported
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.readers import located
+from orchestrator.store.run_store import RunStore, known_runs
+
+if TYPE_CHECKING:
+    from orchestrator.watch.server import Control  # which takes its time to import
+
+RUNS_MAX = 8
+
+
+def watch(
+    context: typer.Context,
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names in runs/, or folders [all in runs/].")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 takes a free one.")] = 0,
+    control: Annotated[
+        bool, typer.Option("--control", help="Let the page stop, scale, checkpoint and break the runs.")
+    ] = False,
+) -> None:
+    """Show runs on a live page, in the browser."""
+    with reported(), contextlib.suppress(KeyboardInterrupt):
+        stores = [located(run) for run in runs or known_runs()] or [located(None)]
+        if len(stores) > RUNS_MAX:
+            raise InputError([Problem("RUN", len(stores), f"a page shows {RUNS_MAX} runs at most", "name some")])
+        from orchestrator.watch.server import Control
+
+        asyncio.run(_serve(stores, port, Control(context.obj.strike) if control else None))
+
+
+async def _serve(stores: Sequence[RunStore], port: int, control: Control | None) -> None:
+    from orchestrator.watch.server import HOST, WatchServer
+
+    server = WatchServer(stores, control)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            found = await stack.enter_async_context(server.serving(port))
+        except OSError as error:
+            raise InputError([Problem("--port", port, f"cannot be used: {error}", "give another")]) from error
+        typer.echo(f"http://{HOST}:{found}/{f'#token={server.token}' if server.token else ''}")
+        typer.echo(f"shows {', '.join(store.root.name for store in stores)}; Ctrl-C ends it, not the runs")
+        await asyncio.Event().wait()
