@@ -34,6 +34,7 @@ class Feed:
         self._number = 0
         self._states: dict[tuple[int, str], Numbered] = {}
         self._lines: dict[int, deque[Numbered]] = {}
+        self._dropped: dict[int, int] = {}  # by run, the number of the newest line that is not kept
         self._news = asyncio.Event()  # set, and replaced, when there is any
 
     def state(self, run: int, topic: str, value: Any) -> None:
@@ -44,8 +45,10 @@ class Feed:
 
     def lines(self, run: int, values: Sequence[Any]) -> None:
         """Append lines."""
-        kept = self._lines.setdefault(run, deque(maxlen=LINES_KEPT))
+        kept = self._lines.setdefault(run, deque())
         kept.extend(Numbered(self._next(), _json(value)) for value in values)
+        while len(kept) > LINES_KEPT:
+            self._dropped[run] = kept.popleft().number
 
     def _next(self) -> int:
         self._number += 1
@@ -73,7 +76,7 @@ class Feed:
             for run, kept in self._lines.items()
             if kept and kept[-1].number > number
         ]
-        lost = [run for run, kept in self._lines.items() if len(kept) == LINES_KEPT and kept[0].number > number]
+        lost = [run for run, dropped in self._dropped.items() if dropped > number]
         data = f'{{"at":{time.time():.2f},"states":[{",".join(states)}],"lines":{{{",".join(lines)}}},"lost":{lost}}}'
         return self._number, f"id: {self._name}-{self._number}\ndata: {data}\n\n".encode()
 

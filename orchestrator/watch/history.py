@@ -44,7 +44,7 @@ MILESTONES = ("noticed", "restart decided", "process up", "imported", "compiled"
 assert len(MILESTONES) == len(PHASES)
 
 
-class History:
+class RunHistory:
     """One run's. Feed it the log's parts in order; `lanes` and `stories` compute, and the caller paces them."""
 
     def __init__(self) -> None:

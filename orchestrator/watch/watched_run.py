@@ -17,7 +17,7 @@ from orchestrator.report.headline import checks_words
 from orchestrator.store import status_text as words
 from orchestrator.store.readers import object_of, status_of
 from orchestrator.store.run_store import RunStore
-from orchestrator.watch.history import STORIES_MAX, History, story
+from orchestrator.watch.history import STORIES_MAX, RunHistory, story
 
 NOW_S = 30.0  # over which `now` counts
 LOOKS_MAX = 120  # statuses that are kept for that
@@ -53,7 +53,7 @@ class WatchedRun:
 
     def __init__(self, store: RunStore, telling: Telling) -> None:
         self.store, self._telling = store, telling
-        self._history = History()
+        self._history = RunHistory()
         self._reader: LogReader | None = None
         self._counts: deque[tuple[float, tuple[float, ...]]] = deque(maxlen=LOOKS_MAX)
         self._lanes, self._stories = Paced(), Paced()

@@ -30,17 +30,18 @@ BUDGETS = {
     "orchestrator/compare": 740,
     "orchestrator/prepare": 830,
     "orchestrator/regions": 1400,
-    "orchestrator/lifecycle": 2420,
+    "orchestrator/lifecycle": 2510,
+    "orchestrator/watch": 740,
     "orchestrator/cli": 3180,
     "orchestrator/eventlog": 1450,
     "orchestrator/analysis": 640,
     "orchestrator/telemetry": 400,
     "orchestrator/simulation": 2170,
-    "orchestrator": 50,
+    "orchestrator": 55,
     "chaos/simulation": 3560,
     "chaos": 470,
 }
-TOTALS = {PACKAGES: 48_760, ("tests",): 36_020, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 49_600, ("tests",): 36_350, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
