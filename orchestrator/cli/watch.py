@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,6 @@ from orchestrator.cli.errors import reported
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.readers import located
 from orchestrator.store.run_store import RunStore, known_runs
-
-if TYPE_CHECKING:
-    from orchestrator.watch.server import Control  # which takes its time to import
 
 RUNS_MAX = 8
 
@@ -35,15 +32,13 @@ def watch(
         stores = [located(run) for run in runs or known_runs()] or [located(None)]
         if len(stores) > RUNS_MAX:
             raise InputError([Problem("RUN", len(stores), f"a page shows {RUNS_MAX} runs at most", "name some")])
-        from orchestrator.watch.server import Control
-
-        asyncio.run(_serve(stores, port, Control(context.obj.strike) if control else None))
+        asyncio.run(_serve(stores, port, context.obj.strike if control else None))
 
 
-async def _serve(stores: Sequence[RunStore], port: int, control: Control | None) -> None:
-    from orchestrator.watch.server import HOST, WatchServer
+async def _serve(stores: Sequence[RunStore], port: int, strike: Any) -> None:
+    from orchestrator.watch.server import HOST, WatchServer  # which take their time to import
 
-    server = WatchServer(stores, control)
+    server = WatchServer(stores, strike)
     async with contextlib.AsyncExitStack() as stack:
         try:
             found = await stack.enter_async_context(server.serving(port))

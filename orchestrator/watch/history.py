@@ -208,6 +208,8 @@ def _lines(part: LogPart) -> Iterator[dict[str, Any]]:
         if name in told.tables
         for place in told.tables[name]["position"].to_pylist()
     )
+    if (left := len(places) - LINES_MAX) > 0:
+        yield {"at": None, "writer": "", "kind": "", "text": f"{left:,} facts before these are not shown"}
     if places:
         for event in told.tail(places[-LINES_MAX:][0]).events():
             yield {"at": event.at, "writer": event.writer, "kind": kind_of(event.fact), "text": _text(event)}

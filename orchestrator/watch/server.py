@@ -13,7 +13,6 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any, get_args
@@ -21,7 +20,7 @@ from typing import Any, get_args
 from aiohttp import web
 
 from orchestrator.lifecycle import requests
-from orchestrator.recipe.config import ON_SYNCER, SYNCER, FaultKind
+from orchestrator.recipe.config import SYNCER, FaultKind
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.report.palette import variables
 from orchestrator.store.run_store import RunStore
@@ -53,24 +52,20 @@ ASKED = "asked for on the live page"
 Strike = Callable[[RunStore, str, str], str]  # store, kind, target: inject a fault, and say what happened
 
 
-@dataclass(frozen=True)
-class Control:
-    """What a page may do. `strike`: as chaos's command does; None: nothing of it."""
-
-    strike: Strike | None
-
-
 class WatchServer:
-    """Serves pages of these runs. They are read while a page is open, and not otherwise."""
+    """Serves pages of these runs, which are read while a page is open, and not otherwise.
+
+    `strike`: what injects a fault, as chaos's command does. With it a page with the token may steer the runs.
+    """
 
     def __init__(
         self,
         stores: Sequence[RunStore],
-        control: Control | None = None,
+        strike: Strike | None = None,
         failed: Callable[[BaseException], object] = tell,
     ) -> None:
-        self._stores, self._control = stores, control
-        self.token = secrets.token_urlsafe(24) if control else ""  # until it is used
+        self._stores, self._strike = stores, strike
+        self.token = secrets.token_urlsafe(24) if strike else ""  # until it is used
         self._session = secrets.token_urlsafe(24)
         self._cookie = f"diloco-watch-{secrets.token_hex(4)}"  # cookies know no ports
         self._feed, self._background = Feed(), Background(failed)
@@ -178,24 +173,20 @@ class WatchServer:
 
     # -------------------------------------------------------------- control
 
-    def _is_ours(self, request: web.Request) -> bool:
-        return secrets.compare_digest(request.cookies.get(self._cookie, ""), self._session)
+    def _may_steer(self, request: web.Request) -> bool:
+        return self._strike is not None and secrets.compare_digest(
+            request.cookies.get(self._cookie, "").encode(), self._session.encode()
+        )
 
     async def _known(self, request: web.Request) -> web.Response:
-        """Whether this page may steer the runs, and how."""
-        if self._control is None or not self._is_ours(request):
-            return web.json_response({"control": False, "offered": self._control is not None})
-        kinds = [kind.replace("_", "-") for kind in get_args(FaultKind)] if self._control.strike else []
-        return web.json_response({"control": True, "kinds": kinds, "on_syncer": sorted(ON_SYNCER), "syncer": SYNCER})
+        """Whether this page may steer the runs, and what faults there are."""
+        kinds = [kind.replace("_", "-") for kind in get_args(FaultKind)]
+        return web.json_response({"control": self._may_steer(request), "kinds": kinds, "syncer": SYNCER})
 
     async def _begin(self, request: web.Request) -> web.Response:
-        """A cookie for the token, which is of no use afterwards."""
-        token = (await _asked(request)).get("token")
-        if (
-            not self.token
-            or not isinstance(token, str)
-            or not secrets.compare_digest(token.encode(), self.token.encode())
-        ):
+        """Give a cookie for the token, which is of no use afterwards."""
+        token = str((await _asked(request)).get("token"))
+        if not self.token or not secrets.compare_digest(token.encode(), self.token.encode()):
             raise web.HTTPForbidden(text="this token is not, or no longer, good: start diloco watch --control again")
         self.token = ""
         response = web.json_response({"control": True})
@@ -204,33 +195,31 @@ class WatchServer:
 
     async def _act(self, request: web.Request) -> web.Response:
         """Do what a button says; one thing at a time."""
-        if self._control is None or not self._is_ours(request):
+        if not self._may_steer(request):
             raise web.HTTPForbidden(text="this page may not steer the run: open the address that was printed")
         asked = await _asked(request)
-        async with self._acting:
-            try:
-                work = self._work(self._control, asked)
-                loop = asyncio.get_running_loop()
-                async with asyncio.timeout(ACT_S):
-                    return web.json_response({"told": await loop.run_in_executor(self._threads, work)})
-            except (InputError, ConnectionError, OSError, TimeoutError) as error:
-                raise web.HTTPConflict(text=str(error) or "it took too long") from error
+        try:
+            async with self._acting, asyncio.timeout(ACT_S):
+                work = asyncio.get_running_loop().run_in_executor(self._threads, self._do, asked)
+                return web.json_response({"told": await work})
+        except (InputError, OSError) as error:  # a cluster that does not answer and a time-out, too
+            raise web.HTTPConflict(text=str(error) or "it takes too long; see the log") from error
 
-    def _work(self, control: Control, asked: Mapping[str, Any]) -> Callable[[], str]:
-        """What a request asks for. Raises InputError for what there is not."""
-        match asked:
-            case {"run": int(run), "act": "stop"} if 0 <= run < len(self._stores):
-                return partial(_stop, self._stores[run])
-            case {"run": int(run), "act": "checkpoint"} if 0 <= run < len(self._stores):
-                return partial(_checkpoint, self._stores[run])
-            case {"run": int(run), "act": "scale", "pool": str(pool), "learners": int(learners)} if (
-                0 <= run < len(self._stores)
-            ):
-                return partial(_scale, self._stores[run], pool, learners)
-            case {"run": int(run), "act": "fault", "kind": str(kind), "target": str(target)} if (
-                0 <= run < len(self._stores) and control.strike
-            ):
-                return partial(control.strike, self._stores[run], kind, target)
+    def _do(self, asked: Mapping[str, Any]) -> str:
+        """Carry a request out, and say what happened. Raises InputError for what there is not."""
+        store = dict(enumerate(self._stores)).get(asked.get("run", -1))
+        if store is not None and self._strike is not None:
+            match asked:
+                case {"act": "stop"}:
+                    ended = requests.stop(store, ASKED)
+                    return f"nothing to stop: the run has {ended}" if ended else "asked the run to stop"
+                case {"act": "checkpoint"}:
+                    requests.checkpoint(store)
+                    return "asked for a checkpoint"
+                case {"act": "scale", "pool": str(pool), "learners": int(learners)}:
+                    return f"pool {pool}: {requests.scale(store, pool, learners)} -> {learners} learners"
+                case {"act": "fault", "kind": str(kind), "target": str(target)}:
+                    return self._strike(store, kind, target)
         raise InputError([Problem("act", asked.get("act"), "is nothing that a page can ask for", "reload the page")])
 
 
@@ -239,20 +228,6 @@ async def _asked(request: web.Request) -> Mapping[str, Any]:
         if isinstance(asked := await request.json(), dict):
             return asked
     raise web.HTTPBadRequest(text="a request is a JSON object")
-
-
-def _stop(store: RunStore) -> str:
-    state = requests.stop(store, ASKED)
-    return f"nothing to stop: the run has {state}" if state else "asked the run to stop"
-
-
-def _checkpoint(store: RunStore) -> str:
-    requests.checkpoint(store)
-    return "asked for a checkpoint"
-
-
-def _scale(store: RunStore, pool: str, learners: int) -> str:
-    return f"pool {pool}: {requests.scale(store, pool, learners)} -> {learners} learners"
 
 
 def _text(name: str) -> str:

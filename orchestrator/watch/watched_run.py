@@ -5,11 +5,14 @@ It needs no cluster, changes nothing in the folder, and reads on after the run h
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import duckdb
 
 from orchestrator.eventlog.reader import LogReader
 from orchestrator.recipe.problems import InputError
@@ -53,7 +56,7 @@ class WatchedRun:
 
     def __init__(self, store: RunStore, telling: Telling) -> None:
         self.store, self._telling = store, telling
-        self._history = RunHistory()
+        self._folder, self._history = 0, RunHistory()
         self._reader: LogReader | None = None
         self._counts: deque[tuple[float, tuple[float, ...]]] = deque(maxlen=LOOKS_MAX)
         self._lanes, self._stories = Paced(), Paced()
@@ -103,6 +106,9 @@ class WatchedRun:
 
     def read_on(self) -> None:
         """Read what is new in the log, and tell what follows from it."""
+        with contextlib.suppress(OSError):
+            if (here := self.store.root.stat().st_ino) != self._folder:  # with --fresh, another run has this name
+                self._folder, self._history, self._reader = here, RunHistory(), None
         history, told = self._history, False
         try:
             self._reader = self._reader or LogReader(self.store.root)
@@ -118,11 +124,14 @@ class WatchedRun:
             curves = {"points": history.points, "held_out": history.held_out, "origin": history.origin}
             self._telling.state("curves", curves)
             self._telling.state("rounds", sorted(history.rounds.values(), key=lambda row: -row["syncer_step"]))
+        try:
+            if history.changed and (lanes := self._lanes(history.lanes)) is not None:
+                self._telling.state("lanes", lanes)
+            if history.untold and not self._summed_up and (stories := self._stories(history.stories)) is not None:
+                self._telling.state("stories", stories)
+        except duckdb.Error as error:
+            damage = [*damage, f"values of the log cannot be computed with: {str(error).splitlines()[0]}"]
         self._telling.state("reading", {"facts": history.rows, "whole": True, "damage": damage[:5]})
-        if history.changed and (lanes := self._lanes(history.lanes)) is not None:
-            self._telling.state("lanes", lanes)
-        if history.untold and not self._summed_up and (stories := self._stories(history.stories)) is not None:
-            self._telling.state("stories", stories)
 
 
 def _share(of: float, whole: float) -> float | None:

@@ -221,10 +221,9 @@ class Run {
   showControl(run, learners) {
     const form = this.find(".control");
     form.hidden = this.ended;
-    choices(form.elements.pool, Object.keys(run.pools || {}));
+    if (choices(form.elements.pool, Object.keys(run.pools || {}))) form.elements.learners.value = run.pools[form.elements.pool.value];
     choices(form.elements.kind, mayControl.kinds);
     choices(form.elements.target, [...learners.map((each) => each.name), mayControl.syncer]);
-    form.querySelector(".faults").hidden = !mayControl.kinds.length;
   }
 
   // ---------------------------------------------------------------- figures
@@ -360,9 +359,12 @@ function timeAxis(picture, span, x, y, width) {
 }
 
 function choices(select, values) {
-  if (select.dataset.text === values.join()) return;
+  if (select.dataset.text === values.join()) return false;
+  const chosen = select.value;
   select.dataset.text = values.join();
   select.replaceChildren(...values.map((each) => make("option", {}, each)));
+  if (values.includes(chosen)) select.value = chosen;
+  return values.length > 0;
 }
 
 function announce(text) {
@@ -425,12 +427,12 @@ async function session() {
 
 async function act(run, what) {
   const form = run.find(".control"), answer = form.querySelector(".answer");
-  const { pool, learners, kind, target } = Object.fromEntries(["pool", "learners", "kind", "target"].map((name) => [name, form.elements[name].value]));
+  const [pool, kind, target] = ["pool", "kind", "target"].map((name) => form.elements[name].value);
   const words = { stop: `Stop ${run.name}?`, fault: `${kind} ${target} of ${run.name}?` }[what];
   if (words && !confirm(words)) return;
   say(answer, "asking");
   try {
-    say(answer, (await post("act", { run: run.number, act: what, pool, learners: Number(learners), kind, target })).told);
+    say(answer, (await post("act", { run: run.number, act: what, pool, learners: form.elements.learners.valueAsNumber, kind, target })).told);
   } catch (error) {
     say(answer, error.message);
   }

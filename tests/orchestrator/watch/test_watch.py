@@ -23,7 +23,7 @@ from orchestrator.watch import history as histories
 from orchestrator.watch import server as servers
 from orchestrator.watch.feed import LINES_KEPT, Feed
 from orchestrator.watch.history import RunHistory, story
-from orchestrator.watch.server import FILES, Control, WatchServer
+from orchestrator.watch.server import FILES, WatchServer
 from tests.orchestrator.eventlog.logs import write_log
 from tests.orchestrator.histories import history, parts
 from tests.orchestrator.report.test_report_data import data
@@ -267,7 +267,7 @@ def scene(store: RunStore) -> Scene:
 
     def run(scenario: Callable[[Page, WatchServer], Coroutine[Any, Any, None]]) -> None:
         async def scene() -> None:
-            server = WatchServer([store], Control(lambda store, kind, target: f"injected {kind} into {target}"))
+            server = WatchServer([store], lambda store, kind, target: f"injected {kind} into {target}")
             jar = aiohttp.DummyCookieJar()
             async with server.serving(0) as port, aiohttp.ClientSession(cookie_jar=jar) as client:
                 await scenario(Page(client, port), server)
