@@ -109,21 +109,18 @@ class WatchedRun:
         with contextlib.suppress(OSError):
             if (here := self.store.root.stat().st_ino) != self._folder:  # with --fresh, another run has this name
                 self._folder, self._history, self._reader = here, RunHistory(), None
-        history, told = self._history, False
+        history, damage = self._history, list[str]()
         try:
             self._reader = self._reader or LogReader(self.store.root)
             for part in self._reader.poll():
-                lines = history.take(part)
-                self._telling.lines(lines)
+                self._telling.lines(history.take(part))
                 self._telling.state("reading", {"facts": history.rows, "whole": False})
-                told = True
+                curves = {"points": history.points, "held_out": history.held_out, "origin": history.origin}
+                self._telling.state("curves", curves)
+                self._telling.state("rounds", sorted(history.rounds.values(), key=lambda row: -row["syncer_step"]))
             damage = self._reader.findings.damage
         except (OSError, ValueError) as error:
             damage = [f"the log cannot be read now: {error}"]
-        if told:
-            curves = {"points": history.points, "held_out": history.held_out, "origin": history.origin}
-            self._telling.state("curves", curves)
-            self._telling.state("rounds", sorted(history.rounds.values(), key=lambda row: -row["syncer_step"]))
         try:
             if history.changed and (lanes := self._lanes(history.lanes)) is not None:
                 self._telling.state("lanes", lanes)

@@ -89,6 +89,8 @@ class Run {
     this.find(".filter").addEventListener("input", () => this.showLog());
     for (const button of this.section.querySelectorAll("[data-act]"))
       button.addEventListener("click", () => act(this, button.dataset.act));
+    const { pool, learners } = this.find(".control").elements;
+    pool.addEventListener("change", () => { learners.value = this.state.status.run.pools[pool.value]; });
     new ResizeObserver(() => this.redraw()).observe(this.section);
   }
 
@@ -221,7 +223,7 @@ class Run {
   showControl(run, learners) {
     const form = this.find(".control");
     form.hidden = this.ended;
-    if (choices(form.elements.pool, Object.keys(run.pools || {}))) form.elements.learners.value = run.pools[form.elements.pool.value];
+    if (choices(form.elements.pool, Object.keys(run.pools || {}))) form.elements.pool.dispatchEvent(new Event("change"));
     choices(form.elements.kind, mayControl.kinds);
     choices(form.elements.target, [...learners.map((each) => each.name), mayControl.syncer]);
   }
@@ -245,7 +247,7 @@ class Run {
     if (!known(origin)) return null;
     const ends = [1, ...(curves.points || []).map(([at]) => at - origin), ...(lanes?.lanes || []).map((each) => each.phases.at(-1)?.[1] || 0)];
     const start = Math.min(0, ...(lanes?.lanes || []).map((each) => each.phases[0]?.[0] ?? 0));
-    const live = !this.ended && this.state.status?.written_at && now() - this.state.status.written_at < 300;
+    const live = !this.ended && this.state.status?.written_at && now() - this.state.status.written_at < 15;
     return { origin, start, stop: Math.max(...ends, live ? now() - origin : 0), live };
   }
 
@@ -301,7 +303,8 @@ class Run {
     const names = [...new Set(told.lanes.map((each) => each.learner))].slice(0, 64);
     const width = Math.max(260, place.clientWidth), wide = width > 560;
     const left = this.margin(width);
-    const high = wide ? 26 : 38, height = high * names.length + 26, bar = wide ? 6 : 18;
+    const dense = names.length > 16, thick = dense ? 8 : 11;
+    const bar = wide ? (dense ? 4 : 6) : 17, high = bar + thick + (dense ? 6 : 9), height = high * names.length + 26;
     const x = (s) => left + ((s - span.start) / (span.stop - span.start)) * (width - left - 8);
     const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label":
       `What ${names.length} learners did over time; the table below says what they do now` });
@@ -311,11 +314,11 @@ class Run {
       used.add(role);
       const title = draw("title", {}, `${words}: ${MEANING[role] || role}, ${secs(start)} to ${secs(stop)}`);
       picture.append(draw("rect", { class: role, x: x(start).toFixed(2), width: Math.max(thin ? 1 : 0.4, x(stop) - x(start)).toFixed(2),
-        y: row * high + bar + (thin ? 13 : 0), height: thin ? 4 : 11 }, title));
+        y: row * high + bar + (thin ? thick + 2 : 0), height: thin ? 4 : thick }, title));
     };
     names.forEach((name, row) => {
       const shown = name.length > 24 ? `${name.slice(0, 11)}…${name.slice(-12)}` : name;
-      picture.append(draw("text", { class: "name", x: wide ? left - 8 : 2, y: row * high + (wide ? 16 : 13), "text-anchor": wide ? "end" : "start" }, shown));
+      picture.append(draw("text", { class: "name", x: wide ? left - 8 : 2, y: row * high + (wide ? bar + thick - (dense ? 0 : 1) : 13), "text-anchor": wide ? "end" : "start" }, shown));
       for (const lane of told.lanes.filter((each) => each.learner === name)) {
         const words = `${name}, incarnation ${lane.incarnation}`;
         lane.phases.forEach(([start, stop, phase], index) => {

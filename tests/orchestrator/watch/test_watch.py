@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
-from orchestrator.analysis.checks import check
-from orchestrator.analysis.summary import summarise
+from orchestrator.cli.app import build
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.reader import LogReader
 from orchestrator.report.palette import ROLES
@@ -112,7 +113,7 @@ def told(events: list[Event], size: int = 1 << 20) -> RunHistory:
 @pytest.mark.parametrize("size", [1 << 20, 7])
 def test_lanes_and_stories_are_the_reports(size: int) -> None:
     events = history()
-    report, summary = data(events), summarise(events, {}, check(events))
+    report = data(events)
     found = told(events, size)
     drawn = found.lanes()
     assert [(lane["learner"], lane["incarnation"]) for lane in drawn["lanes"]] == [
@@ -124,7 +125,7 @@ def test_lanes_and_stories_are_the_reports(size: int) -> None:
             for start, stop, phase in wanted.phases
         ]
         assert lane["reason"] == wanted.reason and (lane["dead"] is None) == (wanted.dead is None)
-    stories = [story(row | row["recovery_phases"], row["at_s"]) for row in summary["faults"]]
+    stories = [story(row | row["recovery_phases"], row["at_s"]) for row in report.summary["faults"]]
     assert [each["words"] for each in found.stories()[::-1]] == [each["words"] for each in stories]
     assert "c was killed at 9.5 s, injected: recovered after" in stories[0]["words"]
 
@@ -349,7 +350,22 @@ async def test_without_control_a_page_may_change_nothing(store: RunStore) -> Non
         assert not store.path("stop").exists()
 
 
-# ------------------------------------------------------------------ the page
+# ------------------------------------------------------------------ the command and the page
+
+
+def test_the_command_refuses_what_it_cannot_show(
+    store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for words, told in (
+            (["dmeo"], "is no run's folder or name"),
+            ([], "name one run"),
+            ([str(store.root), "--port", str(taken.getsockname()[1])], "cannot be used"),
+            ([str(store.root)] * 9, "8 runs at most"),
+        ):
+            found = CliRunner().invoke(build(), ["watch", *words], catch_exceptions=False)
+            assert found.exit_code == 2 and told in found.stderr
 
 
 def test_the_page_names_no_other_server_and_runs_no_text_as_code() -> None:
