@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from orchestrator.analysis.checks import prepare
 from orchestrator.analysis.database import Used, connect, filled
-from orchestrator.eventlog.events import Event, kind_of
+from orchestrator.eventlog.events import kind_of
 from orchestrator.eventlog.tables import LogPart, seconds
 from orchestrator.report.data import lanes
 from orchestrator.report.tables import PHASES, short
@@ -28,13 +28,14 @@ from orchestrator.telemetry.tracking import HELD_OUT, Curves, Point
 POINTS_MAX = 400  # of a curve
 WINDOW_ROWS = 65_536  # of the log, the newest: what stories are told from
 FACTS_MAX, EDGES_MAX = 20_000, 4_000  # of the whole run: facts of LASTING; incarnations' first and last steps
-ROUNDS_MAX, STORIES_MAX, LINES_MAX = 12, 100, 100  # the newest; lines of one part
+ROUNDS_MAX, STORIES_MAX, LINES_MAX = 12, 100, 200  # the newest; lines of one part
 TEXT_MAX = 240  # characters of a fact
 LASTING = (
     "RunStarted", "SyncerStarted", "RunResumed", "PoolScaled", "LearnerRequested", "LearnerStarted", "PhaseEntered",
     "Resumed", "LearnerAttached", "LeaseExpired", "LeaseRenewed", "LearnerFenced", "LearnerLost", "SyncerLost",
     "FaultInjected", "FaultHealed", "Finished", "RunFinished",
 )  # fmt: skip
+ROUTINE = ("StepOpened", "StepPassed")
 WORDS = {
     "kill": "was killed", "death": "died", "freeze": "was frozen", "slow": "was slowed", "straggle": "straggled",
     "link": "was cut off", "corrupt": "sent damaged values", "non_finite": "computed values that are not finite",
@@ -174,7 +175,7 @@ def story(row: Mapping[str, Any], at_s: float) -> dict[str, Any]:
     what = row["kind"] if row["injected"] else "death"
     begun = f"{row['target']} {WORDS.get(what, what)} at {duration(at_s)}"
     cause = "injected" if row["injected"] else "by no fault that was injected"
-    over = "not recovered yet" if row["recovery_s"] is None else f"recovered after {short(row['recovery_s'])}"
+    over = "not recovered" if row["recovery_s"] is None else f"recovered after {short(row['recovery_s'])}"
     known = [f"{words} {short(row[phase])}" for phase, words in zip(PHASES, MILESTONES, strict=True) if row[phase]]
     phases = f" ({', '.join(known)})" if known else ""
     lost = f"; {number(row['tokens_lost'])} tokens lost" if row["tokens_lost"] else ""
@@ -200,28 +201,17 @@ def _edges(steps: pa.Table) -> pa.Table:
 
 
 def _lines(part: LogPart) -> Iterator[dict[str, Any]]:
-    """The newest facts but steps and adoptions, of which there are too many to read."""
-    told = part.only(("facts", "commits", "contributions"))
-    places = sorted(
-        place
-        for name in ("facts", "commits")
-        if name in told.tables
-        for place in told.tables[name]["position"].to_pylist()
-    )
-    if (left := len(places) - LINES_MAX) > 0:
+    """The newest facts, without what comes with every step and round, of which there is too much to read."""
+    if (facts := part.tables.get("facts")) is None:
+        return
+    facts = facts.filter(pc.invert(pc.is_in(facts["kind"], pa.array(ROUTINE)))).sort_by("position")
+    if (left := facts.num_rows - LINES_MAX) > 0:
         yield {"at": None, "writer": "", "kind": "", "text": f"{left:,} facts before these are not shown"}
-    if places:
-        for event in told.tail(places[-LINES_MAX:][0]).events():
-            yield {"at": event.at, "writer": event.writer, "kind": kind_of(event.fact), "text": _text(event)}
-
-
-def _text(event: Event) -> str:
-    """A fact's fields on a line."""
-    fields = event.fields
-    if "participants" in fields:
-        fields = fields | {"participants": [each["learner"] for each in fields["participants"]]}
-    words = ", ".join(f"{name} {_value(value)}" for name, value in fields.items() if value not in (None, "", [], {}))
-    return words if len(words) <= TEXT_MAX else words[: TEXT_MAX - 1] + "…"
+    for event in LogPart(part.start, part.rows, {"facts": facts.slice(max(0, left))}).events():
+        fields = event.fields.items()
+        text = ", ".join(f"{name} {_value(value)}" for name, value in fields if value not in (None, "", [], {}))
+        short = text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+        yield {"at": event.at, "writer": event.writer, "kind": kind_of(event.fact), "text": short}
 
 
 def _value(value: Any) -> str:

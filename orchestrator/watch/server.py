@@ -31,7 +31,7 @@ from outer.background import Background, tell
 HOST = "127.0.0.1"
 NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")  # a tunnel may have another port
 POLL_S = 0.5  # between two looks at a run
-GATHER_S = 0.45  # between two events to a page
+GATHER_S, PAUSE_S = 0.05, 0.4  # before an event, for what comes with its first news, and after it
 ALIVE_S = 15.0  # between two signs of life
 WRITE_S = 20.0  # for a page to take an event
 CLIENTS_MAX = 32
@@ -158,10 +158,11 @@ class WatchServer:
             while True:
                 data = b": still here\n\n"
                 if await self._feed.later(known, ALIVE_S):
+                    await asyncio.sleep(GATHER_S)
                     known, data = self._feed.after(known)
                 async with asyncio.timeout(WRITE_S):
                     await response.write(data)
-                await asyncio.sleep(GATHER_S)
+                await asyncio.sleep(PAUSE_S)
         except (ConnectionError, TimeoutError):
             if request.transport is not None:
                 request.transport.abort()

@@ -216,8 +216,8 @@ class Run {
     const words = this.find(".filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     const text = (each) => `${each.writer} ${each.kind} ${each.text}`.toLowerCase();
     const found = this.lines.filter((each) => words.every((word) => text(each).includes(word)));
-    fill(this.find(".log table"), found.slice(-SHOWN_MAX).reverse().map((each) => [clock(each.at), each.writer, each.kind, each.text]));
-    say(this.find(".log-words"), `${found.length} of the newest ${this.lines.length} facts; steps and adoptions are left out`);
+    fill(this.find(".log table"), found.slice(-SHOWN_MAX).reverse().map((each) => [clock(each.at), each.writer, each.kind.replace(/(?<=[a-z])(?=[A-Z])/g, "\u200b"), each.text]));
+    say(this.find(".log-words"), `${found.length} of the newest ${this.lines.length} facts; steps, adoptions and rounds are left out`);
   }
 
   showControl(run, learners) {

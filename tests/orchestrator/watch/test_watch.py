@@ -63,7 +63,7 @@ def test_a_page_that_was_cut_off_gets_every_line_once_and_the_newest_state() -> 
         feed.state(0, "status", 2)
         feed.state(0, "status", 3)
         feed.lines(0, ["d"])
-        assert first["lines"] == {"0": ["a", "b"]} and first["lost"] == []
+        assert first["lines"] == {"0": ["a", "b"]} and first["lost"] == [0]  # what it has of an earlier process
         again = _parsed(feed.after(feed.known(identity))[1])[1]
         assert again["lines"] == {"0": ["c", "d"]} and again["lost"] == []
         assert again["states"] == [{"run": 0, "topic": "status", "value": 3}]
@@ -197,6 +197,18 @@ async def test_the_stream_tells_a_recorded_run_and_goes_on_after_a_cut(store: Ru
         fresh = lambda topics, _: topics.get("status", {}).get("run", {}).get("progress") == 0.75  # noqa: E731
         _, topics, lines = await gathered(client, url, fresh, last=identity)
         assert lines == [] and "lanes" not in topics and "run" not in topics
+
+
+@in_a_loop
+async def test_of_a_folder_that_another_run_took_over_the_new_log_is_read(store: RunStore) -> None:
+    def has(count: int) -> Callable[[dict[str, Any], list[Any]], bool]:
+        return lambda topics, _: topics.get("reading") == {"facts": count, "whole": True, "damage": []}
+
+    async with WatchServer([store]).serving(0) as port, aiohttp.ClientSession() as client:
+        await gathered(client, f"http://127.0.0.1:{port}", has(len(history())))
+        store.set_aside()
+        write_log(store.root, history()[:100], 20, close=False)
+        await gathered(client, f"http://127.0.0.1:{port}", has(100))
 
 
 @in_a_loop
