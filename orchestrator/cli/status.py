@@ -10,7 +10,6 @@ import typer
 
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.lifecycle import requests
 from orchestrator.store import status_text as words
 from orchestrator.store.readers import located, status_of
 
@@ -47,6 +46,8 @@ def stop(
 ) -> None:
     """Stop a running job cleanly."""
     with reported():
+        from orchestrator.lifecycle import requests  # which takes its time to import
+
         if state := requests.stop(located(run), reason):
             typer.echo(f"nothing to stop: the run has {state}")
             return
