@@ -64,8 +64,8 @@ class Feed:
     def after(self, number: int) -> tuple[int, bytes]:
         """All that came after this number as one event, and the number of the last of it.
 
-        `lost` names the runs of which a page has to drop the lines that it has: those of an earlier process, and those
-        after which some are not kept any more.
+        `lost` names the runs of which a page has to drop the lines that it has: some after them are kept no more. So it
+        does with all that it has once the ids begin with another name.
         """
         states = [
             f'{{"run":{run},"topic":"{topic}","value":{each.text}}}'
@@ -77,7 +77,7 @@ class Feed:
             for run, kept in self._lines.items()
             if kept and kept[-1].number > number
         ]
-        lost = [run for run in self._lines if number < self._dropped.get(run, 1)]
+        lost = [run for run, dropped in self._dropped.items() if dropped > number]
         data = f'{{"at":{time.time():.2f},"states":[{",".join(states)}],"lines":{{{",".join(lines)}}},"lost":{lost}}}'
         return self._number, f"id: {self._name}-{self._number}\ndata: {data}\n\n".encode()
 

@@ -9,6 +9,7 @@ const MEANING = { // as in the report
 const ROLE = { stepping: "productive", starting: "importing" };
 const runs = new Map();
 let skew = 0; // seconds that the server's clock is ahead
+let server = ""; // with whose name the ids begin
 
 // ------------------------------------------------------------------ words
 
@@ -123,11 +124,11 @@ class Run {
     say(word, state);
     word.className = `word ${state === "failed" || summary?.ok === false && state === "finished" ? "bad" : state === "running" || state === "finished" ? "good" : "open"}`;
     const stepping = learners.filter((each) => each.state === "stepping").length;
-    const silent = now() - status.written_at, elapsed = (this.ended ? status.written_at : now()) - run.started_at;
+    const silent = now() - status.written_at, elapsed = (this.ended || silent > 15 ? status.written_at : now()) - run.started_at;
     say(this.find(".sentence"), [
       status.missing || `step ${num(run.syncer_step)} of ${num(run.target_syncer_steps)}, ${percent(run.progress)}`,
       known(run.started_at) ? `${secs(elapsed)} elapsed` : "",
-      !this.ended && known(run.eta_s) ? `${secs(run.eta_s)} left` : "",
+      !this.ended && run.eta_s > 0 ? `${secs(run.eta_s)} left` : "",
       this.ended ? summary?.reason || "" : learners.length ? `${stepping} of ${learners.length} learners stepping` : "",
       !this.ended && silent > 15 ? `silent for ${secs(silent)}: it is starting, ending or dead` : "",
     ].filter(Boolean).join(" · "));
@@ -455,6 +456,9 @@ function listen() {
   source.onerror = () => link(source.readyState === EventSource.CLOSED ? "the server answers no more: reload" : "cut off; connecting again", true);
   source.onmessage = (event) => {
     const news = JSON.parse(event.data);
+    const name = event.lastEventId.split("-")[0];
+    if (name !== server) for (const run of runs.values()) run.takeLines([], true); // of an earlier process
+    server = name;
     skew = news.at - Date.now() / 1000;
     const of = (number) => runs.get(number) || runs.set(number, new Run(number)).get(number);
     const fresh = runs.size;

@@ -63,7 +63,7 @@ def test_a_page_that_was_cut_off_gets_every_line_once_and_the_newest_state() -> 
         feed.state(0, "status", 2)
         feed.state(0, "status", 3)
         feed.lines(0, ["d"])
-        assert first["lines"] == {"0": ["a", "b"]} and first["lost"] == [0]  # what it has of an earlier process
+        assert first["lines"] == {"0": ["a", "b"]} and first["lost"] == []
         again = _parsed(feed.after(feed.known(identity))[1])[1]
         assert again["lines"] == {"0": ["c", "d"]} and again["lost"] == []
         assert again["states"] == [{"run": 0, "topic": "status", "value": 3}]
