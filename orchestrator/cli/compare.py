@@ -47,6 +47,10 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.json [runs/NAME-compare].")
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster whose nodes share --out; without one, local ones."),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,6 +64,10 @@ def compare(
         with apart(as_json):
             resolved = prepare(recipe, overrides)
             plan = _plan(chaos, resolved)
+            if address and plan and any(mode.by_ray_train for mode in asked):
+                fix = "leave out --chaos, or data_parallel in --modes"
+                problem = "has ranks of Ray Train that the plan cannot strike: they are on other hosts"
+                raise InputError([Problem("--address", address, problem, fix)])
             resolved = runs.in_tokens(resolved)
             numbers = seeds_of(seeds, resolved.seed)
             folder = out or RUNS / f"{resolved.name}-compare"
@@ -75,17 +83,19 @@ def compare(
             except OSError as error:
                 fix = "wait until another command has ended, or give another --out"
                 raise InputError([Problem("--out", str(folder), f"cannot be used: {error}", fix)]) from error
-            _train([run for run in all_runs if not run.finished], context.obj, as_json)
+            _train([run for run in all_runs if not run.finished], context.obj, as_json, address)
         found: dict[Case, list[Any]] = {}
         for run in all_runs:
             found.setdefault(run.case, []).append(run.outcome())
         result = comparison.compared(found, base)
-        told = comparison.as_json(result, str(folder)) | {"name": resolved.name}
+        with apart(as_json):
+            ring = runs.ideal_ring(resolved)
+        told = comparison.as_json(result, str(folder), ring) | {"name": resolved.name}
         store.write_json(RESULT, told)
         if as_json:
             typer.echo(json.dumps(told))
         else:
-            for table in comparison.tables(result):
+            for table in comparison.tables(result, ring):
                 Console().print(table)
             typer.echo(comparison.sentence(result))
             typer.echo(f"{folder / RESULT}; the runs are beside it, in MODE/seed-N")
@@ -134,7 +144,7 @@ def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
 # ------------------------------------------------------------------ training
 
 
-def _train(waiting: Sequence[ComparedRun], by: Wiring, as_json: bool) -> None:
+def _train(waiting: Sequence[ComparedRun], by: Wiring, as_json: bool, address: str | None) -> None:
     from orchestrator.compare import runs
 
     newest: dict[Path, float] = {}  # held-out loss, by the run's folder
@@ -147,5 +157,5 @@ def _train(waiting: Sequence[ComparedRun], by: Wiring, as_json: bool) -> None:
 
     with Bars() as bars, apart(as_json):
         for run in waiting:
-            runs.train(run, by.starter, by.faults, show)
+            runs.train(run, by.starter, by.faults, show, address)
             show(run, {"progress": 1.0, "eval_loss": None})

@@ -13,6 +13,6 @@ Overrides = Annotated[
 ]
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="The run's name in runs/, or its folder [the only run in runs/]."),
+    typer.Argument(metavar="RUN", help="Its name in runs/, its folder, or its store's URI [the only run in runs/]."),
 ]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run's store, a folder or file:// URI [runs/NAME].")]

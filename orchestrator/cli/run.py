@@ -152,7 +152,7 @@ def follow(store: RunStore, as_json: bool) -> NoReturn:
         raise typer.Exit(INTERRUPTED) from None
     finally:
         view.close()
-    typer.echo(json.dumps(summary) if as_json else block(summary, str(store.root)))
+    typer.echo(json.dumps(summary) if as_json else block(summary, str(store)))
     raise typer.Exit(code_of(summary))
 
 

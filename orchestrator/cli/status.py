@@ -37,7 +37,7 @@ def status(
             return
         for line in words.lines(said):
             typer.echo(line)
-        typer.echo(f"written {words.seconds(age_s)} ago, in {store.root}")
+        typer.echo(f"written {words.seconds(age_s)} ago, in {store}")
 
 
 def stop(

@@ -20,7 +20,8 @@ RUNS_MAX = 8
 def watch(
     context: typer.Context,
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names in runs/, or folders [all in runs/].")
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Names in runs/, folders, or stores' URIs [all in runs/]."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 takes a free one.")] = 0,
     control: Annotated[
@@ -36,7 +37,7 @@ def watch(
 
 
 async def _serve(stores: Sequence[RunStore], port: int, strike: Any) -> None:
-    from orchestrator.watch.server import HOST, WatchServer  # which take their time to import
+    from orchestrator.watch.server import HOST, WatchServer, name_of  # which take their time to import
 
     server = WatchServer(stores, strike)
     async with contextlib.AsyncExitStack() as stack:
@@ -45,5 +46,5 @@ async def _serve(stores: Sequence[RunStore], port: int, strike: Any) -> None:
         except OSError as error:
             raise InputError([Problem("--port", port, f"cannot be used: {error}", "give another")]) from error
         typer.echo(f"http://{HOST}:{found}/{f'#token={server.token}' if server.token else ''}")
-        typer.echo(f"shows {', '.join(store.root.name for store in stores)}; Ctrl-C ends it, not the runs")
+        typer.echo(f"shows {', '.join(map(name_of, stores))}; Ctrl-C ends it, not the runs")
         await asyncio.Event().wait()

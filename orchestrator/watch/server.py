@@ -88,7 +88,7 @@ class WatchServer:
             await site.start()
             for number, store in enumerate(self._stores):
                 run = WatchedRun(store, self._telling(number))
-                self._feed.state(number, "run", {"name": store.root.name, "folder": str(store.root)})
+                self._feed.state(number, "run", {"name": name_of(store), "folder": str(store)})
                 self._background.spawn(self._again(run.look))
                 self._background.spawn(self._again(run.read_on))
             yield runner.addresses[0][1]
@@ -222,6 +222,11 @@ class WatchServer:
                 case {"act": "fault", "kind": str(kind), "target": str(target)}:
                     return self._strike(store, kind, target)
         raise InputError([Problem("act", asked.get("act"), "is nothing that a page can ask for", "reload the page")])
+
+
+def name_of(store: RunStore) -> str:
+    """What a page calls a run: the last part of its folder's path, or of its store's URI."""
+    return str(store).rstrip("/").rpartition("/")[2]
 
 
 async def _asked(request: web.Request) -> Mapping[str, Any]:
