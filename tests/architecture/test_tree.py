@@ -37,7 +37,7 @@ BUDGETS = {
     "orchestrator/analysis": 640,
     "orchestrator/telemetry": 400,
     "orchestrator/simulation": 2195,
-    "orchestrator": 55,
+    "orchestrator": 50,
     "chaos/simulation": 3560,
     "chaos": 470,
 }
