@@ -21,8 +21,6 @@ from outer.journal.object_store import absolute
 from outer.protocol.manifest import code_digest, difference, flatten
 
 LOOK_S = 1.0  # between two looks for a run that has not begun
-RECIPE_S = 10.0  # between two looks for another recipe of the run
-RESUMED_S = 60.0  # for the status of a run that has another recipe
 
 
 def join(
@@ -39,46 +37,26 @@ def join(
 ) -> None:
     """Give a run the learners of one more region, until it ends."""
     with reported(False):
-        over = False
-        while not over:
-            over = _joined(_going_on(absolute(store), wait), region, address)
-            wait = max(wait, RESUMED_S)
+        resolved = _resolved(_going_on(absolute(store), wait), region)
+        from orchestrator.runtime import launch  # Ray begins here, after everything that can be refused was
 
+        told = ""
 
-class _AnotherRecipe(Exception):
-    """The run has been resumed with another recipe."""
+        def show(view: Mapping[str, Any]) -> None:
+            nonlocal told
+            if (said := _words(view)) != told:
+                told = said
+                typer.echo(f"{resolved.name}: region {region}: {said}", err=True)
 
-
-def _joined(run: StoredRun, region: str, address: str | None) -> bool:
-    """Join a run until it is over, or has another recipe: false."""
-    resolved, text = _resolved(run, region), run.path(RECIPE).read_text()
-    from orchestrator.runtime import launch  # Ray begins here, after everything that can be refused was
-
-    told, looked_at = "", time.monotonic()
-
-    def say(words: str) -> None:
-        typer.echo(f"{resolved.name}: region {region}{words}", err=True)
-
-    def show(view: Mapping[str, Any]) -> None:
-        nonlocal told, looked_at
-        if (said := _words(view)) != told:
-            told = said
-            say(f": {said}")
-        if time.monotonic() - looked_at > RECIPE_S:
-            looked_at = time.monotonic()
-            if run.read_text(RECIPE) not in (None, text):
-                raise _AnotherRecipe
-
-    try:
-        launch.join(resolved, region, address, show)
-    except _AnotherRecipe:
-        say(": the run has another recipe now, and is joined again")
-        return False
-    except KeyboardInterrupt:
-        say(" has left; the same command joins again")
-        raise typer.Exit(INTERRUPTED) from None
-    say(": the run is over")
-    return True
+        try:
+            launch.join(resolved, region, address, show)
+        except PermissionError as error:
+            fix = f"give this region's own rights to the store; behind a door, `diloco invite {region}` makes them"
+            raise InputError([Problem("STORE", store, str(error.strerror or error), fix)]) from error
+        except KeyboardInterrupt:
+            typer.echo(f"{resolved.name}: region {region} has left; the same command joins again", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        typer.echo(f"{resolved.name}: region {region}: the run is over", err=True)
 
 
 def _going_on(uri: str, wait_s: float) -> StoredRun:
@@ -121,5 +99,7 @@ def _problems(recipe: Recipe, region: str) -> Iterator[Problem]:
 
 
 def _words(view: Mapping[str, Any]) -> str:
+    if view["trouble"]:
+        return f"the store does not do what it is asked: {view['trouble']}"
     silent = [name for name, each in view["regions"].items() if each["silent_s"] is None or each["silent_s"] > SILENT_S]
     return f"waits for {', '.join(silent)}" if silent else "is part of the run"

@@ -152,7 +152,7 @@ def follow(store: RunStore, as_json: bool) -> NoReturn:
         raise typer.Exit(INTERRUPTED) from None
     finally:
         view.close()
-    typer.echo(json.dumps(summary) if as_json else block(summary, str(store)))
+    typer.echo(json.dumps(summary) if as_json else block(summary, str(store.root)))
     raise typer.Exit(code_of(summary))
 
 

@@ -228,7 +228,7 @@ class OrchestratorActor(OrchestratorShell):
             await say_over(self._gateway)
             ray.kill(self._gateway.handle)
         if self._publisher is not None:
-            with contextlib.suppress(TimeoutError, ValueError):  # the store is away, or holds what nobody here has put
+            with contextlib.suppress(TimeoutError):  # the store is away
                 await asyncio.wait_for(self._patience.stored(self._publisher.put), CLOSE_S)
         await asyncio.to_thread(self._lock.release)
         self._background.spawn(self._leave())

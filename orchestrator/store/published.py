@@ -72,16 +72,16 @@ class StoredRun(RunStore):
 
     def __init__(self, uri: str) -> None:
         """Raises InputError where no run is there, or where the store cannot be read."""
+        super().__init__(user_cache() / "stores" / hashlib.sha256(uri.encode()).hexdigest()[:16])
         self.uri = uri
         try:
-            super().__init__(user_cache() / "stores" / hashlib.sha256(uri.encode()).hexdigest()[:16])
             self._objects = objects(uri)
             for name in FILES:
                 self._copy(name)
             if self.path(RECIPE).exists():
                 super().write_bytes(ELSEWHERE, uri.encode())
                 return
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError) as error:
             fix = "see that this machine can reach it, and has the credentials that it asks for"
             raise InputError([Problem("STORE", uri, f"cannot be read: {error}", fix)]) from error
         raise InputError([Problem("STORE", uri, "holds no run", "give the durability.store of a run that has begun")])

@@ -58,7 +58,7 @@ def follow(
         except InputError as error:
             if clock() - read_at > LOOK_S:
                 said = error.problems[0].message if store.exists else "the folder has been removed"
-                raise RunLost(f"{store}: {said}") from error
+                raise RunLost(f"{store.root}: {said}") from error
             pause(POLL_S)
             continue
         if status.get("written_at") != written_at:
@@ -70,8 +70,8 @@ def follow(
         silent_s = age_s + clock() - news_at
         if silent_s > LOST_S and clock() - began > LOOK_S:
             raise RunLost(
-                f"no status for {words.seconds(silent_s)}: the orchestrator's process has ended, or {store} is "
-                f"not the folder that it writes to; what the run said so far is there: diloco check {store}"
+                f"no status for {words.seconds(silent_s)}: the orchestrator's process has ended, or {store.root} is "
+                f"not the folder that it writes to; what the run said so far is there: diloco check {store.root}"
             )
         pause(POLL_S)
 
@@ -82,4 +82,4 @@ def _summary(store: RunStore, clock: Callable[[], float], pause: Callable[[float
         if summary := object_of(store, "summary.json"):
             return dict(summary)
         pause(POLL_S)
-    raise RunLost(f"the run has ended but left no summary in {store}; see diloco check {store}")
+    raise RunLost(f"the run has ended but left no summary in {store.root}; see diloco check {store.root}")

@@ -176,27 +176,6 @@ def test_a_region_joins_with_the_recipe_that_the_run_has_now(
         assert (joined[-1].seed, joined[-1].durability.store) == (seed, str(store))
 
 
-def test_a_region_that_has_joined_joins_again_when_the_run_has_another_recipe(
-    folder: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, store = [], tmp_path / "kept"
-
-    def join(recipe: Any, region: str, address: Any, show: Any) -> None:
-        found.append(recipe.seed)
-        show(view := {"regions": {"home": {"silent_s": 0.0}}})
-        told(folder, "running", seed=2)
-        Publisher(folder, objects(store)).put()
-        show(view)
-
-    monkeypatch.setattr(launch, "join", join)
-    monkeypatch.setattr("orchestrator.cli.join.RECIPE_S", -1.0)
-    told(folder, "running", seed=1)
-    Publisher(folder, objects(store)).put()
-    done = invoke("join", str(store), "--region", "eu")
-    assert (done.exit_code, found) == (0, [1, 2]), done.stderr
-    assert done.stderr.count("is part of the run") == 2 and done.stderr.count("another recipe") == 1
-
-
 @pytest.mark.parametrize(
     ("state", "given", "region", "says"),
     [
