@@ -73,14 +73,16 @@ class WatchedRun:
             return
         self._telling.state("status", status)
         self._telling.state("now", self._now(status))
-        summary = object_of(self.store, "summary.json") if _ended(status) else None
-        self._summed_up = bool(summary)
-        if summary:
+        if words.part(status, "run").get("state") not in words.ENDED:
+            self._summed_up = False
+            self._telling.state("summary", None)
+        elif not self._summed_up and (summary := object_of(self.store, "summary.json")):
+            self._summed_up = True
             faults = [story(row | row["recovery_phases"], row["at_s"] or 0.0) for row in summary["faults"]]
             self._telling.state("stories", faults[: -STORIES_MAX - 1 : -1])
-            checks = [each for each in summary["checks"] if each["status"] not in ("pass", "idle")]
-            told = {name: summary.get(name) for name in ("ok", "reason", "eval_loss", "availability", "goodput_time")}
-            self._telling.state("summary", told | {"checks": checks_words(summary["checks"]), "broken": checks})
+            broken = [each for each in summary["checks"] if each["status"] not in ("pass", "idle")]
+            told = {"ok": summary["ok"], "reason": summary["reason"], "broken": broken}
+            self._telling.state("summary", told | {"checks": checks_words(summary["checks"])})
 
     def _now(self, status: Mapping[str, Any]) -> dict[str, float | None]:
         """Rates over the last NOW_S; participation also over the run. None where counts went back or stood still."""
@@ -133,7 +135,3 @@ class WatchedRun:
 
 def _share(of: float, whole: float) -> float | None:
     return of / whole if whole > 0 and of >= 0 else None
-
-
-def _ended(status: Mapping[str, Any]) -> bool:
-    return words.part(status, "run").get("state") in words.ENDED

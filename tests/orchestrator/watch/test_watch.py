@@ -200,6 +200,21 @@ async def test_the_stream_tells_a_recorded_run_and_goes_on_after_a_cut(store: Ru
 
 
 @in_a_loop
+async def test_of_a_run_that_has_ended_the_summary_is_told_until_it_is_resumed(store: RunStore) -> None:
+    status(store, state="finished")
+    summary = data(history()).summary
+    store.write_json("summary.json", summary)
+    async with WatchServer([store]).serving(0) as port, aiohttp.ClientSession() as client:
+        url = f"http://127.0.0.1:{port}"
+        identity, topics, _ = await gathered(client, url, lambda topics, _: {"summary", "stories"} <= topics.keys())
+        assert topics["summary"]["ok"] == summary["ok"] and " passed" in topics["summary"]["checks"]
+        assert [each["target"] for each in topics["stories"]] == ["a", "c"]
+        status(store)
+        resumed = lambda topics, _: topics.get("summary", topics) is None  # noqa: E731
+        await gathered(client, url, resumed, last=identity)
+
+
+@in_a_loop
 async def test_of_a_folder_that_another_run_took_over_the_new_log_is_read(store: RunStore) -> None:
     def has(count: int) -> Callable[[dict[str, Any], list[Any]], bool]:
         return lambda topics, _: topics.get("reading") == {"facts": count, "whole": True, "damage": []}
