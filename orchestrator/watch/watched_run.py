@@ -46,9 +46,10 @@ class Paced:
         if (began := time.monotonic()) < self._next:
             return None
         spent = time.thread_time()
-        result = work()
-        self._next = began + (time.thread_time() - spent) / SHARE
-        return result
+        try:
+            return work()
+        finally:
+            self._next = began + (time.thread_time() - spent) / SHARE
 
 
 class WatchedRun:
