@@ -51,6 +51,7 @@ COMMANDS = (
     _entry(RUN, "invite", "Make a region's token for a door", module="door"),
     _entry(RUN, "data", "Prepare and check token shards", "app"),
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
+    _entry(WATCH, "watch", "Show runs on a live page, in the browser"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
     _entry(WATCH, "report", "Write report.html from a run's log as it is now", module="check"),
     _entry(WATCH, "track", "Show a run's curves in TensorBoard, Weights & Biases or MLflow"),
@@ -71,12 +72,14 @@ class Wiring:
 
     starter: Callable[..., Any] | None  # starts chaos beside a run
     faults: Callable[..., Any] | None = None  # (chaos, learners, seed): a plan's faults, and endless random ones
+    strike: Callable[..., str] | None = None  # (store, kind, target): injects a fault, and says what happened
 
 
 def build(
     extensions: Sequence[CommandEntry] = (),
     starter: Callable[..., Any] | None = None,
     faults: Callable[..., Any] | None = None,
+    strike: Callable[..., str] | None = None,
 ) -> typer.Typer:
     """Return the command line. `extensions` are further commands; the others as in Wiring."""
 
@@ -93,7 +96,7 @@ def build(
 
     @app.callback()
     def root(context: typer.Context) -> None:
-        context.obj = Wiring(starter, faults)
+        context.obj = Wiring(starter, faults, strike)
 
     return app
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -62,6 +64,8 @@ def run(
             if data_changed(store, resolved):
                 told = "the data's text files are not what they were; samples from here on are of the files as they are"
                 typer.echo(f"{resolved.name}: warning: {told}", err=True)
+            if sys.stderr.isatty():
+                typer.echo(f"a live page of it: diloco watch {os.path.relpath(store.root)}", err=True)
             with apart(as_json):  # Ray prints too
                 summary = _train(resolved, store, address, context.obj.starter, view.update, lock)
         except BaseException:

@@ -46,10 +46,9 @@ def status(
 def stop(run: Run = None, reason: Annotated[str, typer.Option(help="Stored with the run.")] = "asked for") -> None:
     """Stop a running job cleanly."""
     with reported():
-        store = located(run)
-        state = words.part(status_of(store), "run").get("state")
-        if state in words.ENDED:
+        from orchestrator.lifecycle import requests  # which takes its time to import
+
+        if state := requests.stop(located(run), reason):
             typer.echo(f"nothing to stop: the run has {state}")
             return
-        store.write_json("stop", {"reason": reason, "at": time.time()})
         typer.echo("asked the run to stop; follow it with: diloco status --follow")

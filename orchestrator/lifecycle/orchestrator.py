@@ -22,6 +22,7 @@ from orchestrator.lifecycle.checkpointer import REQUEST_FILE, Checkpointer
 from orchestrator.lifecycle.learner_manager import STARTS, LearnerManager
 from orchestrator.lifecycle.patience import Patience
 from orchestrator.lifecycle.ports import Ports
+from orchestrator.lifecycle.requests import STOP_FILE
 from orchestrator.lifecycle.syncer_manager import RunFailed, SyncerManager
 from orchestrator.recipe.config import Recipe
 from orchestrator.store import checkpoints
@@ -35,7 +36,6 @@ from outer.ports import NoAnswer, Peer, now
 from outer.protocol.facts import StoreWaited
 from outer.spec import SyncerSpec
 
-STOP_FILE = "stop"  # its presence requests a stop
 STATUS_S = 0.5
 SNAPSHOT_S = 600.0  # the last one: the whole run depends on it
 LEAVE_S = 30.0  # for learners to return once the run is over
