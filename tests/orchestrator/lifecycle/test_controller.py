@@ -156,6 +156,7 @@ def test_whatever_happens_one_incarnation_lives_at_a_time(moves: list[tuple[str,
             made.probed(name, about, "its node is not alive" if seconds > 20.0 else "")
         elif move == "finished" and age == 0 and newest[name]:
             made.finished(name, about)
+            gone[name] = True
             done.add(name)
         elif move == "reachable" and newest[name]:
             made.reachable(name, about)
@@ -163,6 +164,7 @@ def test_whatever_happens_one_incarnation_lives_at_a_time(moves: list[tuple[str,
             actions = getattr(made, move)(name, "why", now=now)
         elif move == "want":
             made.want(name)
+            done.discard(name)
         for action in actions:
             if isinstance(action, Start):
                 assert gone[action.learner] and action.learner not in done
