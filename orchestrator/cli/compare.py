@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, heard_or_not, reported
-from orchestrator.cli.options import AsJson, Overrides
+from orchestrator.cli.options import AsJson, Overrides, RecipeFile
 from orchestrator.cli.progress import Bars
 from orchestrator.cli.recipes import prepare
 from orchestrator.recipe.config import ChaosConfig, Recipe
@@ -35,7 +35,7 @@ SEEDS_MOST = 1000
 
 def compare(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
+    recipe: RecipeFile,
     modes: Annotated[
         str, typer.Option(help="Of decoupled, data_parallel, diloco, streaming.")
     ] = "decoupled,data_parallel",

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from orchestrator.cli.checkpoint import kept, unknown
 from orchestrator.cli.errors import apart, reported
-from orchestrator.cli.options import AsJson, Run
+from orchestrator.cli.options import AsJson, Run, Task
 from orchestrator.cli.progress import Bars
 from orchestrator.cli.recipes import import_from, permit
 from orchestrator.recipe.config import EvalConfig, Recipe
@@ -40,8 +40,7 @@ def export(
         Path | None, typer.Option(help="The file or folder to write [model.safetensors, or model].", show_default=False)
     ] = None,
     form: Annotated[
-        Literal["safetensors", "huggingface"],
-        typer.Option("--format", help="One file; a folder for transformers."),
+        Literal["safetensors", "huggingface"], typer.Option("--format", help="One file; a folder for transformers.")
     ] = "safetensors",
     checkpoint: Annotated[
         str | None, typer.Option(metavar="N|newest", help="A checkpoint's parameters instead of the final ones.")
@@ -105,10 +104,7 @@ def evaluate(
             "--set", metavar="KEY=VALUE", help="Override a key of [eval], such as eval.sequences or eval.sets."
         ),
     ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
-    ] = None,
+    task: Task = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate trained parameters on held-out samples: loss, and what else the task measures."""

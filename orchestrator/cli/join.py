@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from orchestrator.cli.errors import INTERRUPTED, reported
-from orchestrator.cli.options import Overrides
+from orchestrator.cli.options import Cluster, Overrides, RecipeFile
 from orchestrator.cli.recipes import prepare
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem, nearest
@@ -17,12 +16,9 @@ from orchestrator.regions.mail import SILENT_S
 
 
 def join(
-    recipe: Annotated[Path, typer.Argument(help="The run's recipe, as it was started.")],
+    recipe: RecipeFile,
     region: Annotated[str, typer.Option(help="A region of [[pools]] with joined = true.")],
-    address: Annotated[
-        str | None,
-        typer.Option(envvar="RAY_ADDRESS", help="This region's Ray cluster; without one, a local one is started."),
-    ] = None,
+    address: Cluster = None,
     overrides: Overrides = None,
 ) -> None:
     """Give a run the learners of one more region, until it ends."""

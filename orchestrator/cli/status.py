@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
+from orchestrator.cli.terminal import table
+from orchestrator.recipe.problems import InputError
 from orchestrator.store import status_text as words
+from orchestrator.store import watch
 from orchestrator.store.readers import located, status_of
+from orchestrator.store.run_store import RUNS, RunStore, known_runs
+
+PIPED_WIDTH = 140
 
 
 def status(
@@ -35,21 +45,58 @@ def status(
         if as_json:
             typer.echo(json.dumps(said | {"age_s": age_s}))
             return
-        for line in words.lines(said):
+        console = Console()
+        for line in (*words.details(said), f"written {words.seconds(age_s)} ago, in {store.root}"):
             typer.echo(line)
-        typer.echo(f"written {words.seconds(age_s)} ago, in {store.root}")
+        console.print(table(said, console.width if console.is_terminal else PIPED_WIDTH))
+
+
+def ls(folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = RUNS, as_json: AsJson = False) -> None:
+    """List runs: how far each is, and why it ended; the last written first."""
+    with reported(as_json):
+        rows = sorted((_row(RunStore(folder / name)) for name in known_runs(folder)), key=lambda row: row["age_s"])
+        if as_json:
+            typer.echo(json.dumps({"runs": rows}))
+            return
+        console, shown = Console(), Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("run", "state", "progress", "held-out loss", "written", "why"):
+            shown.add_column(title, no_wrap=title != "why")
+        for row in rows:
+            cells = (words.percent(row["progress"]), words.loss(row["eval_loss"], row["loss_unit"]))
+            shown.add_row(row["run"], row["state"], *cells, f"{words.seconds(row['age_s'])} ago", Text(row["why"]))
+        console.print(shown if rows else f"no runs are kept in {folder.absolute()}", markup=False)
+
+
+def _row(store: RunStore) -> dict[str, Any]:
+    """What is said of a run in the list of runs."""
+    try:
+        said, why = status_of(store), ""
+    except InputError as error:
+        said, why = {}, error.problems[0].message
+    run, age_s = words.part(said, "run"), watch.age_s(said)
+    lost = run.get("state") not in words.ENDED and age_s > watch.LOST_S
+    return {
+        "run": store.name,
+        "state": "lost" if lost else words.text(run.get("state")),
+        **{key: run.get(key) for key in ("progress", "syncer_step", "eval_loss", "loss_unit")},
+        "written_at": said.get("written_at"),
+        "age_s": age_s,
+        "why": why or ("its processes have ended; the same diloco run resumes it" if lost else words.why(said)),
+    }
 
 
 def stop(
     run: Run = None,
     reason: Annotated[str, typer.Option(help="Stored with the run.")] = "asked for",
+    as_json: AsJson = False,
 ) -> None:
     """Stop a running job cleanly."""
-    with reported():
+    with reported(as_json):
         store = located(run)
         state = words.part(status_of(store), "run").get("state")
-        if state in words.ENDED:
-            typer.echo(f"nothing to stop: the run has {state}")
-            return
-        store.write_json("stop", {"reason": reason, "at": time.time()})
-        typer.echo("asked the run to stop; follow it with: diloco status --follow")
+        if ended := state in words.ENDED:
+            told = f"nothing to stop: the run has {state}"
+        else:
+            store.write_json("stop", {"reason": reason, "at": time.time()})
+            told = f"asked the run to stop; follow it with: diloco status --follow {store.name}"
+        typer.echo(json.dumps({"run": store.name, "asked": not ended, "state": state}) if as_json else told)

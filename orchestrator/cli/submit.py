@@ -10,26 +10,24 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
-from orchestrator.cli.options import Overrides
-from orchestrator.cli.recipes import prepare
+from orchestrator.cli.options import Fresh, Overrides, RecipeFile
+from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.cli.submission import problems, submission
+from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
+from orchestrator.runtime.job import unshared
 
 Address = Annotated[
-    str | None,
-    typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of a Ray cluster, http://HOST:8265."),
+    str | None, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of a Ray cluster, http://HOST:8265.")
 ]
 
 
 def submit(
-    recipe: Annotated[Path, typer.Argument(help="A TOML file inside the working directory.")],
+    recipe: RecipeFile,
     address: Address = None,
-    run_dir: Annotated[
-        str | None, typer.Option(help="The run's store: an absolute path or file:// URI that the nodes share.")
-    ] = None,
     overrides: Overrides = None,
     working_dir: Annotated[Path, typer.Option(help="The folder that is sent to the cluster.")] = Path("."),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, and rename an earlier run's folder.")] = False,
+    fresh: Fresh = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return once the job is submitted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout; the job's output on stderr.")] = False,
 ) -> None:
@@ -37,16 +35,12 @@ def submit(
     with reported(as_json):
         folder = working_dir.absolute()
         with apart(as_json):
-            places = [*_no_address(address), *problems(recipe, folder, run_dir)]
-            resolved = prepare(recipe, overrides, folder, places)
-        assert address is not None and run_dir is not None
+            places = [*_no_address(address), *problems(recipe, folder)]
+            resolved = prepare(recipe, overrides, folder, places, _unshared)
+        assert address is not None and resolved.run.folder is not None
         about = {"run": resolved.name, "config_hash": resolved.config_hash}
-        job = submission(recipe, folder, run_dir, overrides or [], fresh, about, resolved.run.control)
-        record: dict[str, Any] = {
-            "submission_id": job.submission_id,
-            "address": address,
-            **job.metadata,
-        }
+        job = submission(recipe, folder, resolved.run.folder, overrides or [], fresh, about, resolved.run.control)
+        record: dict[str, Any] = {"submission_id": job.submission_id, "address": address, **job.metadata}
         from orchestrator.cli import jobs  # Ray begins here
 
         client = jobs.connect(address)
@@ -72,8 +66,8 @@ def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: boo
     code, words = jobs.outcome(ended)
     if words:
         typer.echo(f"error: {words}", err=True)
-        if (ended.metadata or {}).get("run_dir"):
-            typer.echo(f"follow the run with: diloco status --follow {ended.metadata['run_dir']}", err=True)
+        if (ended.metadata or {}).get("run_folder"):
+            typer.echo(f"follow the run with: diloco status --follow {ended.metadata['run_folder']}", err=True)
     if as_json:
         told = {"status": str(ended.status), "driver_exit_code": ended.driver_exit_code, "exit_code": code}
         typer.echo(json.dumps(record | told))
@@ -87,6 +81,12 @@ def hint(address: str, submission_id: str) -> str:
         f"follow it: ray job logs --follow {given} {submission_id}\n"
         f"end it:    ray job stop {given} {submission_id}, or diloco stop where its folder is"
     )
+
+
+def _unshared(recipe: Recipe) -> list[Problem]:
+    """What is wrong with the folder of the recipe's run, for a job."""
+    store_of(recipe)  # raises InputError
+    return unshared(recipe.run.folder)
 
 
 def _no_address(address: str | None) -> list[Problem]:

@@ -54,6 +54,7 @@ JOIN_S = 1.0  # between two looks at a region's gateway
 REMOVE_S = 5.0
 
 OnStatus = Callable[[Mapping[str, Any]], None]
+Say = Callable[[str], None]  # is told what this process does, as it begins with it
 Starter = Callable[[Recipe, RunStore, str, bool], Any]  # starts chaos: (recipe, store, namespace, anywhere)
 
 
@@ -62,7 +63,12 @@ class ClusterUnreachable(ConnectionError):
 
 
 def run_embedded(
-    recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus, lock: RunLock | None = None
+    recipe: Recipe,
+    store: RunStore,
+    starter: Starter | None,
+    on_status: OnStatus,
+    lock: RunLock | None = None,
+    say: Say = lambda what: None,
 ) -> dict[str, Any]:
     """Start a local Ray, run to the end, and shut it down. One interrupt stops cleanly, a second one at once.
 
@@ -70,11 +76,11 @@ def run_embedded(
     """
     with local_cluster(recipe, store) as namespace:
         placement = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
-        return start_and_wait(recipe, store, placement, starter, on_status, detach=False, lock=lock)
+        return start_and_wait(recipe, store, placement, starter, on_status, detach=False, lock=lock, say=say)
 
 
 def run_attached(
-    recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus, lock: RunLock
+    recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus, lock: RunLock, say: Say
 ) -> dict[str, Any]:
     """Run on the cluster at this address. Interrupted: the run goes on without this shell."""
     dashboard = connect(address, namespace := _namespace(recipe, store))
@@ -82,7 +88,7 @@ def run_attached(
         reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
         store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
         placement = RunPlacement(namespace, cores=0)
-        return start_and_wait(recipe, store, placement, starter, on_status, detach=True, lock=lock)
+        return start_and_wait(recipe, store, placement, starter, on_status, detach=True, lock=lock, say=say)
     finally:
         ray.shutdown()
 
@@ -186,6 +192,7 @@ def start_and_wait(
     on_status: OnStatus,
     detach: bool,
     lock: RunLock | None = None,
+    say: Say = lambda what: None,
 ) -> dict[str, Any]:
     """Start a run on the cluster that this process is connected to, and wait for its summary.
 
@@ -199,6 +206,7 @@ def start_and_wait(
     lock = lock or RunLock(Folder(store.root), str(store.root))
     left, status = ORCHESTRATORS_MAX, Statuses(store, on_status)
     lost_at, waited = 0.0, None
+    say("starting the orchestrator")
     while True:
         try:
             orchestrator = _orchestrator(recipe, store, placement, lock, waited)
@@ -227,6 +235,7 @@ def start_and_wait(
         except KeyboardInterrupt as interruption:
             if detach and not isinstance(interruption, Terminated) and job.config() is None:
                 raise
+            say("stopping: learners save; Ctrl-C again ends at once")
             ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
             summary = _wait(orchestrator, status)  # interrupted again: leaves at once
             break

@@ -18,12 +18,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray.util.placement_group import (
-    PlacementGroup,
-    get_placement_group,
-    placement_group,
-    placement_group_table,
-)
+from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from orchestrator.lifecycle.ports import CALL_S, NODE_ENDS, NoSlice

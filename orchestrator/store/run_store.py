@@ -36,6 +36,11 @@ class RunStore:
         """The default store of the run called `name`."""
         return cls(RUNS / name)
 
+    @property
+    def name(self) -> str:
+        """What names this run in a command: its name, if it is kept in runs/, else its folder."""
+        return self.root.name if self.root.parent == RUNS.absolute() else str(self.root)
+
     def __repr__(self) -> str:
         return f"RunStore({str(self.root)!r})"
 
@@ -145,7 +150,7 @@ def _folder(uri: str) -> Path:
     raise InputError(
         [
             Problem(
-                "run-dir",
+                "run.folder",
                 uri,
                 "object storage is not supported yet: a run is kept in a folder, given as a path or file:///PATH",
                 "give a folder that every node of the run can reach, for example one on a shared file system",
