@@ -94,7 +94,7 @@ def apart(as_json: bool) -> AbstractContextManager[object]:
 def _fail(
     code: int, kind: str, message: str, as_json: bool, detail: str = "", problems: list[dict[str, Any]] | None = None
 ) -> NoReturn:
-    print("\n".join(filter(None, (f"error: {message}", detail.rstrip()))), file=sys.stderr)
+    print("\n".join(filter(None, (f"{'error: ' * (code != INTERRUPTED)}{message}", detail.rstrip()))), file=sys.stderr)
     if as_json:
         print(as_record(code, kind, message, problems))
     raise typer.Exit(code)

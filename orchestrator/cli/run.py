@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from orchestrator.cli.errors import CHECK_FAILED, FAILED, INTERRUPTED, OK, apart, heard_or_not, reported
+from orchestrator.cli.errors import CHECK_FAILED, FAILED, OK, apart, heard_or_not, reported
 from orchestrator.cli.options import AsJson, Cluster, Fresh, Overrides, RecipeFile
 from orchestrator.cli.terminal import LiveView
 from orchestrator.report.headline import STATUS_WORDS, checks_words, tiles
@@ -44,8 +44,7 @@ def follow(store: RunStore, as_json: bool) -> NoReturn:
         with LiveView("Ctrl-C: the run goes on") as view:
             summary = watch.follow(store, view.update)
     except KeyboardInterrupt:
-        typer.echo("detached: the run goes on", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise KeyboardInterrupt("detached: the run goes on") from None
     _conclude(store, summary, as_json)
 
 
@@ -95,6 +94,6 @@ def _lines(summary: Mapping[str, Any], store: RunStore) -> Iterator[tuple[str, s
             status = STATUS_WORDS.get(str(check.get("status")), DASH)
             yield "", f"{status} {text(check.get('name'))}: {text(check.get('reason'))}"
     yield "files", str(store.root)
-    yield "report", str(store.path(HTML)) if store.path(HTML).exists() else f"none; see why: diloco report {store.name}"
+    yield "report", str(store.path(HTML)) if store.path(HTML).exists() else f"none; see why: diloco report {store}"
     again = "; the same diloco run resumes it" if summary.get("state") != "finished" else ""
-    yield "next", f"{', '.join(f'diloco {word} {store.name}' for word in NEXT)}{again}"
+    yield "next", f"{', '.join(f'diloco {word} {store}' for word in NEXT)}{again}"

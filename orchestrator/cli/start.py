@@ -9,7 +9,6 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli.errors import INTERRUPTED
 from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.cli.terminal import LiveView
 from orchestrator.recipe.config import Recipe
@@ -22,6 +21,8 @@ from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
 
+STOPPED = "ended at once; the same command resumes the run from its last commit"
+
 
 def train(
     recipe: Path,
@@ -31,7 +32,7 @@ def train(
     starter: Callable[..., Any] | None,
     view: LiveView,
 ) -> tuple[RunStore, dict[str, Any]]:
-    """Train to the end; returns the run's store and summary. Raises InputError, typer.Exit where it goes on alone."""
+    """Train to the end; returns the run's store and summary. Raises InputError, KeyboardInterrupt."""
     resolved = prepare(recipe, overrides, further=lambda asked: _misused_store(asked, fresh))
     store = store_of(resolved)
     lock = _alone(store, resolved, fresh)
@@ -44,12 +45,21 @@ def train(
         if data_changed(store, resolved):
             told = "the data's text files are not what they were; samples from here on are of the files as they are"
             typer.echo(f"{resolved.name}: warning: {told}", err=True)
-        return store, _train(resolved, store, address, starter, view, lock)
-    except BaseException:
+        view.stage(f"joining the Ray cluster at {address}" if address else "starting Ray")
+        from orchestrator.runtime import launch  # Ray begins here, after everything that can be refused was
+
+        more = starter, view.update, lock, view.stage
+        if address:
+            return store, launch.run_attached(resolved, store, address, *more)
+        return store, launch.run_embedded(resolved, store, *more)
+    except BaseException as error:
         lock.stop()
         if not begun and lock.held and store.read_text("status.json") is None:
             shutil.rmtree(store.root)  # nothing has begun: nothing is left
-        raise
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        told = f"detached: the run goes on; follow it: diloco status --follow {store}" if address else STOPPED
+        raise KeyboardInterrupt(told) from None
     finally:
         lock.release()
 
@@ -82,25 +92,3 @@ def _alone(store: RunStore, recipe: Recipe, fresh: bool) -> RunLock:
         raise InputError([Problem("run.folder", str(store.root), f"cannot be used: {error}", fix)]) from error
     lock.keep()
     return lock
-
-
-def _train(
-    recipe: Recipe,
-    store: RunStore,
-    address: str | None,
-    starter: Callable[..., Any] | None,
-    view: LiveView,
-    lock: RunLock,
-) -> dict[str, Any]:
-    view.stage("starting Ray" if address is None else f"joining the Ray cluster at {address}")
-    from orchestrator.runtime import launch  # Ray begins here, after everything that can be refused was
-
-    try:
-        if address:
-            return launch.run_attached(recipe, store, address, starter, view.update, lock, view.stage)
-        return launch.run_embedded(recipe, store, starter, view.update, lock, view.stage)
-    except KeyboardInterrupt:
-        if not address:
-            raise KeyboardInterrupt("ended at once; the same command resumes the run from its last commit") from None
-        typer.echo(f"detached: the run goes on; follow it with: diloco status --follow {store.name}", err=True)
-        raise typer.Exit(INTERRUPTED) from None

@@ -54,7 +54,9 @@ def status(
 def ls(folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = RUNS, as_json: AsJson = False) -> None:
     """List runs: how far each is, and why it ended; the last written first."""
     with reported(as_json):
-        rows = sorted((_row(RunStore(folder / name)) for name in known_runs(folder)), key=lambda row: row["age_s"])
+        rows = sorted(
+            (_row(RunStore(folder / name)) for name in known_runs(folder)), key=lambda row: -(row["written_at"] or 0)
+        )
         if as_json:
             typer.echo(json.dumps({"runs": rows}))
             return
@@ -73,13 +75,14 @@ def _row(store: RunStore) -> dict[str, Any]:
         said, why = status_of(store), ""
     except InputError as error:
         said, why = {}, error.problems[0].message
-    run, age_s = words.part(said, "run"), watch.age_s(said)
-    lost = run.get("state") not in words.ENDED and age_s > watch.LOST_S
+    run, written_at = words.part(said, "run"), said.get("written_at")
+    age_s = None if written_at is None else watch.age_s(said)
+    lost = run.get("state") not in words.ENDED and (age_s or 0.0) > watch.LOST_S
     return {
-        "run": store.name,
+        "run": str(store),
         "state": "lost" if lost else words.text(run.get("state")),
         **{key: run.get(key) for key in ("progress", "syncer_step", "eval_loss", "loss_unit")},
-        "written_at": said.get("written_at"),
+        "written_at": written_at,
         "age_s": age_s,
         "why": why or ("its processes have ended; the same diloco run resumes it" if lost else words.why(said)),
     }
@@ -98,5 +101,5 @@ def stop(
             told = f"nothing to stop: the run has {state}"
         else:
             store.write_json("stop", {"reason": reason, "at": time.time()})
-            told = f"asked the run to stop; follow it with: diloco status --follow {store.name}"
-        typer.echo(json.dumps({"run": store.name, "asked": not ended, "state": state}) if as_json else told)
+            told = f"asked the run to stop; follow it with: diloco status --follow {store}"
+        typer.echo(json.dumps({"run": str(store), "asked": not ended, "state": state}) if as_json else told)

@@ -237,7 +237,11 @@ def start_and_wait(
                 raise
             say("stopping: learners save; Ctrl-C again ends at once")
             ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
-            summary = _wait(orchestrator, status)  # interrupted again: leaves at once
+            try:
+                summary = _wait(orchestrator, status)
+            except KeyboardInterrupt:
+                say("ending at once")
+                raise
             break
     lock.stop()
     ray.kill(orchestrator)
@@ -332,7 +336,9 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         "RAY_max_direct_call_object_size": str(INLINE_BYTES),
         "OMP_NUM_THREADS": "1",
         **heap.ONE_HEAP,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")])
+        ),
     }
     for name, value in compilation_cache(folder).items():
         os.environ.setdefault(name, value)
@@ -447,7 +453,3 @@ def logical_cpus(recipe: Recipe) -> int:
 def _other_resources(recipe: Recipe) -> dict[str, float]:
     """The recipe's own resources, all offered by the one local node."""
     return {kind: amount for kind, amount in most_resources(recipe).items() if kind not in ("CPU", "GPU", "TPU")}
-
-
-def _sources() -> Path:
-    return Path(__file__).resolve().parents[2]

@@ -36,13 +36,12 @@ class RunStore:
         """The default store of the run called `name`."""
         return cls(RUNS / name)
 
-    @property
-    def name(self) -> str:
-        """What names this run in a command: its name, if it is kept in runs/, else its folder."""
-        return self.root.name if self.root.parent == RUNS.absolute() else str(self.root)
-
     def __repr__(self) -> str:
         return f"RunStore({str(self.root)!r})"
+
+    def __str__(self) -> str:
+        """What names this run in a command: its name, if it is kept in runs/, else its folder."""
+        return self.root.name if self.root.parent == RUNS.absolute() else str(self.root)
 
     @property
     def exists(self) -> bool:

@@ -89,8 +89,8 @@ def main_lines(status: Mapping[str, Any], trend: str = "") -> list[str]:
         f"{text(run.get('name'))}: {text(run.get('state'))}, {percent(run.get('progress'))}, "
         f"syncer step {number(run.get('syncer_step'))} of {number(run.get('target_syncer_steps'))}, "
         f"{elapsed(status)} elapsed, {seconds(run.get('eta_s'))} left",
-        f"training loss {number(training_loss(status), 3)}{trend and f' {trend}'}, "
-        f"held-out {loss(run.get('eval_loss'), run.get('loss_unit'))}",
+        f"training loss {number(training_loss(status), 3)}, "
+        f"held-out {loss(run.get('eval_loss'), run.get('loss_unit'))}{trend and f'  {trend}'}",
         f"{stepping} of {len(learners)} learners stepping{f' and {standbys} standbys waiting' if standbys else ''}, "
         f"{number(run.get('tokens_per_s'))} tokens/s, goodput {percent(run.get('goodput'))}",
     ]
@@ -122,7 +122,7 @@ def why(status: Mapping[str, Any]) -> str:
 
 
 # The states of a learner that comes for the first time, in their order, and what the run does meanwhile.
-STAGES = {"starting": "starting learners", "importing": "importing", "compiling": "compiling", "joining": "joining"}
+STAGES = {"importing": "importing", "compiling": "compiling", "joining": "joining"}
 
 
 def stage(status: Mapping[str, Any]) -> str:
@@ -130,7 +130,7 @@ def stage(status: Mapping[str, Any]) -> str:
     states = {learner.get("state") for learner in status.get("learners") or []}
     if "stepping" in states or part(status, "run").get("state") not in (None, "starting", "running"):
         return ""
-    return next((what for state, what in reversed(STAGES.items()) if state in states), "placing learners")
+    return next((what for state, what in reversed(STAGES.items()) if state in states), "placing and starting learners")
 
 
 def details(status: Mapping[str, Any]) -> list[str]:
