@@ -9,7 +9,6 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -31,14 +30,11 @@ class CommandEntry:
     load: Callable[[], Any]  # its function, or a typer.Typer
 
 
-def _import(module: str, attribute: str) -> Any:
-    return getattr(import_module(f"orchestrator.cli.{module}"), attribute)
-
-
 def _entry(panel: str, name: str, summary: str, attribute: str = "", module: str = "") -> CommandEntry:
     """A command of this folder, by default the function NAME in the module NAME."""
     word = name.replace("-", "_")
-    return CommandEntry(panel, name, summary, partial(_import, module or word, attribute or word))
+    place = f"orchestrator.cli.{module or word}"
+    return CommandEntry(panel, name, summary, lambda: getattr(import_module(place), attribute or word))
 
 
 COMMANDS = (

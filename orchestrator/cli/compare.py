@@ -30,9 +30,7 @@ RESULT, LOCK = "compare.json", "compare.lock"
 def compare(
     context: typer.Context,
     recipe: RecipeFile,
-    modes: Annotated[
-        str, typer.Option(help="Of decoupled, data_parallel, diloco, streaming.")
-    ] = "decoupled,data_parallel",
+    modes: Annotated[str, typer.Option(help="Also diloco, streaming.")] = "decoupled,data_parallel",
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many, from the recipe's on.")] = 1,
     chaos: Annotated[bool, typer.Option("--chaos", help="Also train under the recipe's [chaos].")] = False,
     out: Annotated[

@@ -157,7 +157,5 @@ def _shared_memory() -> DeviceFinding:
     if not shared.is_dir():
         return DeviceFinding("shared memory", "ok", "no /dev/shm on this platform; Ray keeps its objects in files")
     free = shutil.disk_usage(shared).free / GIB
-    if free < 1:
-        fix = "give it at least 1 GiB (docker run --shm-size=2g): Ray would keep its objects on disk"
-        return DeviceFinding("shared memory", "warning", f"{free:.2f} GiB free in /dev/shm", fix)
-    return DeviceFinding("shared memory", "ok", f"{free:.1f} GiB free in /dev/shm")
+    fix = "give it at least 1 GiB (docker run --shm-size=2g): Ray would keep its objects on disk" if free < 1 else ""
+    return DeviceFinding("shared memory", "warning" if fix else "ok", f"{free:.1f} GiB free in /dev/shm", fix)

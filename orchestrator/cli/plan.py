@@ -90,13 +90,8 @@ def _plan_context(
         source, (there, busy) = "cluster", _cluster(address)
     else:
         source, there = "this machine", [known.this_machine(_wanted(recipe))]
-    plan_context = PlanContext(
-        nodes=there,
-        source=source,  # type: ignore[arg-type]
-        store=str(store.root),
-        shared_store=on_network(store.root),
-    )
-    return plan_context, busy
+    place: dict[str, Any] = {"source": source, "store": str(store.root), "shared_store": on_network(store.root)}
+    return PlanContext(nodes=there, **place), busy
 
 
 def _wanted(recipe: Recipe) -> dict[str, float]:

@@ -25,34 +25,29 @@ LINES_MOST = 60
 
 def show(plan: Plan, commands: Sequence[str], console: Console, full: bool) -> None:
     """Print the plan, whether it fits and what is wrong with it first; unless `full`, LINES_MOST lines of it."""
-    with console.capture() as captured:
-        _print(plan, commands, console, full)
-    lines = captured.get().splitlines()
-    if not full:
-        left = len(lines) - LINES_MOST + 1
-        lines = [*lines[: LINES_MOST - 1], f"and {left} lines more, with --full" if left > 0 else "more with --full"]
-    typer.echo("\n".join(lines))
-
-
-def _print(plan: Plan, commands: Sequence[str], console: Console, full: bool) -> None:
     how = "can be placed" if plan.ok else "CANNOT RUN AS PLANNED"
-    for heading, lines in (
-        (f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}", list(_rounds(plan))),
-        (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
-        (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
-        ("next commands", list(commands)),
-        ("forecast", list(_foreseen(plan))),
-        ("what it costs", list(_cost(plan))),
-        (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
-        ("traffic of payloads", [_fragments(plan), _traffic(plan), *_compared(plan)]),
-        ("links", _links(plan)),
-        ("memory, without activations and data", [_memory(plan, full)]),
-        ("faults and what follows", _survived(plan, full)),
-        ("rates, and where they come from", list(_rates(plan)) if full else []),
-    ):
-        if lines or heading == "warnings: none":
-            for line in (Text(heading, style="bold"), *lines, ""):
-                console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, (str, Text)))
+    with console.capture() as captured:
+        for heading, lines in (
+            (f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}", list(_rounds(plan))),
+            (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
+            (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
+            ("next commands", list(commands)),
+            ("forecast", list(_foreseen(plan))),
+            ("what it costs", list(_cost(plan))),
+            (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
+            ("traffic of payloads", [_fragments(plan), _traffic(plan), *_compared(plan)]),
+            ("links", _links(plan)),
+            ("memory, without activations and data", [_memory(plan, full)]),
+            ("faults and what follows", _survived(plan, full)),
+            ("rates, and where they come from", list(_rates(plan)) if full else []),
+        ):
+            if lines or heading == "warnings: none":
+                for line in (Text(heading, style="bold"), *lines, ""):
+                    console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, (str, Text)))
+    shown = captured.get().splitlines()
+    left = 0 if full else max(0, len(shown) - LINES_MOST + 1)
+    more = [] if full else [f"{left} lines more, and details: --full" if left else "details: --full"]
+    typer.echo("\n".join([*shown[: len(shown) - left], *more]))
 
 
 # ------------------------------------------------------------------ placement

@@ -26,10 +26,7 @@ PIPED_WIDTH = 140
 
 def status(
     run: Run = None,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", "-f", help="Until the run ends, and with its exit code; Ctrl-C leaves it running."),
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends, with its exit code.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a run's latest status, or follow the run to its end."""
@@ -88,11 +85,10 @@ def _row(store: RunStore) -> dict[str, Any]:
     }
 
 
-def stop(
-    run: Run = None,
-    reason: Annotated[str, typer.Option(help="Stored with the run.")] = "asked for",
-    as_json: AsJson = False,
-) -> None:
+Reason = Annotated[str, typer.Option(help="Stored with the run.")]
+
+
+def stop(run: Run = None, reason: Reason = "asked for", as_json: AsJson = False) -> None:
     """Stop a running job cleanly."""
     with reported(as_json):
         store = located(run)

@@ -30,7 +30,6 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str], int], ...] = (
     ("pid", "pid", words.text, 120),
     ("last fault", "last_fault", words.text, 76),
 )
-STYLES = {"stepping": "green", "running": "green", "finished": "green", "failed": "red", "stopped": "yellow"}
 
 
 def drawn(values: Sequence[float]) -> str:
@@ -127,6 +126,6 @@ def table(status: Mapping[str, Any], width: int) -> Table:
     for title, _, say, _ in columns:
         shown.add_column(title, no_wrap=True, overflow="ellipsis", justify="left" if say is words.text else "right")
     for row in rows:
-        style = STYLES.get(row.get("state"), "yellow")
+        style = "green" if row.get("state") == "stepping" else "yellow"
         shown.add_row(*(Text(say(row.get(key)), style if key == "state" else "") for _, key, say, _ in columns))
     return shown

@@ -47,14 +47,12 @@ BEGIN_S = 60.0
 AGAIN_S = 5.0  # until the next attempt to start an orchestrator whose store is away
 SILENT_S = 15.0  # the age from which a status may be that of a run whose folder is away
 ORCHESTRATORS_MAX = 10  # in one run, before its deaths are taken for intended
-KNOCK_S = 5.0
+KNOCK_S, STOP_S, REMOVE_S = 5.0, 10.0, 5.0
 INLINE_BYTES = 2**20
-STOP_S = 10.0
 JOIN_S = 1.0  # between two looks at a region's gateway
-REMOVE_S = 5.0
 
 OnStatus = Callable[[Mapping[str, Any]], None]
-Say = Callable[[str], None]  # is told what this process does, as it begins with it
+Say = Callable[[str], None]  # is told what this process does from now on
 Starter = Callable[[Recipe, RunStore, str, bool], Any]  # starts chaos: (recipe, store, namespace, anywhere)
 
 

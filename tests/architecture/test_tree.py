@@ -40,7 +40,7 @@ BUDGETS = {
     "chaos/simulation": 3560,
     "chaos": 470,
 }
-TOTALS = {PACKAGES: 48_760, ("tests",): 36_020, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 48_760, ("tests",): 36_350, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -141,7 +141,7 @@ region = "east"
 def test_a_plan_is_short_with_its_verdict_first_unless_all_of_it_is_asked_for() -> None:
     short, full = (invoke(DEMO, "--node", "CPU=9", *more).stdout.splitlines() for more in ([], ["--full"]))
     assert short[0] == full[0] and short[0].startswith("demo: can be placed")
-    assert len(short) <= LINES_MOST < len(full) and short[-1].endswith("with --full")
+    assert len(short) <= LINES_MOST < len(full) and short[-1].endswith("details: --full")
 
 
 def test_every_command_that_it_offers_is_one_that_this_build_understands(tmp_path: Path) -> None:

@@ -367,7 +367,7 @@ def test_a_terminal_gets_stages_with_their_times_then_losses_who_is_away_why_and
         assert "starting Ray" not in screen() and "Ctrl-C: learners save\n" in screen()
         shown.update(changed(0, state="frozen", last_fault="freeze", loss=1.2))
         for part in (
-            "loss 1.867, held-out 2.500  █▁\n",
+            "loss 1.867, held-out 2.500  ███▁\n",
             "away: learner-east-0, frozen, freeze",
             "stepping -> frozen\n",
         ):
