@@ -30,7 +30,6 @@ from orchestrator.store.run_store import RunStore
 if TYPE_CHECKING:
     from orchestrator.store.export import ExportedModel
 
-
 NEWEST = "newest"
 
 

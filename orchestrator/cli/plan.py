@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ from rich.console import Console
 from orchestrator.cli.errors import UNFIT, apart, reported
 from orchestrator.cli.options import AsJson, Cluster, Overrides, RecipeFile
 from orchestrator.cli.recipes import prepare, store_of
+from orchestrator.cli.terminal import on_stdout
 from orchestrator.planner.sizing import nodes as known
 from orchestrator.planner.sizing.nodes import Node
 from orchestrator.recipe.config import Recipe
@@ -57,8 +57,7 @@ def plan(
         else:
             from orchestrator.cli.planview import show
 
-            width = None if sys.stdout.isatty() else 160
-            show(made, commands, Console(soft_wrap=not sys.stdout.isatty(), width=width), full)
+            show(made, commands, on_stdout(), full)
         if not made.ok:
             raise typer.Exit(UNFIT)
 

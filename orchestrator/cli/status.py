@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
-from orchestrator.cli.terminal import table
+from orchestrator.cli.terminal import on_stdout, table
 from orchestrator.recipe.problems import InputError
 from orchestrator.store import status_text as words
 from orchestrator.store import watch
 from orchestrator.store.readers import located, status_of
 from orchestrator.store.run_store import RUNS, RunStore, known_runs
-
-PIPED_WIDTH = 140
 
 
 def status(
@@ -42,28 +39,26 @@ def status(
         if as_json:
             typer.echo(json.dumps(said | {"age_s": age_s}))
             return
-        console = Console()
         for line in (*words.details(said), f"written {words.seconds(age_s)} ago, in {store.root}"):
             typer.echo(line)
-        console.print(table(said, console.width if console.is_terminal else PIPED_WIDTH))
+        on_stdout().print(table(said, on_stdout().width))
 
 
 def ls(folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = RUNS, as_json: AsJson = False) -> None:
     """List runs: how far each is, and why it ended; the last written first."""
     with reported(as_json):
-        rows = sorted(
-            (_row(RunStore(folder / name)) for name in known_runs(folder)), key=lambda row: -(row["written_at"] or 0)
-        )
+        rows = [_row(RunStore(folder / name)) for name in known_runs(folder)]
+        rows.sort(key=lambda row: -(row["written_at"] or 0.0))
         if as_json:
             typer.echo(json.dumps({"runs": rows}))
             return
-        console, shown = Console(), Table(box=None, pad_edge=False, header_style="bold")
+        shown = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("run", "state", "progress", "held-out loss", "written", "why"):
             shown.add_column(title, no_wrap=title != "why")
         for row in rows:
             cells = (words.percent(row["progress"]), words.loss(row["eval_loss"], row["loss_unit"]))
             shown.add_row(row["run"], row["state"], *cells, f"{words.seconds(row['age_s'])} ago", Text(row["why"]))
-        console.print(shown if rows else f"no runs are kept in {folder.absolute()}", markup=False)
+        on_stdout().print(shown if rows else f"no runs are kept in {folder.absolute()}", markup=False)
 
 
 def _row(store: RunStore) -> dict[str, Any]:

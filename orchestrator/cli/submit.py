@@ -33,6 +33,7 @@ def submit(
 ) -> None:
     """Train by a recipe on a cluster, as a Ray job."""
     with reported(as_json):
+        typer.echo("checking the recipe", err=True)
         folder = working_dir.absolute()
         with apart(as_json):
             places = [*_no_address(address), *problems(recipe, folder)]
@@ -41,6 +42,7 @@ def submit(
         about = {"run": resolved.name, "config_hash": resolved.config_hash}
         job = submission(recipe, folder, resolved.run.folder, overrides or [], fresh, about, resolved.run.control)
         record: dict[str, Any] = {"submission_id": job.submission_id, "address": address, **job.metadata}
+        typer.echo(f"sending {folder} to {address}", err=True)
         from orchestrator.cli import jobs  # Ray begins here
 
         client = jobs.connect(address)

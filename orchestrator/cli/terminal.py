@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from orchestrator.store import status_text as words
 
-PLAIN_EVERY_S = 5.0
+PLAIN_EVERY_S, PIPED_WIDTH = 5.0, 160
 EVENTS_SHOWN, TREND_MOST, HEIGHTS = 6, 40, "▁▂▃▄▅▆▇█"
 # The columns of learners: the key in the status, its words, and the width of a terminal from which it is shown.
 COLUMNS: tuple[tuple[str, str, Callable[[Any], str], int], ...] = (
@@ -30,6 +31,11 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str], int], ...] = (
     ("pid", "pid", words.text, 120),
     ("last fault", "last_fault", words.text, 76),
 )
+
+
+def on_stdout() -> Console:
+    """What tables are printed on: as wide as the terminal, or wide enough."""
+    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, soft_wrap=not sys.stdout.isatty())
 
 
 def drawn(values: Sequence[float]) -> str:
@@ -90,7 +96,7 @@ class LiveView:
         self._status = status
         if self._live is None and (news or self._clock() - self._said_at >= PLAIN_EVERY_S):
             self._said_at = self._clock()
-            self._print(*news, words.headline(status))
+            self._print(*news, *[words.headline(status)] * self._trained)
 
     def _print(self, *lines: str) -> None:
         for line in lines:

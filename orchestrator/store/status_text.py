@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -189,9 +190,11 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     old = {item.get("name"): item for item in before.get("learners") or []}
     for learner in after.get("learners") or []:
         name, earlier = text(learner.get("name")), old.get(learner.get("name"), {})
-        if learner.get("last_fault") and learner.get("last_fault") != earlier.get("last_fault"):
+        was, fault = (re.sub(r"[\d.]+", "", each.get("last_fault") or "") for each in (earlier, learner))
+        if fault and fault != was:  # once, whatever it counts
             lines.append(f"{name}: {learner['last_fault']}")
         if learner.get("state") != earlier.get("state"):
             lines.append(f"{name}: {text(earlier.get('state'))} -> {text(learner.get('state'))}")
-    was, state = part(before, "run").get("state"), part(after, "run").get("state")
-    return lines + ([f"{text(part(after, 'run').get('name'))}: {text(was)} -> {text(state)}"] if was != state else [])
+    states = [text(part(each, "run").get("state")) for each in (before, after)]
+    ends = bool(before) and states[0] != states[1]
+    return lines + [f"{text(part(after, 'run').get('name'))}: {' -> '.join(states)}"] * ends

@@ -391,6 +391,7 @@ def test_elsewhere_it_speaks_every_five_seconds_and_at_changes() -> None:
     now[0] = 2.0
     shown.update(starting("joining"))
     assert file.getvalue().splitlines()[:2] == ["starting Ray", "joining (starting Ray took 2.0 s)"]
+    assert "training loss" not in file.getvalue()
 
     def said_at(second: float, status: dict[str, Any]) -> list[str]:
         file.truncate(0)
