@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from learners.protocol.events_effects import Apply
 from learners.protocol.facts import DeviceTaken
 from outer.background import end_process, thread
+from outer.numeric.chain import VersionChain
 from outer.protocol.fragments import Fragment
 from outer.protocol.messages import Contribution, State, StateRequest
 
@@ -68,6 +69,8 @@ class Device(Protocol):
     def fragment_io(self) -> DeviceValues: ...
     @property
     def fragments(self) -> tuple[Fragment, ...]: ...
+    @property
+    def chain(self) -> VersionChain | None: ...
     @property
     def tokens_per_step(self) -> int: ...
     @property

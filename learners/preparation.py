@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from learners.fragment_io import FragmentIO
     from learners.protocol.facts import DeviceTaken
     from learners.training.island import Others
+    from outer.numeric.chain import VersionChain
     from outer.protocol.fragments import Fragment
 
 
@@ -28,6 +29,7 @@ class Preparation:
     trainer: Any  # a Trainer; of an island's rank 0 a LeadingTrainer. This and what follows: from `load` on
     fragment_io: FragmentIO
     fragments: tuple[Fragment, ...]
+    chain: VersionChain | None
     tokens_per_step: int
     manifest: dict[str, Any]
     device: DeviceTaken
@@ -77,6 +79,7 @@ class Preparation:
         from learners.training.task import load
         from learners.training.trainer import Trainer
         from learners.training.tree import deal, left_out
+        from outer.numeric.chain import VersionChain
 
         spec = self._spec
         warnings = device_checks.at_start(spec.platform, self._granted)
@@ -85,6 +88,7 @@ class Preparation:
         task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self.tokens_per_step = task.tokens(spec.batch_size)
         self.fragments = deal(task, spec.sync)
+        self.chain = VersionChain.of(spec.sync.downlink, self.fragments)
         self.trainer = (Trainer if self._others is None else LeadingTrainer)(
             task,
             self.fragments,

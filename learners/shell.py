@@ -32,7 +32,6 @@ from learners.spec import LearnerSpec
 from learners.step_runner import StepRunner
 from learners.training.devices import cores
 from outer.background import Background
-from outer.numeric.chain import VersionChain
 from outer.owner import Owner
 from outer.ports import Here, NoAnswer, Peer, now
 from outer.protocol import messages
@@ -348,7 +347,7 @@ class LearnerShell:
         self._drive(events_effects.Enter(messages.IMPORTING))
         await in_thread(self._pace.thread, device.load)
         self._fetcher.fragment_io = device.fragment_io
-        self._fetcher.chain = VersionChain.of(spec.sync.downlink, device.fragments)
+        self._fetcher.chain = device.chain
         self._facts.add(device.device)
         self._drive(events_effects.Enter(messages.COMPILING))
         await in_thread(self._pace.thread, device.compile)

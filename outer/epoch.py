@@ -64,7 +64,7 @@ async def begin(spec: SyncerSpec, journal: JournalWriter, bulk: Bulk, sources: R
     if why and sources is None:
         raise Incomplete(why)
     layout = await bulk.begin(opened.found.versions, bool(why))
-    found, rebuilt = opened.found, None
+    found, rebuilt = opened.found, opened.rebuilt
     if sources is not None and why:
         with needing_the_store():
             found, rebuilt = await _rebuilt(spec, journal, bulk, layout, opened, apart, sources, why)
@@ -142,5 +142,5 @@ async def _rebuilt(
     for fragment, value in rebuilt.values.items():
         ours_too = value is opened.values.get(fragment)
         rebuilt.found.digests[fragment] = digests[fragment] if ours_too else codecs.digest(value.arrays[0])
-    found = await journal.seed(rebuilt.replay, await bulk.kept(rebuilt.values))
-    return found, rebuilt.fact(why)
+    fact = rebuilt.fact(why)
+    return await journal.seed(rebuilt.replay, await bulk.kept(rebuilt.values), fact), fact

@@ -231,6 +231,8 @@ def draw(
     lossy = stream(seed, "codecs")  # of what a codec leaves out only the notices are simulated
     if lossy.random() < 0.2:
         drawn |= {"codec": pick(lossy, ("int8", "bf16")), "error_feedback": 0.9}
+    downlink = stream(seed, "downlink").random()
+    drawn["downlink"] = "int8" if downlink < 0.25 else "fp32"
     weighing = stream(seed, "weights")
     drawn["weights"] = pick(weighing, ("tokens", "equal")) if weighing.random() < 0.3 else "paper"
     quorum = 1 + int(chance.random() * len(learners))

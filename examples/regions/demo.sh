@@ -14,7 +14,7 @@ invite() { "$python" -m orchestrator invite "$1" "$folder/store" | sed -n "s/^ex
 control=$(invite control) eu=$(invite eu)
 
 join() {
-    env "$eu" "$python" -m orchestrator join recipe.toml --region eu --set "durability.store=$uri/run" &
+    env "$eu" "$python" -m orchestrator join "$uri/run" --region eu --wait 60 &
     joined=$!
 }
 steps() { "$python" -c 'import json, sys

@@ -33,7 +33,7 @@ Number = Annotated[int | None, typer.Option("--checkpoint", metavar="N", help="T
 @contextmanager
 def kept(store: RunStore) -> Iterator[Objects]:
     """The store of journal and checkpoints. A failure of that store inside the block becomes an InputError."""
-    uri = recipe_of(store).durability.store
+    uri = store.uri or recipe_of(store).durability.store
     try:
         yield objects(uri or store.root)
     except (OSError, ValueError) as error:

@@ -36,6 +36,10 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.json [runs/NAME-compare].")
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster whose nodes share --out; without one, local ones."),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -51,6 +55,10 @@ def compare(
             if chaos and not resolved.chaos.active:
                 fix = "write [[chaos.faults]] or chaos.mtbf_s"
                 raise InputError([Problem("--chaos", None, "the recipe's [chaos] has no faults", fix)])
+            if address and chaos and any(mode.by_ray_train for mode in asked):
+                fix = "leave out --chaos, or data_parallel in --modes"
+                problem = "has ranks of Ray Train that the plan cannot strike: they are on other hosts"
+                raise InputError([Problem("--address", address, problem, fix)])
             plan, resolved = resolved.chaos if chaos else None, runs.in_tokens(resolved)
             folder, numbers = out or RUNS / f"{resolved.name}-compare", range(resolved.seed, resolved.seed + seeds)
             all_runs = runs.planned(resolved, asked, numbers, folder, plan)
@@ -65,17 +73,19 @@ def compare(
             except OSError as error:
                 fix = "wait until another command has ended, or give another --out"
                 raise InputError([Problem("--out", str(folder), f"cannot be used: {error}", fix)]) from error
-            _train([run for run in all_runs if not run.finished], context.obj, as_json)
+            _train([run for run in all_runs if not run.finished], context.obj, as_json, address)
         found: dict[Case, list[Any]] = {}
         for run in all_runs:
             found.setdefault(run.case, []).append(run.outcome())
         result = comparison.compared(found, base)
-        told = comparison.as_json(result, str(folder)) | {"name": resolved.name}
+        with apart(as_json):
+            ring = runs.ideal_ring(resolved)
+        told = comparison.as_json(result, str(folder), ring) | {"name": resolved.name}
         store.write_json(RESULT, told)
         if as_json:
             typer.echo(json.dumps(told))
         else:
-            for table in comparison.tables(result):
+            for table in comparison.tables(result, ring):
                 Console().print(table)
             typer.echo(comparison.sentence(result))
             typer.echo(f"{folder / RESULT}; the runs are beside it, in MODE/seed-N")
@@ -89,7 +99,7 @@ def compare(
 # ------------------------------------------------------------------ training
 
 
-def _train(waiting: Sequence[ComparedRun], by: Wiring, as_json: bool) -> None:
+def _train(waiting: Sequence[ComparedRun], by: Wiring, as_json: bool, address: str | None) -> None:
     from orchestrator.compare import runs
 
     newest: dict[Path, float] = {}  # held-out loss, by the run's folder
@@ -102,5 +112,5 @@ def _train(waiting: Sequence[ComparedRun], by: Wiring, as_json: bool) -> None:
 
     with Bars() as bars, apart(as_json):
         for run in waiting:
-            runs.train(run, by.starter, by.faults, show)
+            runs.train(run, by.starter, by.faults, show, address)
             show(run, {"progress": 1.0, "eval_loss": None})

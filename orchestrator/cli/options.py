@@ -28,7 +28,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew, and rename an 
 Run = Annotated[
     str | None,
     typer.Argument(
-        metavar="RUN", autocompletion=_runs, help="The run's name in runs/, or its folder [the only run in runs/]."
+        metavar="RUN", autocompletion=_runs, help="A name in runs/, a folder, or a store's URI [the only run in runs/]."
     ),
 ]
 Task = Annotated[

@@ -136,5 +136,5 @@ def _commands(given: Sequence[str], store: RunStore, address: str | None, made: 
     if not made.ok:
         return []
     commands = [["diloco", "run", *given, *(["--address", address] if address else [])]]
-    commands += [["diloco", command, str(store)] for command in ("status", "check", "report")]
+    commands += [["diloco", command, store.name] for command in ("status", "check", "report")]
     return [shlex.join(command) for command in commands]

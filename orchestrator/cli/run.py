@@ -93,7 +93,7 @@ def _lines(summary: Mapping[str, Any], store: RunStore) -> Iterator[tuple[str, s
         if check.get("status") not in ("pass", "idle"):
             status = STATUS_WORDS.get(str(check.get("status")), DASH)
             yield "", f"{status} {text(check.get('name'))}: {text(check.get('reason'))}"
-    yield "files", str(store.root)
-    yield "report", str(store.path(HTML)) if store.path(HTML).exists() else f"none; see why: diloco report {store}"
+    yield "files", str(store)
+    yield "report", str(store.path(HTML)) if store.path(HTML).exists() else f"none; see why: diloco report {store.name}"
     again = "; the same diloco run resumes it" if summary.get("state") != "finished" else ""
-    yield "next", f"{', '.join(f'diloco {word} {store}' for word in NEXT)}{again}"
+    yield "next", f"{', '.join(f'diloco {word} {store.name}' for word in NEXT)}{again}"

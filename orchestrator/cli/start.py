@@ -58,7 +58,7 @@ def train(
             shutil.rmtree(store.root)  # nothing has begun: nothing is left
         if not isinstance(error, KeyboardInterrupt):
             raise
-        told = f"detached: the run goes on; follow it: diloco status --follow {store}" if address else STOPPED
+        told = f"detached: the run goes on; follow it: diloco status --follow {store.name}" if address else STOPPED
         raise KeyboardInterrupt(told) from None
     finally:
         lock.release()

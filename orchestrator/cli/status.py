@@ -39,7 +39,7 @@ def status(
         if as_json:
             typer.echo(json.dumps(said | {"age_s": age_s}))
             return
-        for line in (*words.details(said), f"written {words.seconds(age_s)} ago, in {store.root}"):
+        for line in (*words.details(said), f"written {words.seconds(age_s)} ago, in {store}"):
             typer.echo(line)
         on_stdout().print(table(said, on_stdout().width))
 
@@ -71,7 +71,7 @@ def _row(store: RunStore) -> dict[str, Any]:
     age_s = None if written_at is None else watch.age_s(said)
     lost = run.get("state") not in words.ENDED and (age_s or 0.0) > watch.LOST_S
     return {
-        "run": str(store),
+        "run": store.name,
         "state": "lost" if lost else words.text(run.get("state")),
         **{key: run.get(key) for key in ("progress", "syncer_step", "eval_loss", "loss_unit")},
         "written_at": written_at,
@@ -92,5 +92,5 @@ def stop(run: Run = None, reason: Reason = "asked for", as_json: AsJson = False)
             told = f"nothing to stop: the run has {state}"
         else:
             store.write_json("stop", {"reason": reason, "at": time.time()})
-            told = f"asked the run to stop; follow it with: diloco status --follow {store}"
-        typer.echo(json.dumps({"run": str(store), "asked": not ended, "state": state}) if as_json else told)
+            told = f"asked the run to stop; follow it with: diloco status --follow {store.name}"
+        typer.echo(json.dumps({"run": store.name, "asked": not ended, "state": state}) if as_json else told)

@@ -8,7 +8,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from outer import heap
 SECRETS = ("*.key", "*.pem", "certs/", "token", ".env*")
 # Ray also leaves out .git, .venv, venv, __pycache__, and what .gitignore and .rayignore say.
 EXCLUDES = ("/runs", ".git", ".venv", "*.egg-info", ".mypy_cache", ".pytest_cache", ".ruff_cache", *SECRETS)
+BEGINS_S = 600.0  # for a run that was submitted before
 CPUS = 0.1  # of the entrypoint: never zero, or it hangs while any node is partitioned
 
 
@@ -51,6 +52,15 @@ def submission(
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     identifier = f"diloco-{metadata['run']}-{moment}-{secrets.token_hex(2)}"
     return Submission(identifier, shlex.join(words), folder, dict(metadata) | {"run_folder": run_folder}, control)
+
+
+def joining(run: Submission, store: str, region: str) -> Submission:
+    """The job that makes its cluster a region of the run that another job starts."""
+    words = ["python", "-m", "orchestrator", "join", store, "--region", region, "--wait", f"{BEGINS_S:g}"]
+    about = {"run": run.metadata["run"], "region": region}
+    return replace(
+        run, submission_id=f"{run.submission_id}-{region}", entrypoint=shlex.join(words), metadata=about, control={}
+    )
 
 
 def problems(recipe: Path, folder: Path) -> list[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,7 +13,7 @@ import typer
 from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
 from orchestrator.cli.options import Fresh, Overrides, RecipeFile
 from orchestrator.cli.recipes import prepare, store_of
-from orchestrator.cli.submission import problems, submission
+from orchestrator.cli.submission import Submission, joining, problems, submission
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
 from orchestrator.runtime.job import unshared
@@ -25,6 +26,10 @@ Address = Annotated[
 def submit(
     recipe: RecipeFile,
     address: Address = None,
+    region: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=http://...", help="The same of a region with joined = true, or of the run's own."),
+    ] = None,
     overrides: Overrides = None,
     working_dir: Annotated[Path, typer.Option(help="The folder that is sent to the cluster.")] = Path("."),
     fresh: Fresh = False,
@@ -36,8 +41,10 @@ def submit(
         typer.echo("checking the recipe", err=True)
         folder = working_dir.absolute()
         with apart(as_json):
-            places = [*_no_address(address), *problems(recipe, folder)]
-            resolved = prepare(recipe, overrides, folder, places, _unshared)
+            regions = {name: url for name, _, url in (each.partition("=") for each in region or ())}
+            places = problems(recipe, folder)
+            resolved = prepare(recipe, overrides, folder, places, lambda asked: _wrong(asked, address, regions))
+        address = regions.get(resolved.home, address)
         assert address is not None and resolved.run.folder is not None
         about = {"run": resolved.name, "config_hash": resolved.config_hash}
         job = submission(recipe, folder, resolved.run.folder, overrides or [], fresh, about, resolved.run.control)
@@ -48,10 +55,35 @@ def submit(
         client = jobs.connect(address)
         jobs.send(client, job, lambda words: typer.echo(words, err=True))
         typer.echo(f"submitted {job.submission_id}, config hash {resolved.config_hash}", err=as_json)
+        if resolved.joined:
+            record["regions"] = _join(job, resolved, regions)
         if no_wait:
             typer.echo(json.dumps(record | {"status": "PENDING"}) if as_json else hint(address, job.submission_id))
             raise typer.Exit(OK)
         follow(client, job.submission_id, record, as_json)
+
+
+def _join(job: Submission, recipe: Recipe, regions: Mapping[str, str]) -> dict[str, Any]:
+    """Have each region that joins do so by a job of its own; say what came of it, and how to do it later."""
+    from orchestrator.cli import jobs
+
+    def say(words: str) -> None:
+        typer.echo(f"region {name}: {words}", err=True)
+
+    found, store = dict[str, Any](), str(recipe.durability.store)
+    for name in recipe.joined:
+        part = joining(job, store, name)
+        try:
+            if name not in regions:
+                raise ConnectionError(f"no --region {name}=http://HOST:8265 was given")
+            jobs.send(jobs.connect(regions[name]), part, say)
+            found[name] = {"submission_id": part.submission_id, "address": regions[name]}
+            say(f"submitted {part.submission_id}")
+        except ConnectionError as error:
+            line = shlex.join(["diloco", "join", store, "--region", name])
+            found[name] = {"error": str(error), "join": line}
+            say(f"{error}\n    to join later, there: {line}")
+    return found
 
 
 def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: bool) -> NoReturn:
@@ -85,14 +117,15 @@ def hint(address: str, submission_id: str) -> str:
     )
 
 
-def _unshared(recipe: Recipe) -> list[Problem]:
-    """What is wrong with the folder of the recipe's run, for a job."""
+def _wrong(recipe: Recipe, address: str | None, regions: Mapping[str, str]) -> Iterator[Problem]:
+    """What is wrong with the run's folder and the job servers of its own cluster and of its regions."""
+    yield from unshared(recipe.run.folder)
+    known = recipe.home, *recipe.joined
+    for name, url in {"": regions.get(recipe.home, address), **regions}.items():
+        option, given = ("--region", f"{name}=") if name else ("--address", "")
+        if name and name not in known:
+            yield Problem(option, name, "is no region of this run", f"its regions are {', '.join(known)}")
+        elif not (url or "").startswith(("http://", "https://")):
+            fix = f"give the address of the cluster's dashboard: {option} {given}http://HOST:8265"
+            yield Problem(option, url, "must be the http:// or https:// address of a job server", fix)
     store_of(recipe)  # raises InputError
-    return unshared(recipe.run.folder)
-
-
-def _no_address(address: str | None) -> list[Problem]:
-    if address is not None and address.startswith(("http://", "https://")):
-        return []
-    fix = "give the address of the cluster's dashboard: --address http://HOST:8265"
-    return [Problem("--address", address, "must be the http:// or https:// address of a job server", fix)]

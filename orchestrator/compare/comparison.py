@@ -14,7 +14,7 @@ from rich.table import Table
 from scipy.special import stdtrit
 
 from orchestrator.compare.modes import Case, Mode
-from orchestrator.compare.runs import RunOutcome
+from orchestrator.compare.runs import IdealRing, RunOutcome
 from orchestrator.store.status_text import DASH, number, percent, seconds
 
 
@@ -111,7 +111,7 @@ def _losses(outcomes: Sequence[RunOutcome], tokens: int) -> list[dict[str, Any]]
     return [{"seed": each.seed, "eval_loss": each.at_tokens(tokens)} for each in outcomes if each.finished]
 
 
-def as_json(comparison: Comparison, folder: str) -> dict[str, Any]:
+def as_json(comparison: Comparison, folder: str, ring: IdealRing | None) -> dict[str, Any]:
     """The comparison as plain values."""
     return {
         "folder": folder,
@@ -119,6 +119,7 @@ def as_json(comparison: Comparison, folder: str) -> dict[str, Any]:
         "loss_unit": comparison.loss_unit,
         "tokens": comparison.tokens,
         "seconds": comparison.seconds,
+        "ideal_ring": ring and asdict(ring),
         "rows": [_row_as_json(row) for row in comparison.rows],
     }
 
@@ -196,8 +197,11 @@ def _said(found: LossDifference | None, relative: float | None, name: str, other
     return f"At equal tokens the held-out loss of {name} is {amount} that of {other}, {pairs}."
 
 
-def tables(result: Comparison) -> Iterator[Table]:
-    """A row for each case: losses at equal tokens and after equal times; what it made of its time, and what it sent."""
+def tables(result: Comparison, ring: IdealRing | None = None) -> Iterator[Table]:
+    """A row for each case: losses at equal tokens and after equal times; what it made of its time, and what it sent.
+
+    Below the latter what data-parallel training could do at best, where the links of the recipe say so.
+    """
     at_tokens, after = f"loss at {_short(result.tokens)} tokens", f"loss after {seconds(result.seconds)}"
     yield _table(
         ("mode", at_tokens, f"minus {result.reference.name}", "%", after),
@@ -226,8 +230,14 @@ def tables(result: Comparison) -> Iterator[Table]:
                 *((number(row.mean(lambda each: each.faults), 1), seconds(row.recovery_s)) if struck else ()),
             )
             for row in result.rows
-        ],
+        ]
+        + ([] if ring is None else [_of_ring(ring, *(DASH,) * 2 * struck)]),
     )
+
+
+def _of_ring(ring: IdealRing, *more: str) -> tuple[str, ...]:
+    step = f"ideal ring, {number(ring.seconds, 3)} s a step"
+    return (step, number(ring.tokens_per_s), DASH, DASH, _mb(ring.bytes), _mb(ring.bytes), *more)
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

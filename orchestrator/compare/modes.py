@@ -61,6 +61,8 @@ def _streaming(recipe: Recipe, plain: Plain) -> Plain:
 def _data_parallel(recipe: Recipe, plain: Plain) -> Plain:
     """Ray Train's workers are alike: equal shares of a step's samples, one CPU device each."""
     for pool in recipe.pools:
+        if pool.joined:
+            raise unfit("data_parallel", f"pool {pool.name} is in a cluster of its own", "compare other modes")
         if pool.platform == "tpu" or pool.platform == "gpu" or pool.resources.get("GPU"):
             kind = "TPUs, with which it is untried" if pool.platform == "tpu" else "GPUs, which its ranks cannot share"
             raise unfit("data_parallel", f"pool {pool.name} has {kind}", "compare other modes")

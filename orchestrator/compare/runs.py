@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.compare.modes import Case, Mode, transformed
 from orchestrator.eventlog.reader import intact
+from orchestrator.planner.sizing.traffic import ring_s
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import build_task, host_only
@@ -248,14 +249,16 @@ def _occupied(run: ComparedRun) -> Iterator[Problem]:
 # ------------------------------------------------------------------ training
 
 
-def train(run: ComparedRun, starter: Starter | None, faults: Faults | None, on_news: OnNews) -> None:
-    """Train one run on a local Ray, or continue it where its learners do not wait for each other.
+def train(
+    run: ComparedRun, starter: Starter | None, faults: Faults | None, on_news: OnNews, address: str | None
+) -> None:
+    """Train one run on a cluster or a local Ray, or continue it where its learners do not wait for each other.
 
     `starter`, `faults`: as the composition root gives them; None: no faults.
     """
     run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
     if run.case.mode.by_ray_train:
-        _by_ray_train(run, faults, on_news)
+        _by_ray_train(run, faults, on_news, address)
         return
     from orchestrator.runtime import launch
 
@@ -271,12 +274,15 @@ def train(run: ComparedRun, starter: Starter | None, faults: Faults | None, on_n
         said = status.get("run") or {}
         on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
 
-    summary = launch.run_embedded(run.recipe, store, starter, tell)
+    if address:
+        summary = launch.run_attached(run.recipe, store, address, starter, tell, detach=False)
+    else:
+        summary = launch.run_embedded(run.recipe, store, starter, tell)
     if summary["state"] == "stopped":  # by an interrupt, which is for the whole comparison
         raise KeyboardInterrupt
 
 
-def _by_ray_train(run: ComparedRun, faults: Faults | None, on_news: OnNews) -> None:
+def _by_ray_train(run: ComparedRun, faults: Faults | None, on_news: OnNews, address: str | None) -> None:
     from orchestrator.runtime.data_parallel import trainer
     from orchestrator.runtime.data_parallel.checkpoint_interval import interval
 
@@ -284,14 +290,37 @@ def _by_ray_train(run: ComparedRun, faults: Faults | None, on_news: OnNews) -> N
     planned = faults(chaos, list(recipe.learners), recipe.seed) if faults else ((), iter(()))
     every = interval(chaos, planned[0], recipe.durability.every_s)
     print(f"{run.store.root}: a checkpoint every {every}", file=sys.stderr)
-    found = trainer.run(recipe, run.store, every, planned, lambda news: on_news(run, news))
-    task = build_task(recipe)
+    found = trainer.run(recipe, run.store, every, planned, lambda news: on_news(run, news), address)
     with host_only():
         from learners.training.task import loss_unit
-        from learners.training.tree import tensors_of
-    elements = sum(tensor.size for tensor in tensors_of(task) if tensor.sent)
-    tokens = task.tokens(sum(pool.batch_size for pool in recipe.learners.values()))
+    task, tokens, elements = _sizes(recipe)
     save(run.store, of_history(found, recipe, tokens, elements, loss_unit(task)))
+
+
+def _sizes(recipe: Recipe) -> tuple[Any, int, int]:
+    """The task; the tokens of a step of all learners; the elements of its gradient."""
+    task = build_task(recipe)
+    with host_only():
+        from learners.training.tree import tensors_of
+    tokens = task.tokens(sum(pool.batch_size for pool in recipe.learners.values()))
+    return task, tokens, sum(tensor.size for tensor in tensors_of(task) if tensor.sent)
+
+
+@dataclass(frozen=True)
+class IdealRing:
+    """A step of data-parallel training that takes no longer than its all-reduce; see planner/sizing/traffic.ring_s."""
+
+    seconds: float
+    bytes: float  # that each place sends, and receives
+    tokens_per_s: float
+
+
+def ideal_ring(recipe: Recipe) -> IdealRing | None:
+    """Of the recipe's regions and links. None: there is one region, or a link is not declared."""
+    _, tokens, elements = _sizes(recipe)
+    sent = all_reduced(elements, len(recipe.learners))
+    seconds = ring_s(recipe, sent)
+    return IdealRing(seconds, sent, tokens / seconds) if seconds else None
 
 
 def reason(run: ComparedRun) -> str:

@@ -94,6 +94,20 @@ class LearnerManager:
         self._found = {name: each for name, each in zip(names, found, strict=True) if each is not None}
         return list(self._found)
 
+    def silent(self) -> set[str]:
+        """Of those found the ones in other regions that did not answer: who knows whether they are there."""
+        return {
+            name
+            for name, (process, _) in self._found.items()
+            if self._recipe.joined_region(name) and not process.answered
+        }
+
+    def give_up(self) -> None:
+        """End those that were found."""
+        for process, _ in self._found.values():
+            self.processes.end(process)
+        self._found = {}
+
     def reattach(self, syncer: Peer) -> None:
         """A new epoch of the syncer serves: every learner attaches to it, and it hears of the drains under way."""
         for process in self._living():

@@ -34,6 +34,7 @@ class LearnerHandle:
     incarnation: int
     saved: SavedPart | None = None  # what it starts from
     ranks: tuple[Peer, ...] = ()
+    answered: bool = True  # when it was found; else it is taken to be as its last status says
     syncer: Peer | None = None  # the epoch that it was told of last
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once
     reattaching: asyncio.Task[None] | None = None  # the newest call that told it of an epoch
@@ -74,14 +75,12 @@ class LearnerUnits:
         ranks = tuple(rank for rank in found if rank is not None)
         if None not in found:
             with contextlib.suppress(NoAnswer, TimeoutError):
-                try:
-                    info = await _identity(ranks[0])
-                except (TimeoutError, Unreachable):
-                    info = status  # it may be frozen, or cut off: its lease will tell
+                answers = await asyncio.gather(*map(_known, ranks))
+                answered = answers[0] is not None
+                info, *others = [answers[0] or status, *[each or {} for each in answers[1:]]]
                 self._identified(name, info)
-                infos = [info, *[await _identity(rank) for rank in ranks[1:]]]
-                states = tuple(RankState(True, each.get("pid"), each.get("node")) for each in infos)
-                return LearnerHandle(name, incarnation, ranks=ranks), states
+                states = tuple(RankState(True, each.get("pid"), each.get("node")) for each in (info, *others))
+                return LearnerHandle(name, incarnation, ranks=ranks, answered=answered), states
         for rank in ranks:  # what is left of a gang: it is whole or gone
             self._processes.end(rank)
         return None
@@ -178,8 +177,11 @@ class LearnerUnits:
             return None
 
     async def unseen(self, ranks: Iterable[RankState]) -> str:
-        """Why the node of one of these ranks cannot be seen; empty when all can. A local cluster has one: ours."""
-        nodes = [] if self._ports.local else [rank.node for rank in ranks if rank.node is not None]
+        """Why the node of one of these ranks cannot be seen; empty when all can.
+
+        A local cluster has one, ours; those of other regions begin with the region.
+        """
+        nodes = [rank.node for rank in ranks if rank.node and ("/" in rank.node or not self._ports.local)]
         try:
             reasons = [await self._processes.unseen(node) for node in nodes]
         except Exception:  # whatever the cluster's state API raises: the hang deadline holds
@@ -219,6 +221,14 @@ class LearnerUnits:
 async def _identity(process: Peer) -> Mapping[str, Any]:
     info: Mapping[str, Any] = await asyncio.wait_for(process.ask("identify"), CALL_S)
     return info
+
+
+async def _known(process: Peer) -> Mapping[str, Any] | None:
+    """What it says it is. None: it may be frozen, or cut off, and its lease will tell. Raises NoAnswer."""
+    try:
+        return await asyncio.wait_for(insist(partial(process.ask, "identify")), CALL_S)
+    except TimeoutError:
+        return None
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ class OrchestratorShell:
         self._recipe, self._ports, self._number, self._versions, self._waited = recipe, ports, number, versions, waited
         self._records, self._objects, self._emit = ports.records, ports.objects, ports.emit
         self._patience, self._unwritten = Patience(), ""  # why the newest status could not be written
+        self._unsure = set[str]()  # learners that an earlier orchestrator left where nobody answers
         self._learners = LearnerManager(recipe, ports, lambda: self._over, self._patience, number)
         asked = self._learners.expected, self._reached, self._learners.living_peers
         self._syncer = SyncerManager(recipe.run, ports, spec, *asked, self._patience, number)
@@ -164,13 +165,21 @@ class OrchestratorShell:
         self._write_status()
         await self._tidy()
         epochs = await self._patience.stored(self._records.granted, "epoch", "syncer")
-        ended = ended or await self._patience.stored(checkpoints.suspended, self._objects, epochs)
-        if epochs and not ended and await self._take_over(epochs, left.get("learners") or []):
+        if await self._patience.stored(checkpoints.suspended, self._objects, epochs):
+            await self._end_left(epochs)
+        elif epochs and not ended and await self._take_over(epochs, left.get("learners") or []):
             return
         saved = await self._resume(epochs) if epochs else {}
         epoch = await self._syncer.grant()
         self._learners.start(self._syncer, saved, again=epochs > 0)  # beside the syncer, which has to expect them
         self._syncer.begin(epoch)
+
+    async def _end_left(self, epoch: int) -> None:
+        """End what a suspended session has left: its orchestrator may have died before it did."""
+        await self._patience.until(self._learners.find, {})
+        self._learners.give_up()
+        if (syncer := self._ports.processes.left_syncer(epoch)) is not None:
+            self._ports.processes.end(syncer)
 
     async def _take_over(self, epoch: int, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Take over learners and syncer that an earlier orchestrator has left; `rows`: its last status of learners.
@@ -179,7 +188,9 @@ class OrchestratorShell:
         """
         learners = await self._patience.until(self._learners.find, {row["name"]: row for row in rows})
         served = await self._syncer.adopt(epoch)
-        if not learners and not served:
+        if not served and not set(learners) - (silent := self._learners.silent()):
+            self._learners.give_up()
+            self._unsure = silent
             return False
         next_epoch = epoch if served else await self._syncer.grant()
         if not served:
@@ -203,7 +214,7 @@ class OrchestratorShell:
             self._emit(RunResumed(epochs, 0, (), damaged))
             return {}
         newest = {name: self._records.granted("incarnation", name) for name in manifest.learners}
-        exact = set() if found.damage else set(checkpoints.exact_learners(manifest, epochs, newest))
+        exact = set() if found.damage else set(checkpoints.exact_learners(manifest, epochs, newest)) - self._unsure
         self._emit(RunResumed(epochs, manifest.snapshot, tuple(sorted(exact)), damaged))
         return {
             name: SavedPart(manifest.snapshot, part.part, part.seal, part.incarnation, name in exact)

@@ -17,7 +17,7 @@ def request_file(pool: str) -> str:
 
 def limits(pool: PoolConfig, local: bool) -> tuple[int, int]:
     """The fewest and the most learners that a pool may have; `local`: the Ray cluster was started for this run."""
-    if local:
+    if local and not pool.joined:
         return pool.min, pool.most
     return pool.min, max(pool.learners, LEARNERS_MAX) if pool.max is None else pool.max
 

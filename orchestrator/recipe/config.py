@@ -349,6 +349,11 @@ class Recipe(Section):
         """The regions that are Ray clusters of their own."""
         return tuple(dict.fromkeys(pool.region for pool in self.pools if pool.joined and pool.region))
 
+    def pools_of(self, region: str) -> list[tuple[int, PoolConfig]]:
+        """The pools of a region that is a Ray cluster of its own, with their places; "": all others."""
+        pools = enumerate(self.pools)
+        return [(index, pool) for index, pool in pools if ((pool.region or "") if pool.joined else "") == region]
+
     def joined_region(self, learner: str) -> str:
         """The region of a learner's pool, if that is a Ray cluster of its own; else empty."""
         pool = self.pool_of(learner)

@@ -56,7 +56,7 @@ class Shape:
 def shape(pool: PoolConfig, anywhere: bool = False) -> Shape:
     """The needs of one learner. `anywhere`: on one node and without labels, as on a cluster of one local node."""
     labels = {}
-    if pool.region:
+    if pool.region and not pool.joined:
         labels[REGION] = pool.region
     if pool.accelerator:
         labels[ACCELERATOR] = pool.accelerator
@@ -67,10 +67,11 @@ def shape(pool: PoolConfig, anywhere: bool = False) -> Shape:
     return Shape(on_each, {} if anywhere else labels, hosts)
 
 
-def most_resources(recipe: Recipe) -> dict[str, float]:
-    """All that the learners of each pool at its `most`, and the evaluator, ask for."""
+def most_resources(recipe: Recipe, region: str = "") -> dict[str, float]:
+    """All that the learners of each pool at its `most`, and the evaluator, ask for; or those of a region that joins."""
     total: dict[str, float] = {}
-    for resources, most in [*((pool.unit_resources, pool.most) for pool in recipe.pools), (recipe.eval.resources, 1)]:
+    evaluator = [] if region else [(recipe.eval.resources, 1)]
+    for resources, most in [*((pool.unit_resources, pool.most) for _, pool in recipe.pools_of(region)), *evaluator]:
         for kind, amount in resources.items():
             total[kind] = total.get(kind, 0.0) + amount * most
     return total

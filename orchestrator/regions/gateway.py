@@ -9,14 +9,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from orchestrator.lifecycle.controller import RankState
 from orchestrator.lifecycle.ports import Places, Processes
-from orchestrator.regions.mail import CAUSES, Cause, Mail, granted
+from orchestrator.regions.mail import CAUSES, Cause, Mail
 from orchestrator.regions.wire import PeerName
 from outer.journal.object_store import Objects
-from outer.ports import Gone, NoAnswer, Peer, Unreachable, now
+from outer.ports import Gone, NoAnswer, Peer, Unreachable, insist, now
 
 GATEWAY = "gateway"  # the name of each region's
 # What a region may call in others, and what only the orchestrator's may.
@@ -25,7 +26,8 @@ HOME_ONLY = frozenset(
     {"identify", "run", "follow", "lead", "reattach", "progress", "saved", "disturb", "inbox", "read", "held"}
 ) | {"held_versions"}
 COMES_S = 3.0  # for a process that is asked to be started
-OVER_S = 8.0  # for the other regions to hear that the run is over
+VIEW_S = 1.0  # for the store to let it begin
+OVER_S = 60.0  # to say that the run is over
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,12 @@ class RegionPeer:
 
     def tell(self, method: str, *arguments: Any) -> None:
         self.gateway.tell("forward", self.region, self.name, method, arguments)
+
+
+async def say_over(gateway: Peer) -> None:
+    """The run is over, or this session of it: home's gateway says so in the store."""
+    with contextlib.suppress(NoAnswer, TimeoutError):  # else who has joined waits for home
+        await asyncio.wait_for(insist(partial(gateway.ask, "close")), OVER_S)
 
 
 class Absent:
@@ -87,36 +95,28 @@ class GatewayShell:
         places: Places | None = None,
         processes: Processes | None = None,
     ) -> None:
-        self.region, self.over = region, False
-        self._home, self._store, self._me, self._find, self._local_name, self._failed = (
-            home,
-            store,
-            me,
-            find,
-            name_of,
-            failed,
-        )
+        self.region = region
+        self._home, self._me, self._find, self._local_name = home, me, find, name_of
         self._places, self._processes = places, processes
-        self._mail: Mail | None = None
-        self._beginning = asyncio.Lock()
+        self._mail = self._made(store, region, home, self._serve, self._name_of, self._peer_of, failed)
+        self._beginning: asyncio.Task[None] | None = None
 
     async def _begun(self) -> Mail:
-        """The mail: begun by the first call, also after this process was started again."""
-        async with self._beginning:
-            if self._mail is None:
-                number = await granted(self._store, self.region)
-                self._mail = self._made(
-                    self._store, self.region, number, self._serve, self._name_of, self._peer_of, self._failed
-                )
-                self._mail.begin([self._home] if self._home != self.region else [])
-            return self._mail
+        """The mail: begun by the first call, also after this process was started again. Raises PermissionError."""
+        if self._beginning is None:
+            self._beginning = asyncio.get_running_loop().create_task(self._mail.begin())
+        await asyncio.shield(self._beginning)
+        return self._mail
 
     # -------------------------------------------------------------- called by this region's processes
 
     async def view(self) -> dict[str, Any]:
-        """Whether the other regions are heard of, and whether the run is over."""
-        mail = await self._begun()
-        return {"region": self.region, "incarnation": mail.incarnation, "over": self.over, "regions": mail.view()}
+        """Whether the other regions are heard of, and whether the run is over. Raises PermissionError."""
+        mail = self._mail
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._begun(), VIEW_S)
+        told = {name: getattr(mail, name) for name in ("incarnation", "over", "fenced", "trouble")}
+        return {"region": self.region, "regions": mail.view(), **told}
 
     async def relay(self, region: str, name: str, method: str, arguments: Sequence[Any]) -> tuple[str, Any]:
         """The answer of a process in another region, or the kind of error, its text and its cause."""
@@ -130,11 +130,8 @@ class GatewayShell:
         (await self._begun()).tell(region, name, method, arguments)
 
     async def close(self) -> None:
-        """The run is over: tell the other regions, after all that they were told before."""
-        mail = await self._begun()
-        asked = [mail.ask(region, GATEWAY, "over", ()) for region in mail.view()]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), OVER_S)
+        """The run is over: say so in the store, where the other regions look for it."""
+        await (await self._begun()).end()
 
     # -------------------------------------------------------------- called by other regions
 
@@ -164,10 +161,6 @@ class GatewayShell:
         while (peer := self._find(name)) is None and now() < give_up_at:
             await asyncio.sleep(COMES_S / 30.0)
         return peer or Absent(name)
-
-    async def serve_over(self) -> None:
-        """The run is over."""
-        self.over = True
 
     async def serve_start_learner(self, name: str, incarnation: int, saved: Any, syncer: Peer, strange: bool) -> None:
         processes = self._of_joined()

@@ -28,7 +28,7 @@ from outer.journal.door import SECRET
 from outer.journal.object_store import Folder
 
 CONTROL = "control"  # the region of the syncer and the orchestrator, which may do everything
-RIGHTS = "read everything, write its own mail, and create its learners' parts of checkpoints"  # of any other
+RIGHTS = "read everything, write its own mail, and create learners' parts of checkpoints"  # of any other
 LEARNERS_PART = re.compile(r"(?:.+/)?checkpoints/\d{6}/[^/]+\.\d+")
 CERTIFICATE, ADDRESS = "certificate", "address"
 

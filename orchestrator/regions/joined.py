@@ -60,9 +60,9 @@ class JoinedPlaces:
 
     async def pending(self, names: Iterable[str]) -> dict[str, str] | None:
         by_region = _by_region(names, self._region_of)
-        asked = [self._pending(region, apart) for region, apart in by_region.items() if region]
         if (found := await self._here.pending(by_region.get("", []))) is None:
             return None
+        asked = [self._pending(region, apart) for region, apart in by_region.items() if region]
         return {name: why for each in (found, *await asyncio.gather(*asked)) for name, why in each.items()}
 
     async def _pending(self, region: str, names: list[str]) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
     mail/TO/FROM/000002/000000017     the 18th batch of FROM's 2nd incarnation for TO
     mail/TO/FROM/000002/large/5       the arrays of its 6th large message, which is in a batch after it
-    mail/incarnations/FROM/000002     granted by creation
+    mail/incarnations/FROM/000002     granted by creation: the one before sends and serves nothing from then on
+    mail/over/000002                  the session of the run is over whose home's incarnation this is
 
 A chain of batches has one writer, so its reader misses nothing, and no batch comes twice but after a restart. What the
 reader says that it has had, the writer removes. A call may be carried out twice, and its answer never come: that is the
@@ -15,7 +16,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -36,6 +37,7 @@ LOOK_S = 2.0  # between two looks for regions, or for a later incarnation of one
 POLL_S = (0.02, 0.5)  # between two looks for the next batch: at first, and at last
 AGAIN_S = 1.0  # until the store is asked again that has failed
 AT_ONCE = 4  # batches on their way to one region: where one is there, so is, or was, that before so many
+LARGE_AT_ONCE = 8  # objects with arrays on their way: no batch waits for them
 OWED_MOST = 2  # batches that are read before their writer is told, at the latest
 LARGE = 2**16  # bytes of arrays that travel in an object of their own
 WAITING_MOST = 4096  # messages for a region that do not fit into the store; the oldest are dropped
@@ -62,39 +64,55 @@ class _Region:
     pending: dict[int, asyncio.Future[Any]] = field(default_factory=dict)  # calls that wait for their answer
     incarnation: int = 0  # its newest that is known
     next: int = 0  # its next batch
-    open: set[int] = field(default_factory=set)  # batches some of whose arrays are not here yet
+    open: set[int] = field(default_factory=set)  # batches that were read, some of whose arrays are not here yet
     owed: int = 0  # batches with messages that were read since it was told so
     unread: set[int] = field(default_factory=set)  # batches with messages that it may not have had
     heard_at: float = float("-inf")
 
 
 class Mail:
-    """The calls of one region. Use it in one event loop. `me`: its name; `incarnation`: see `granted`."""
+    """The calls of one region, `me`; `home` is the orchestrator's. Use it in one event loop."""
 
     large = LARGE
+    incarnation = 0  # as soon as it has begun
+    fenced = False  # this region has a later incarnation
+    over = False  # the run is, or the session of it that this region was a part of
+    _since = 0  # home's incarnation when it began
+    trouble = ""  # what the store said that did not do what it was asked; empty: it did
 
     def __init__(
         self,
         store: Objects,
         me: str,
-        incarnation: int,
+        home: str,
         serve: Serve,
         name_of: Callable[[Peer], PeerName],
         peer_of: Callable[[PeerName], Peer],
         failed: Callable[[BaseException], object],
     ) -> None:
-        self.me, self.incarnation = me, incarnation
+        self.me, self._home = me, home
         self._store, self._serve, self._name_of, self._peer_of = store, serve, name_of, peer_of
         self._regions: dict[str, _Region] = {}
         self._background, self._failed = Background(failed), failed
-        self._threads = ThreadPoolExecutor(16, "mail")
+        self._threads, self._large_threads = ThreadPoolExecutor(64, "mail"), ThreadPoolExecutor(LARGE_AT_ONCE, "large")
         self._numbers = count()
 
-    def begin(self, regions: Sequence[str] = ()) -> None:
-        """Read what others send, and write to these regions from now on; to others once they have written."""
-        for name in regions:
-            self._to(name)
+    async def begin(self) -> None:
+        """Read what others send, and write home from now on; to others once they have written.
+
+        Raises PermissionError where the store gives this region no right to.
+        """
+        self.incarnation, before = await self._insist(_grant, self._store, self.me, unless=PermissionError)
+        for name in before:
+            self._background.spawn(self._removed(name))
+        if self.me != self._home:
+            self._since = await self._newest(f"incarnations/{self._home}")
+            self._to(self._home)
         self._background.spawn(self._look())
+
+    async def end(self) -> None:
+        """Home alone says that the run is over; other regions look for it."""
+        await self._created(f"{FOLDER}/over/{self.incarnation:06d}", {}, [])
 
     def reached(self, region: str) -> bool:
         """Whether a region was heard of lately."""
@@ -113,19 +131,20 @@ class Mail:
 
     async def ask(self, region: str, name: str, method: str, arguments: Sequence[Any]) -> Any:
         """The answer of a process in another region. Raises NoAnswer, and Unsendable."""
-        if not self.reached(region):
-            raise Unreachable(f"region {region} is silent")
+        if self.fenced or not self.reached(region):
+            raise Unreachable(f"region {self.me} has another gateway" if self.fenced else f"region {region} is silent")
         other, number = self._regions[region], next(self._numbers)
         answer = other.pending[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(other, {"id": number, "to": name, "method": method}, list(arguments))
             return await answer
         finally:
-            del other.pending[number]
+            other.pending.pop(number, None)
 
     def tell(self, region: str, name: str, method: str, arguments: Sequence[Any]) -> None:
         """Call a method in another region, whenever it can be reached."""
-        self._send(self._to(region), {"to": name, "method": method}, list(arguments))
+        if not self.fenced:
+            self._send(self._to(region), {"to": name, "method": method}, list(arguments))
 
     def _send(self, other: _Region, message: dict[str, Any], value: Any) -> None:
         arrays: list[NDArray[Any]] = []
@@ -133,29 +152,60 @@ class Mail:
         if sum(each.nbytes for each in arrays) > self.large:
             self._background.spawn(self._send_large(other, message, arrays))
         else:
-            other.waiting.append((message, arrays))
-            other.wake.set()
+            self._queue(other, message, arrays)
 
     async def _send_large(self, other: _Region, message: dict[str, Any], arrays: list[NDArray[Any]]) -> None:
         """Its arrays go ahead, so that no other message waits for them."""
-        name = f"{_folder(other.name, self.me, self.incarnation)}/large/{next(self._numbers)}"
-        await self._created(name, {}, arrays)
-        other.waiting.append((message | {"large": name}, []))
+        name = f"{_large(other.name, self.me, self.incarnation)}/{next(self._numbers)}"
+        await self._created(name, {}, arrays, self._large_threads)
+        self._queue(other, message | {"large": name}, [])
+
+    def _queue(self, other: _Region, message: dict[str, Any], arrays: list[NDArray[Any]]) -> None:
+        if len(other.waiting) == WAITING_MOST:
+            dropped, _ = other.waiting.popleft()
+            self._give_up(other, [dropped["id"]] if "id" in dropped else [], "too much waits for it")
+            if "large" in dropped:
+                self._background.spawn(self._removed(dropped["large"]))
+        other.waiting.append((message, arrays))
         other.wake.set()
 
-    async def _created(self, name: str, header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
-        parts, _ = await self._in_thread(pack, header, arrays)
+    def _give_up(self, other: _Region, calls: Sequence[int], why: str) -> None:
+        """These calls have no answer."""
+        for number in calls:
+            if (answer := other.pending.pop(number, None)) is not None and not answer.done():
+                answer.set_exception(Unreachable(f"region {other.name}: {why}"))
+
+    async def _created(
+        self, name: str, header: dict[str, Any], arrays: Sequence[NDArray[Any]], threads: Executor | None = None
+    ) -> None:
+        parts, _ = await self._in_thread(pack, header, arrays, threads=threads)
+        with contextlib.suppress(FileExistsError):  # nobody else writes this name: an answer was lost
+            await self._insist(self._store.create, name, parts, threads=threads)
+
+    async def _removed(self, name: str) -> None:
+        await self._insist(self._store.remove, name)
+
+    async def _insist(
+        self,
+        work: Callable[..., Any],
+        *given: Any,
+        threads: Executor | None = None,
+        unless: type[BaseException] = FileExistsError,
+    ) -> Any:
+        """What a store answers, which is asked again whatever its client raises but this, or FileNotFoundError."""
         while True:
             try:
-                await self._in_thread(self._store.create, name, parts)
-                return
-            except FileExistsError:
-                return  # nobody else writes this name: an answer was lost
-            except Exception:  # whatever a store's client raises: it is asked again
+                answer = await self._in_thread(work, *given, threads=threads)
+                self.trouble = ""
+                return answer
+            except (unless, FileExistsError, FileNotFoundError):
+                raise
+            except Exception as error:
+                self.trouble = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(AGAIN_S)
 
-    def _in_thread(self, work: Callable[..., Any], *given: Any) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
+    def _in_thread(self, work: Callable[..., Any], *given: Any, threads: Executor | None = None) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(threads or self._threads, work, *given)
 
     # -------------------------------------------------------------- writing
 
@@ -170,13 +220,14 @@ class Mail:
         """What waits goes out together, and no faster than it is read: so no queue grows in the store."""
         under_way = deque[asyncio.Task[None]]()
         for number in count():
+            beat_at = now() + BEAT_S
             while not (may_say := bool(other.waiting) and len(other.unread) < AT_ONCE) and other.owed < OWED_MOST:
+                if (left_s := beat_at - now()) <= 0.0 and len(other.kept) < KEPT_MOST:
+                    break
                 other.wake.clear()
-                try:
-                    await asyncio.wait_for(other.wake.wait(), BEAT_S)
-                except TimeoutError:
-                    if len(other.kept) < KEPT_MOST:
-                        break
+                with contextlib.suppress(TimeoutError):  # not wait_for, which may pass over that it is cancelled
+                    async with asyncio.timeout(left_s if left_s > 0.0 else BEAT_S):
+                        await other.wake.wait()
             if len(under_way) == AT_ONCE:
                 await under_way.popleft()
             sent, arrays, objects = [], list[NDArray[Any]](), [_batch(other.name, self.me, self.incarnation, number)]
@@ -188,92 +239,99 @@ class Mail:
             other.kept[number], other.owed = objects, 0
             if sent:
                 other.unread.add(number)
-            had = [other.incarnation, min(other.open, default=other.next)]
+            had = [other.incarnation, other.next, min(other.open, default=other.next)]
             under_way.append(self._background.spawn(self._created(objects[0], {"had": had, "sent": sent}, arrays)))
 
-    async def _forget(self, other: _Region, incarnation: int, before: int) -> None:
-        """The region has had all batches before this one of this incarnation of ours: nobody needs them any more."""
+    async def _forget(self, other: _Region, incarnation: int, read: int, had: int) -> None:
+        """Of this incarnation of ours the batches before `read` were read; those before `had` nobody needs any more."""
         if incarnation != self.incarnation:
             return
-        had = [number for number in other.kept if number < before]
-        other.unread.difference_update(had)
+        other.unread = {number for number in other.unread if number >= read}
         other.wake.set()
-        for name in [name for number in had for name in other.kept.pop(number)]:
+        for name in [name for number in sorted(other.kept) if number < had for name in other.kept.pop(number)]:
             await self._removed(name)
-
-    async def _removed(self, name: str) -> None:
-        while True:
-            with contextlib.suppress(Exception):  # whatever a store's client raises: it is asked again
-                await self._in_thread(self._store.remove, name)
-                return
-            await asyncio.sleep(AGAIN_S)
 
     # -------------------------------------------------------------- reading
 
     async def _look(self) -> None:
-        """Find the regions that have written."""
-        while True:
-            with contextlib.suppress(Exception):  # it is asked again
-                for name in await self._in_thread(self._store.folders, f"{FOLDER}/{self.me}"):
-                    self._to(name)
+        """Find the regions that have written; whether this one has a later incarnation, and whether the run is over."""
+        while not self.fenced:
+            if await self._newest(f"incarnations/{self.me}") > self.incarnation:
+                self.fenced = True
+                for task in self._background.running - {asyncio.current_task()}:
+                    task.cancel()
+                for other in self._regions.values():
+                    self._give_up(other, list(other.pending), "another gateway speaks for this region")
+                return
+            for name in await self._insist(self._store.folders, f"{FOLDER}/{self.me}"):
+                self._to(name)
+            self.over = await self._newest("over") >= max(1, self._since)
             await asyncio.sleep(LOOK_S)
+
+    async def _newest(self, folder: str) -> int:
+        names = await self._insist(self._store.names, f"{FOLDER}/{folder}")
+        return max((int(name.rpartition("/")[2]) for name in names), default=0)
 
     async def _read(self, other: _Region) -> None:
         looked_at, pause_s = float("-inf"), POLL_S[0]
         while True:
-            try:
-                if await self._read_next(other):
-                    pause_s = POLL_S[0]
-                    continue
-                if now() - looked_at >= LOOK_S:
-                    looked_at = now()
-                    await self._follow(other)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2.0 * pause_s, POLL_S[1])
-            except Exception:  # whatever a store's client raises: it is asked again
-                await asyncio.sleep(AGAIN_S)
+            if await self._read_next(other):
+                pause_s = POLL_S[0]
+                continue
+            if now() - looked_at >= LOOK_S:
+                looked_at = now()
+                await self._follow(other)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2.0 * pause_s, POLL_S[1])
 
     async def _read_next(self, other: _Region) -> bool:
         """Read the next batch, if it is there."""
+        wait = (BEAT_S,) if isinstance(self._store, Door) and other.incarnation else ()
         try:
-            name = _batch(self.me, other.name, other.incarnation, other.next)
-            wait = (BEAT_S,) if isinstance(self._store, Door) and other.incarnation else ()
-            header, arrays, _ = unpack(await self._in_thread(self._store.read, name, *wait))
+            given = await self._insist(
+                self._store.read, _batch(self.me, other.name, other.incarnation, other.next), *wait
+            )
         except FileNotFoundError:
             return False
-        except Damaged as error:
-            self._failed(error)  # who waits for what was in it gives it up
-            header, arrays = {"had": [0, 0], "sent": []}, []
+        try:
+            header, arrays, _ = unpack(given)
+            incarnation, read, had = map(int, header["had"])
+            sent = [message for message in header["sent"] if isinstance(message, dict)]
+            large = [message for message in sent if "large" in message]
+            self._background.spawn(self._forget(other, incarnation, read, had))
+        except (Damaged, LookupError, TypeError, ValueError) as error:
+            self._failed(error)
+            self._give_up(other, list(other.pending), "a batch of its is damaged")
+            sent, arrays, large = [], [], []
         other.heard_at = now()
-        self._background.spawn(self._forget(other, *header["had"]))
         number, other.next = other.next, other.next + 1
-        if header["sent"]:
+        if sent:
             other.owed += 1
             other.wake.set()
-        if any("large" in message for message in header["sent"]):
-            other.open.add(number)
-            self._background.spawn(self._take_large(other, number, header["sent"], arrays))
-        else:
-            for message in header["sent"]:
+        for message in sent:
+            if message not in large:
                 self._take(other, message, arrays)
+        if large:
+            other.open.add(number)
+            self._background.spawn(self._take_large(other, number, large))
         return True
 
-    async def _incarnations(self, other: _Region) -> list[int]:
-        folder = f"{FOLDER}/{self.me}/{other.name}"
-        return sorted(map(int, await self._in_thread(self._store.folders, folder)))
-
     async def _numbers_of(self, other: _Region, incarnation: int) -> list[int]:
-        names = await self._in_thread(self._store.names, _folder(self.me, other.name, incarnation))
+        names = await self._insist(self._store.names, _folder(self.me, other.name, incarnation))
         return sorted(int(name.rpartition("/")[2]) for name in names)
 
     async def _follow(self, other: _Region) -> None:
-        """Begin with the oldest batch that is there, and go on with a later incarnation once one has ended.
+        """Go on with a later incarnation once one has ended, which answers no call of ours to the one before.
 
-        That one answers no call of ours to the one before.
+        Who reads for the first time begins with the oldest batch of the newest: what those before it said is past.
         """
-        for incarnation in await self._incarnations(other):
-            numbers = await self._numbers_of(other, incarnation)
-            if incarnation < other.incarnation or not numbers:
+        written = sorted(map(int, await self._insist(self._store.folders, f"{FOLDER}/{self.me}/{other.name}")))
+        newest = other.incarnation or await self._newest(f"incarnations/{other.name}")
+        for incarnation in written:
+            if incarnation < newest:
+                await self._clear(other, incarnation)
+                continue
+            if not (numbers := await self._numbers_of(other, incarnation)):
                 continue
             if incarnation == other.incarnation:
                 ahead = [number for number in numbers if number >= other.next]
@@ -282,59 +340,63 @@ class Mail:
                 if other.next in ahead:
                     return
                 continue
-            folder = _folder(self.me, other.name, other.incarnation)
-            for each in (folder, f"{folder}/large") if other.incarnation else ():
-                for name in await self._in_thread(self._store.names, each):
-                    await self._removed(name)
+            if other.incarnation:
+                await self._clear(other, other.incarnation)
             other.incarnation, other.next, other.open = incarnation, numbers[0], set()
-            for answer in list(other.pending.values()):
-                if not answer.done():
-                    answer.set_exception(Unreachable(f"region {other.name} has another gateway"))
+            self._give_up(other, list(other.pending), "another gateway answers for it")
             return
 
-    async def _take_large(
-        self, other: _Region, number: int, sent: Sequence[dict[str, Any]], arrays: Sequence[NDArray[Any]]
-    ) -> None:
+    async def _clear(self, other: _Region, incarnation: int) -> None:
+        """Remove what an incarnation has left that nobody reads any more."""
+        for folder in (_folder(self.me, other.name, incarnation), _large(self.me, other.name, incarnation)):
+            for name in await self._insist(self._store.names, folder):
+                await self._removed(name)
+
+    async def _take_large(self, other: _Region, number: int, messages: Sequence[dict[str, Any]]) -> None:
         incarnation = other.incarnation
-        for message in sent:
-            if "large" not in message:
-                self._take(other, message, arrays)
-        for message in (each for each in sent if "large" in each):
-            while True:
-                try:
-                    _, own, _ = unpack(await self._in_thread(self._store.read, message["large"]))
-                    self._take(other, message | {"arrays": [0, len(own)]}, own)
-                    break
-                except (FileNotFoundError, Damaged) as error:
-                    self._failed(error)
-                    break
-                except Exception:  # whatever a store's client raises: it is asked again
-                    await asyncio.sleep(AGAIN_S)
+        await asyncio.gather(*(self._take_arrays(other, incarnation, message) for message in messages))
         if incarnation == other.incarnation:
             other.open.discard(number)
 
+    async def _take_arrays(self, other: _Region, incarnation: int, message: dict[str, Any]) -> None:
+        name, arrays = message["large"], None
+        with contextlib.suppress(FileNotFoundError, Damaged):
+            if str(name).startswith(_large(self.me, other.name, incarnation)):
+                given = await self._insist(self._store.read, name, threads=self._large_threads)
+                _, arrays, _ = await self._in_thread(unpack, given, threads=self._large_threads)
+        self._take(other, message | {"arrays": [0, len(arrays or [])]}, arrays or [])
+
     def _take(self, other: _Region, message: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
-        first, many = message["arrays"]
-        try:
-            value = unpacked(message["value"], arrays[first : first + many], self._peer_of)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            self._failed(error)
-            return
-        if "re" in message:
-            incarnation, number = message["re"]
-            answer = other.pending.get(number) if incarnation == self.incarnation else None
-            if answer is not None and not answer.done():
-                _settle(answer, value)
-            return
-        number = message.get("id")
+        """Carry out a call, or give its answer to whoever waits for it."""
+        answered, number = message.get("re"), message.get("id")
         about = None if number is None else {"re": [other.incarnation, number]}
-        self._background.spawn(self._carry_out(other, message["to"], message["method"], value, about))
+        try:
+            first, many = message["arrays"]
+            value = unpacked(message["value"], arrays[first : first + many], self._peer_of)
+            if answered is not None:
+                incarnation, mine = answered
+                answer = other.pending.get(mine) if incarnation == self.incarnation else None
+                if answer is not None and not answer.done():
+                    _settle(answer, value)
+                return
+            to, method = message["to"], message["method"]
+        except (LookupError, TypeError, ValueError) as error:
+            self._failed(error)
+            if isinstance(answered, list):
+                self._give_up(other, [each for each in answered if isinstance(each, int)], "its answer cannot be read")
+            elif about is not None:
+                self._send(other, about, (Raised.__name__, ("it cannot be read", *_told(error))))
+            return
+        self._background.spawn(self._carry_out(other, to, method, value, about))
 
     async def _carry_out(
         self, other: _Region, name: str, method: str, arguments: list[Any], about: dict[str, Any] | None
     ) -> None:
         try:
             answer = ("ok", await self._serve(other.name, name, method, arguments))
+            if about is not None:
+                self._send(other, dict(about), answer)
+            return
         except NoAnswer as error:
             answer = (type(error).__name__, (str(error), *_told(error.__cause__)))
         except Exception as error:
@@ -364,23 +426,21 @@ def _folder(to: str, source: str, incarnation: int) -> str:
     return f"{FOLDER}/{to}/{source}/{incarnation:06d}"
 
 
+def _large(to: str, source: str, incarnation: int) -> str:
+    return f"{_folder(to, source, incarnation)}/large"
+
+
 def _batch(to: str, source: str, incarnation: int, number: int) -> str:
     return f"{_folder(to, source, incarnation)}/{number:09d}"
 
 
-async def granted(store: Objects, me: str) -> int:
-    """The next incarnation's number of a region's mail, once the store answers."""
-    while True:
-        with contextlib.suppress(Exception):
-            return await asyncio.get_running_loop().run_in_executor(None, _grant, store, me)
-        await asyncio.sleep(AGAIN_S)
-
-
-def _grant(store: Objects, me: str) -> int:
+def _grant(store: Objects, me: str) -> tuple[int, list[str]]:
+    """The next incarnation of a region's mail, and the grants before it."""
     folder = f"{FOLDER}/incarnations/{me}"
-    number = max((int(name.rpartition("/")[2]) for name in store.names(folder)), default=0)
+    before = store.names(folder)
+    number = max((int(name.rpartition("/")[2]) for name in before), default=0)
     while True:
         number += 1
         with contextlib.suppress(FileExistsError):
             store.create(f"{folder}/{number:06d}", [b""])
-            return number
+            return number, before

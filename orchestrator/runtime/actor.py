@@ -19,9 +19,9 @@ import ray
 from orchestrator.eventlog.log_writer import LOGS, FactLog
 from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, LogReader, records, seal
 from orchestrator.lifecycle.orchestrator import CLOSE_S, SNAPSHOT_S, OrchestratorShell
-from orchestrator.lifecycle.ports import CALL_S, ORCHESTRATOR, Places, Ports, Processes
+from orchestrator.lifecycle.ports import ORCHESTRATOR, Places, Ports, Processes
 from orchestrator.recipe.config import Recipe
-from orchestrator.regions.gateway import RegionPeer
+from orchestrator.regions.gateway import RegionPeer, say_over
 from orchestrator.regions.joined import JoinedPlaces, JoinedProcesses
 from orchestrator.report.write import STORE_AWAY, SUMMARY
 from orchestrator.runtime.evaluator import Evaluations
@@ -30,6 +30,7 @@ from orchestrator.runtime.placement import RunPlacement, agent_name, rank_label
 from orchestrator.runtime.ray_processes import RayPlaces, RayProcesses
 from orchestrator.runtime.specs import syncer_spec, versions
 from orchestrator.store.export import write_final
+from orchestrator.store.published import VERSIONS, Publisher
 from orchestrator.store.readers import object_of
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
@@ -39,7 +40,7 @@ from outer.background import end_process, tell
 from outer.journal.chain import Segmented
 from outer.journal.object_store import DRAFT_S, Folder, Objects, needing_the_store, objects, sweep
 from outer.numeric import codec as codecs
-from outer.ports import NoAnswer, Peer
+from outer.ports import Peer
 from outer.protocol.facts import StoreWaited
 from outer.protocol.manifest import code_digest
 from outer.ray_ports import OFTEN, RayPeer
@@ -78,6 +79,7 @@ def _words(command: list[str], what: str) -> str:
 
 
 LINGER_S = 60.0
+PUBLISH_S = 10.0  # between two statuses in the store
 ORCHESTRATOR_CPUS = 0.1
 
 
@@ -96,6 +98,7 @@ class OrchestratorActor(OrchestratorShell):
         with needing_the_store():
             number = self._store.grant("incarnation", ORCHESTRATOR)
             self._log = FactLog(store, ORCHESTRATOR, number, end_process)
+        self._publisher = Publisher(self._store, store) if recipe.durability.store else None
         self._evaluations = Evaluations(recipe, placement, self._store, code, self._log.emit)
         places, processes = self._world(recipe, placement, code, store)
         ports = Ports(
@@ -153,7 +156,16 @@ class OrchestratorActor(OrchestratorShell):
         """Raises InputError where another works on the run."""
         await asyncio.to_thread(self._lock.take)
         self._lock.keep(_replaced)
+        await asyncio.to_thread(self._store.write_json, VERSIONS, self._versions)
         await super().begin()
+        if self._publisher is not None:
+            self._background.spawn(self._publish(self._publisher))
+
+    async def _publish(self, publisher: Publisher) -> None:
+        """Keep in the store of the journal what is known of the run, for who cannot reach its folder."""
+        while True:
+            await self._patience.stored(publisher.put)
+            await asyncio.sleep(PUBLISH_S)
 
     # -------------------------------------------------------------- what a run has beside its learners and syncer
 
@@ -213,9 +225,11 @@ class OrchestratorActor(OrchestratorShell):
 
     async def _ended(self) -> None:
         if self._gateway is not None:
-            with contextlib.suppress(NoAnswer, TimeoutError):
-                await asyncio.wait_for(self._gateway.ask("close"), CALL_S)
+            await say_over(self._gateway)
             ray.kill(self._gateway.handle)
+        if self._publisher is not None:
+            with contextlib.suppress(TimeoutError):  # the store is away
+                await asyncio.wait_for(self._patience.stored(self._publisher.put), CLOSE_S)
         await asyncio.to_thread(self._lock.release)
         self._background.spawn(self._leave())
 

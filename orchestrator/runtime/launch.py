@@ -27,9 +27,10 @@ from orchestrator.lifecycle.ports import gist
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_bytes, misses, most_resources
+from orchestrator.regions.gateway import GATEWAY
 from orchestrator.runtime import actor, gateway_actor, job, metrics_actor, ray_processes
 from orchestrator.runtime.job import Terminated, terminate
-from orchestrator.runtime.placement import RunPlacement, admit, control, named
+from orchestrator.runtime.placement import RunPlacement, admit, control, head_name, named
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
 from orchestrator.store.run_lock import RunLock
@@ -78,15 +79,29 @@ def run_embedded(
 
 
 def run_attached(
-    recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus, lock: RunLock, say: Say
+    recipe: Recipe,
+    store: RunStore,
+    address: str,
+    starter: Starter | None,
+    on_status: OnStatus,
+    lock: RunLock | None = None,
+    say: Say = lambda what: None,
+    detach: bool = True,
 ) -> dict[str, Any]:
-    """Run on the cluster at this address. Interrupted: the run goes on without this shell."""
+    """Run on the cluster at this address. Interrupted, with `detach`: the run goes on without this shell."""
+    with attached(recipe, store, address) as namespace:
+        placement = RunPlacement(namespace, cores=0)
+        return start_and_wait(recipe, store, placement, starter, on_status, detach, lock, say)
+
+
+@contextlib.contextmanager
+def attached(recipe: Recipe, store: RunStore, address: str) -> Iterator[str]:
+    """Join a cluster for a run there; yields Ray's namespace of the run."""
     dashboard = connect(address, namespace := _namespace(recipe, store))
     try:
         reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
         store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
-        placement = RunPlacement(namespace, cores=0)
-        return start_and_wait(recipe, store, placement, starter, on_status, detach=True, lock=lock, say=say)
+        yield namespace
     finally:
         ray.shutdown()
 
@@ -94,7 +109,8 @@ def run_attached(
 def join(recipe: Recipe, region: str, address: str | None, on_view: OnStatus) -> None:
     """Make a cluster, or a local Ray, a region of a run, to the run's end; `on_view` gets GatewayShell.view.
 
-    The run's orchestrator starts and ends the learners there.
+    The run's orchestrator starts and ends the learners there. Raises PermissionError where the store gives no right to
+    join, and ClusterUnreachable once another has joined in this one's place.
     """
     signal.signal(signal.SIGTERM, terminate)
     with contextlib.ExitStack() as stack:
@@ -104,29 +120,43 @@ def join(recipe: Recipe, region: str, address: str | None, on_view: OnStatus) ->
             stack.callback(ray.shutdown)
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dl-"))
-            namespace = stack.enter_context(local_cluster(recipe, RunStore(folder)))
+            namespace = stack.enter_context(local_cluster(recipe, RunStore(folder), region))
             cores = len(os.sched_getaffinity(0))
+        _leave(recipe, namespace)  # what one that was killed has left
+        stack.callback(_leave, recipe, namespace)
         placement = RunPlacement(namespace, cores)
         door = gateway_actor.gateway(recipe, placement, region)
-        try:
-            while not (view := _answer(door))["over"]:
-                on_view(view)
-                time.sleep(JOIN_S)
-        finally:
-            left = [name for name in ray.util.list_named_actors(True) if name["namespace"] == namespace]
-            for each in left:
-                with contextlib.suppress(ValueError):
-                    ray.kill(ray.get_actor(each["name"], namespace))
+        while not (view := _answer(door, region))["over"]:
+            on_view(view)
+            time.sleep(JOIN_S)
 
 
-def _answer(door: Any) -> dict[str, Any]:
+def _answer(door: Any, region: str) -> dict[str, Any]:
     """What a gateway shows, once it can be reached."""
     while True:
         try:
             view: dict[str, Any] = ray.get(door.handle.view.remote(), timeout=BEGIN_S)
-            return view
+            if not view["fenced"]:
+                return view
         except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError):
             time.sleep(WAIT_S)
+            continue
+        except ray.exceptions.ActorDiedError:
+            pass
+        raise ClusterUnreachable(f"another `diloco join` of region {region} has taken its place")
+
+
+def _leave(recipe: Recipe, namespace: str) -> None:
+    """End what a region has of a run, the gateway first, which would start others; and give the places back."""
+    there = [each["name"] for each in ray.util.list_named_actors(True) if each["namespace"] == namespace]
+    for name in sorted(there, key=lambda name: name != GATEWAY):
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(name, namespace))
+    for group in ray.util.placement_group_table().values():
+        name = group["name"].removesuffix(head_name(""))
+        if recipe.is_learner(name) and group["state"] != "REMOVED":
+            with contextlib.suppress(ValueError):  # of another namespace
+                ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))
 
 
 def _namespace(recipe: Recipe, store: RunStore) -> str:
@@ -312,8 +342,8 @@ def _wait(orchestrator: Any, status: Statuses) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
-    """Start a local Ray on loopback, with its own token and as many logical CPUs as the recipe needs.
+def local_cluster(recipe: Recipe, store: RunStore, region: str = "") -> Iterator[str]:
+    """Start a local Ray on loopback, with its own token and as many logical CPUs as the recipe needs in this region.
 
     Its folder has a short path, outside the run's: socket paths are limited to about a hundred characters.
     """
@@ -350,8 +380,8 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
             context = ray.init(
                 address="local",
                 namespace=namespace,
-                num_cpus=logical_cpus(recipe),
-                resources=_other_resources(recipe),
+                num_cpus=logical_cpus(recipe, region),
+                resources=_other_resources(recipe, region),
                 include_dashboard=recipe.run.dashboard,
                 dashboard_host=LOOPBACK,
                 object_store_memory=local_store_bytes(),
@@ -360,7 +390,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(folder / "r"),  # Ray makes it readable for all users; the folder around it is not
             )
-            if problems := list(unplaceable(recipe, ray.cluster_resources(), ray.nodes()[0]["Labels"])):
+            if problems := list(unplaceable(recipe, ray.cluster_resources(), ray.nodes()[0]["Labels"], region)):
                 raise InputError(problems)
             where = {"address": context.address_info["gcs_address"], "namespace": namespace}
             store.write_json(CLUSTER_FILE, where | {"token_path": str(token), "dashboard": context.dashboard_url})
@@ -373,15 +403,21 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         os.environ.update(before)
 
 
-def unplaceable(recipe: Recipe, offered: Mapping[str, float], labels: Mapping[str, str]) -> Iterator[Problem]:
-    """The pools, and the evaluator, that have no place on the local machine, a node with these resources and labels."""
+def unplaceable(
+    recipe: Recipe, offered: Mapping[str, float], labels: Mapping[str, str], region: str = ""
+) -> Iterator[Problem]:
+    """The pools, and the evaluator, that have no place on the local machine, a node with these resources and labels.
+
+    `region`: see Recipe.pools_of; there is no evaluator then.
+    """
     asked: dict[str, float] = {}
-    wanted = [(f"pools.{index}", pool.unit_resources, pool.learners) for index, pool in enumerate(recipe.pools)]
-    for index, pool in enumerate(recipe.pools):
+    pools = recipe.pools_of(region)
+    wanted = [(f"pools.{index}", pool.unit_resources, pool.learners) for index, pool in pools]
+    for index, pool in pools:
         if pool.accelerator and (why := misses({ACCELERATOR: pool.accelerator}, [LiveNode(labels, offered)])):
             fix = "leave it out here, or run on a cluster that has it: --address"
             yield Problem(f"pools.{index}.accelerator", pool.accelerator, why, fix)
-    for field, resources, count in [*wanted, ("eval", recipe.eval.resources, 1)]:
+    for field, resources, count in [*wanted, *([] if region else [("eval", recipe.eval.resources, 1)])]:
         for kind, amount in resources.items():
             asked[kind] = asked.get(kind, 0.0) + amount * count
             if asked[kind] > offered.get(kind, 0.0) + 1e-6:
@@ -441,13 +477,14 @@ def use_auth_settings() -> None:
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def logical_cpus(recipe: Recipe) -> int:
+def logical_cpus(recipe: Recipe, region: str = "") -> int:
     """The CPUs that the recipe's actors need, with those of chaos, the node agent and the metrics."""
     shards = recipe.run.shards * SHARD_CPUS if recipe.run.shards > 1 else 0.0
-    asked = most_resources(recipe).get("CPU", 0.0) + shards
+    asked = most_resources(recipe, region).get("CPU", 0.0) + shards
     return math.ceil(asked + ray_processes.SYNCER_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 
-def _other_resources(recipe: Recipe) -> dict[str, float]:
+def _other_resources(recipe: Recipe, region: str = "") -> dict[str, float]:
     """The recipe's own resources, all offered by the one local node."""
-    return {kind: amount for kind, amount in most_resources(recipe).items() if kind not in ("CPU", "GPU", "TPU")}
+    most = most_resources(recipe, region)
+    return {kind: amount for kind, amount in most.items() if kind not in ("CPU", "GPU", "TPU")}

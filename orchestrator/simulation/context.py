@@ -6,11 +6,13 @@ plugs in durations. `learner` and `syncer` in the ports are the processes of the
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from learners.config import DataConfig
@@ -21,6 +23,7 @@ from orchestrator.simulation.timeline import Timeline
 from outer.config import SyncConfig
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
+from outer.numeric.chain import EXACT
 from outer.protocol.events_effects import Append, Publish
 from outer.protocol.fragments import Fragment
 from outer.protocol.messages import Contribution, Report
@@ -108,6 +111,22 @@ class SimProposal:
     @property
     def digest(self) -> str:
         return codecs.digest(self.arrays[0])
+
+
+class SimChain:
+    """The interface of outer.numeric.chain.VersionChain: a delta is the value that it leads from, and the one after."""
+
+    @staticmethod
+    def of(sync: SyncConfig) -> Any:
+        return None if sync.downlink == EXACT else SimChain()
+
+    def delta(self, theta: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([before, theta])
+
+    def extend(self, fragment: int, before: NDArray[Any], deltas: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        for delta in deltas:
+            before = delta[1:] if delta[0] == before[0] else np.array([math.nan])
+        return before
 
 
 class Faults:

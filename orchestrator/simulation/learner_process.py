@@ -23,7 +23,7 @@ from learners.shell import LearnerShell
 from learners.spec import LearnerSpec
 from learners.step_runner import PAUSE_MIN_S
 from learners.training.rank_call import END, RankCall
-from orchestrator.simulation.context import Key, SimContext
+from orchestrator.simulation.context import Key, SimChain, SimContext
 from orchestrator.simulation.peers import SimPeer
 from orchestrator.simulation.process import Host, Process
 from outer.ports import Here, NoAnswer, Peer
@@ -302,6 +302,7 @@ class SimDevice:
         self._process, self._ranks = process, spec.ranks
         self.fragments: tuple[Fragment, ...] = context.model.fragments
         self.tokens_per_step = context.specs[spec.name].tokens
+        self.chain = SimChain.of(context.sync)
         self.manifest = dict(context.manifest)
         self.trainer = SimTrainer(process)
         self.fragment_io = SimFragments(process)

@@ -25,9 +25,9 @@ from orchestrator.lifecycle.orchestrator import SNAPSHOT_S, STOP_FILE, Orchestra
 from orchestrator.lifecycle.ports import ORCHESTRATOR, Ports
 from orchestrator.lifecycle.scaling import request_file, requested
 from orchestrator.recipe.config import BudgetConfig, DurabilityConfig, PoolConfig, Recipe, RunConfig
-from orchestrator.regions.gateway import GatewayShell, RegionPeer
+from orchestrator.regions.gateway import GatewayShell, RegionPeer, say_over
 from orchestrator.regions.joined import JoinedPlaces, JoinedProcesses
-from orchestrator.regions.mail import Mail
+from orchestrator.regions.mail import LOOK_S, Mail
 from orchestrator.simulation.context import SimContext
 from orchestrator.simulation.learner_process import STRANGE, LearnerProcess, RankProcess, learner_spec
 from orchestrator.simulation.peers import SimPeer
@@ -282,6 +282,10 @@ class ObservedOrchestrator(OrchestratorShell):
             self.cluster.finish(self._stop_reason or self._view["finished"])
         await super()._end()
 
+    async def _ended(self) -> None:
+        if self.cluster.doors:
+            await say_over(self.cluster.door(HOME))
+
     async def _conclude(self) -> None:
         """The result is the newest version of every fragment."""
         _, thetas, _ = await self._syncer.newest(SNAPSHOT_S)
@@ -318,6 +322,8 @@ class GatewayProcess(Process):
             cluster if joined else None,
         )
         self.deliver(lambda: self.spawn(self.shell.view()))  # who joins a region asks for that
+        if joined:
+            cluster.time.after(LOOK_S, cluster.look_over, self)
         self.mourn(lambda: cluster.time.after(context.durations.outage_s(), cluster.open_door, region))
 
 
@@ -336,9 +342,12 @@ class _RegionsStore:
         self._store, self._region, self._cut_off = store, region, cut_off
 
     def __getattr__(self, name: str) -> Any:
-        if self._region in self._cut_off:
-            raise OSError(errno.ETIMEDOUT, "no answer")
-        return getattr(self._store, name)
+        def asked(*given: Any) -> Any:
+            if self._region in self._cut_off:
+                raise OSError(errno.ETIMEDOUT, "no answer")
+            return getattr(self._store, name)(*given)
+
+        return asked
 
 
 @dataclass(frozen=True)
@@ -385,7 +394,7 @@ class VirtualCluster:
         self.finished = ""  # why it is
         self.suspending = False  # nobody is replaced any more
         self.paused = False  # between two sessions there is nothing
-        self.over = False
+        self.done = self.over = False  # at home, and everywhere
         self.unseen_nodes: set[str] = set()  # the cluster has lost sight of them
         self.cut_off: set[str] = set()  # regions that do not reach the store
         self.doors: dict[str, GatewayProcess] = {}  # by region
@@ -408,16 +417,27 @@ class VirtualCluster:
         return SimDoor(self, region)
 
     def open_door(self, region: str) -> None:
-        """Start a region's gateway, unless the run is over."""
-        if not self.over:
+        """Start a region's gateway, unless there is one, or no session at home."""
+        if not self.over and not (region == HOME and (self.paused or self.done)) and not self._opened(region):
             self.doors[region] = GatewayProcess(self, region, next(self._gateways))
 
-    def _end_regions(self) -> None:
-        """Who has joined ends what is left in the region."""
+    def _opened(self, region: str) -> bool:
+        there = self.doors.get(region)
+        return there is not None and there.alive
+
+    def look_over(self, gateway: GatewayProcess) -> None:
+        """Who has joined sees that the session is over, ends what is left there, and joins again after a while."""
+        if not gateway.alive:
+            return
+        if not gateway.shell._mail.over:
+            self.time.after(LOOK_S, self.look_over, gateway)
+            return
         for process in self.time.processes:
-            learner = isinstance(process, LearnerProcess | RankProcess) and self.recipe.joined_region(process.name)
-            if learner or isinstance(process, GatewayProcess):
+            if isinstance(process, LearnerProcess | RankProcess) and self.recipe.joined_region(process.name):
                 process.die()
+        gateway.die()
+        self.over = self.done
+        self.time.after(PAUSE_S, self.open_door, gateway.shell.region)
 
     def find(self, region: str, name: str) -> Peer | None:
         """A process of a region by its label."""
@@ -431,7 +451,7 @@ class VirtualCluster:
 
     def mail_fails(self, process: Process, error: BaseException) -> None:
         """What a gateway passes over."""
-        if not isinstance(error, Damaged | FileNotFoundError):
+        if not isinstance(error, Damaged | ValueError):  # torn, or garbled
             process.raised(process, error)
 
     # -------------------------------------------------------------- orchestrators
@@ -449,7 +469,7 @@ class VirtualCluster:
         """Start another orchestrator, unless there is one. Without the run's folder none starts."""
         if self.records.away:
             self.time.after(PAUSE_S, self._succeed, before)
-        elif before is self.process and not (self.over or self.paused or before.running):
+        elif before is self.process and not (self.done or self.paused or before.running):
             self.process = self._next()
             self.start()
 
@@ -458,10 +478,11 @@ class VirtualCluster:
         if process is not self.process:
             return
         self.paused = self.suspending and self.finished_at is None
-        self.over = not self.paused
+        self.done = not self.paused
+        self.over = self.done and not self.doors  # else once who has joined sees it
         process.die()
-        if self.over and self.doors:
-            self.time.after(LINGER_S, self._end_regions)  # who has joined hears of it
+        if self.doors:
+            self.doors[HOME].die()
         if self.paused:
             self.time.after(PAUSE_S, self._resume)
 
@@ -471,6 +492,8 @@ class VirtualCluster:
             return
         self.records.files.pop(STOP_FILE, None)
         self.suspending = self.paused = False
+        if self.doors:
+            self.open_door(HOME)
         self.process = self._next()
         self.start()
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from orchestrator.simulation.context import SimContext
+from orchestrator.simulation.context import SimChain, SimContext
 from orchestrator.simulation.peers import SimPeer
 from orchestrator.simulation.process import Host, Process
 from outer.first_values import FirstValues, Make
 from outer.journal.rebuild import RecoverySources
+from outer.numeric.chain import Recent
 from outer.ports import Here
 from outer.protocol import events_effects
 from outer.protocol.messages import Contribution, Report
@@ -25,6 +26,7 @@ from outer.shell import SyncerShell
 from outer.spec import SyncerSpec
 
 ORPHAN_S = 0.5  # until a shard has ended whose syncer is dead
+RECENT_BYTES = 64  # of deltas of one fragment: fewer than four
 
 
 class SyncerProcess(Process):
@@ -239,7 +241,8 @@ class SimParameters:
 
     def __init__(self, fragments: Sequence[Any], thetas: Sequence[NDArray[Any]], process: Any) -> None:
         self.fragments, self.thetas, self.versions = tuple(fragments), list(thetas), [0] * len(fragments)
-        self._model, self._process = process.context.model, process
+        self._model, self._process, self._chain = process.context.model, process, SimChain.of(process.context.sync)
+        self._recent = [Recent(RECENT_BYTES) for _ in self.fragments]
 
     def warm_up(self) -> None: ...
     def warm_up_rest(self) -> None: ...
@@ -250,16 +253,21 @@ class SimParameters:
         return self._model.merged(self._process, fragment, version, self.thetas[fragment], payloads, weights)
 
     def install(self, proposal: Any, version: int) -> None:
-        self.thetas[proposal.fragment], self.versions[proposal.fragment] = proposal.arrays[0], version
+        fragment, theta = proposal.fragment, proposal.arrays[0]
+        if self._chain is not None:
+            self._recent[fragment].add(self.versions[fragment], self._chain.delta(theta, self.thetas[fragment]))
+        self.thetas[fragment], self.versions[fragment] = theta, version
 
     def arrays(self, fragment: int) -> list[NDArray[Any]]:
         return [self.thetas[fragment]]
 
-    def since(self, fragment: int, held: int) -> NDArray[Any]:
-        return self.thetas[fragment]
+    def since(self, fragment: int, held: int) -> NDArray[Any] | list[NDArray[Any]]:
+        deltas = self._recent[fragment].since(held)
+        return self.thetas[fragment] if deltas is None else deltas
 
     def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
         self.thetas[fragment], self.versions[fragment] = arrays[0], version
+        self._recent[fragment] = Recent(RECENT_BYTES)
 
     def restore_theta(self, fragment: int, version: int, theta: NDArray[Any]) -> None:
         self.restore(fragment, version, [theta])

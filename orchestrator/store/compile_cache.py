@@ -6,14 +6,13 @@ import os
 from pathlib import Path
 
 from learners.training.devices.device import host_kind
+from orchestrator.store.run_store import user_cache
 
 
 def compilation_cache(fallback: Path) -> dict[str, str]:
     """Environment variables for a cache shared by this user's processes; below `fallback` if that is not writable."""
     try:
-        named = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored, by its own standard
-        base = named if named.is_absolute() else Path.home() / ".cache"
-        folder = base / "decoupled-diloco" / "compiled" / host_kind()
+        folder = user_cache() / "compiled" / host_kind()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(folder)

@@ -63,7 +63,7 @@ def of_run(store: RunStore) -> ExportedModel:
     try:
         tensors = weights.read(store.root)
     except ValueError as error:
-        raise InputError([_problem("RUN", store.root, error)]) from error
+        raise InputError([_problem("RUN", str(store), error)]) from error
     recipe = recipe_of(store)
     manifest = store.read_json("final/manifest.json")
     return ExportedModel(tensors, _about(recipe, manifest, object_of(store, "summary.json") or {}, tensors))
@@ -163,7 +163,7 @@ def write(model: ExportedModel, path: Path, name: str = "safetensors") -> None:
         draft.unlink(missing_ok=True)
 
 
-def _problem(field: str, path: Path, error: ValueError) -> Problem:
+def _problem(field: str, path: Path | str, error: ValueError) -> Problem:
     """From a message of the form `what is wrong; the fix`."""
     message, _, fix = str(error).rpartition("; ")
     return Problem(field, str(path), message, fix)

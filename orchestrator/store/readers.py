@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.store.published import stored
 from orchestrator.store.run_store import RUNS, RunStore, known_runs
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class _Status(_Part):
 
 
 def located(run: str | None, any_folder: bool = False) -> RunStore:
-    """Return the store of a run by its folder or its name; of None, the only run in runs/.
+    """Return the store of a run by its folder, its name or the URI of its store; of None, the only run in runs/.
 
     `any_folder`: also of a folder that has lost all by which a run is known.
     Raises InputError, which names the known runs.
@@ -59,6 +60,8 @@ def located(run: str | None, any_folder: bool = False) -> RunStore:
         if len(known) == 1:
             return RunStore.named(known[0])
         raise InputError([Problem("RUN", None, "name one run, by its name or its folder", fix)])
+    if (found := stored(run)) is not None:
+        return found
     for store in (RunStore(run), RunStore.named(run)):
         if any(store.path(name).exists() for name in (RECIPE_FILE, STATUS_FILE, LOG)):
             return store

@@ -91,7 +91,7 @@ def taken(recipe: Recipe, begun: bool = False) -> Iterator[Problem]:
         if (identity(store, JOURNAL) is None and not store.folders("log")) != begun:
             return
         message = "holds the journal of another run, or of this one, begun anew or with its folder not mounted"
-        fix = f"give another, e.g. {uri.rstrip('/')}-2; or remove journal/, log/ and checkpoints/ there"
+        fix = f"give another, e.g. {uri.rstrip('/')}-2; or remove journal/, log/, checkpoints/ and mail/ there"
         if begun:
             message = "holds nothing, but this run has begun there, and would begin anew"
             fix = "see that it is mounted, and is what it was; or give --fresh to begin anew"

@@ -28,6 +28,8 @@ GRANTS_KEPT = 256  # files of each kind and holder, the newest
 class RunStore:
     """One run's folder, given as a path or a `file://` URI. Raises InputError for any other scheme."""
 
+    uri = ""  # of the store of its journal, where that is known and not as its recipe says
+
     def __init__(self, uri: str | Path) -> None:
         self.root = _folder(str(uri))
 
@@ -40,8 +42,12 @@ class RunStore:
         return f"RunStore({str(self.root)!r})"
 
     def __str__(self) -> str:
-        """What names this run in a command: its name, if it is kept in runs/, else its folder."""
-        return self.root.name if self.root.parent == RUNS.absolute() else str(self.root)
+        return str(self.root)
+
+    @property
+    def name(self) -> str:
+        """What names this run in a command: its name, if it is kept in runs/, else its folder or URI."""
+        return self.root.name if self.root.parent == RUNS.absolute() else str(self)
 
     @property
     def exists(self) -> bool:
@@ -132,6 +138,12 @@ class RunStore:
 
 def _numbers(folder: Path) -> list[int]:
     return sorted(int(entry.name) for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+def user_cache() -> Path:
+    """This user's cache of this program. Raises RuntimeError without a home folder."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored, by its own standard
+    return (named if named.is_absolute() else Path.home() / ".cache") / "decoupled-diloco"
 
 
 def known_runs(folder: Path = RUNS) -> list[str]:

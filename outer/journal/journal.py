@@ -19,7 +19,7 @@ import copy
 import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from outer.journal import groups, values
@@ -41,9 +41,21 @@ from outer.journal.chain import (
     words,
 )
 from outer.journal.framing import Damaged, is_sealed, pack
-from outer.journal.groups import FACTS, FORMAT, OPENING, SNAPSHOT, Arrays, Group, Item, JournalCut, Logged, Value
+from outer.journal.groups import (
+    FACTS,
+    FORMAT,
+    OPENING,
+    SNAPSHOT,
+    SYNCER,
+    Arrays,
+    Group,
+    Item,
+    JournalCut,
+    Logged,
+    Value,
+)
 from outer.journal.object_store import Objects, prove, sweep
-from outer.protocol.facts import Committed
+from outer.protocol.facts import Committed, StateRebuilt
 from outer.protocol.recorder import Recorder, Run
 from outer.protocol.recovery import JournalReplay, Recovered
 
@@ -64,6 +76,7 @@ class Opened:
     damage: list[str] = field(default_factory=list)  # what was damaged or missing, in words
     writers: list[list[Any]] = field(default_factory=list)  # up to which fact of whom the log goes: a Recorder's state
     named: list[str] = field(default_factory=list)  # the values that are objects of their own and that records name
+    rebuilt: StateRebuilt | None = None  # what an epoch that had rebuilt the state died before it could tell
 
 
 def inspect(store: Objects, folder: str) -> list[str]:
@@ -99,6 +112,7 @@ class StoredJournal:
         self._after = -1  # the position of the previous group
         # By fragment: the position and seal of the group with its newest value.
         self._newest_at: dict[int, tuple[int, str]] = {}
+        self._rebuilt: tuple[int, StateRebuilt | None] = 0, None  # by which epoch, and how
         self._opening = ChainLink()  # this epoch's
         self._removable: set[int] = set()  # existing positions
         self._sizes: deque[tuple[int, int]] = deque()  # (position, bytes) of this epoch's groups that are in no segment
@@ -177,6 +191,8 @@ class StoredJournal:
         self._removable = set(past.positions)
         opened.found = copy.deepcopy(self._replay.found)
         opened.writers = self._recorder.state()
+        if not any(writer == SYNCER and epoch >= self._rebuilt[0] for writer, epoch, *_ in opened.writers):
+            opened.rebuilt = self._rebuilt[1]
         self._values = dict(opened.values)
         return opened
 
@@ -191,6 +207,8 @@ class StoredJournal:
             case groups.SNAPSHOT:
                 self._replay = groups.decode_replay(header["kept"])
                 self._recorder = Recorder(header.get("writers", ()))
+                if told := header.get("rebuilt"):
+                    self._rebuilt = header["epoch"], StateRebuilt(told[0], *map(tuple, told[1:]))
                 self._newest_at = {fragment: (at, seal) for fragment, at, seal in header["places"]}
                 self._newest_at |= {fragment: (group.position, group.seal) for fragment, *_ in header.get("values", [])}
             case groups.OPENING:
@@ -275,14 +293,17 @@ class StoredJournal:
                     self._newest_at[record.fragment] = self._after, self._before
         return runs
 
-    def seed(self, replay: JournalReplay, newest: Mapping[int, Value]) -> Recovered:
-        """Start over from this state, whatever `open` found. Raises as `write` does."""
+    def seed(self, replay: JournalReplay, newest: Mapping[int, Value], rebuilt: StateRebuilt) -> Recovered:
+        """Start over from this state, whatever `open` found. Raises as `write` does.
+
+        `rebuilt`: how it was made, which a later epoch tells where this one dies before it can.
+        """
         self._replay, self._values = replay, dict(newest)
         kept = newest if self._persistent else {}
         described = [value.described(fragment) for fragment, value in sorted(kept.items())]
         arrays = [array for _, value in sorted(kept.items()) for array in value.arrays]
         self._newest_at = {}
-        self._put_snapshot({"values": described}, arrays)
+        self._put_snapshot({"values": described, "rebuilt": astuple(rebuilt)}, arrays)
         self._newest_at = dict.fromkeys(kept, (self._after, self._before))
         return copy.deepcopy(replay.found)
 

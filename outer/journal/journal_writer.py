@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from outer.background import Background, Failed
@@ -19,6 +20,7 @@ from outer.journal.journal import Opened, StaleEpoch, StoredJournal
 from outer.journal.object_store import Objects
 from outer.journal.values import Stored
 from outer.ports import now
+from outer.protocol.facts import StateRebuilt
 from outer.protocol.recorder import Numbered, Run
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
@@ -89,10 +91,10 @@ class JournalWriter:
         self._damage = opened.damage
         return opened
 
-    async def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
+    async def seed(self, replay: JournalReplay, values: Mapping[int, Value], rebuilt: StateRebuilt) -> Recovered:
         """Start over from this state, as StoredJournal.seed. Call it after `open`."""
-        seeding = asyncio.get_running_loop().run_in_executor(self._executor, self._journal.seed, replay, values)
-        return await seeding
+        seed = partial(self._journal.seed, replay, values, rebuilt)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, seed)
 
     def append(self, entry: Entry, arrays: Arrays, number: int, at: float, stored: Stored | None = None) -> None:
         """Make a record durable, as the syncer's fact of this number and time; `durable` reports it."""

@@ -173,10 +173,12 @@ class ReadRequests:
             member.link.note(self._sizes[event.fragment], event.took_s + event.held_s)
             member.answers.note(size, event.took_s)
             self._links.note(member, self._config.round_steps * self._members.step_s)
-        member.overdue = False
         under_way = member.under_way.get(event.fragment)
-        if under_way is None or under_way[:2] != (event.syncer_step, event.attempt):
+        waited_for = under_way is None or under_way[:2] != (event.syncer_step, event.attempt)
+        member.overdue = not waited_for and event.attempt != EARLY  # else it came in time
+        if waited_for:
             return False
+        assert under_way is not None
         if event.took_s > 0.0:
             round_s = self._config.round_steps * self._members.step_s
             member.window.note(event.took_s, under_way.beside, round_s)

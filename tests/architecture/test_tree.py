@@ -20,27 +20,27 @@ BUDGETS = {
     "learners/protocol": 1920,
     "learners/training": 4610,
     "learners/conformance": 590,
-    "learners": 2405,
+    "learners": 2410,
     "orchestrator/recipe": 1510,
-    "orchestrator/store": 1730,
-    "orchestrator/planner": 2585,
+    "orchestrator/store": 1860,
+    "orchestrator/planner": 2600,
     "orchestrator/report": 1410,
     "orchestrator/replay": 1540,
-    "orchestrator/runtime": 2490,
-    "orchestrator/compare": 740,
+    "orchestrator/runtime": 2540,
+    "orchestrator/compare": 785,
     "orchestrator/prepare": 830,
     "orchestrator/regions": 1400,
     "orchestrator/lifecycle": 2420,
-    "orchestrator/cli": 3180,
+    "orchestrator/cli": 3310,
     "orchestrator/eventlog": 1450,
     "orchestrator/analysis": 640,
     "orchestrator/telemetry": 400,
-    "orchestrator/simulation": 2170,
+    "orchestrator/simulation": 2195,
     "orchestrator": 50,
     "chaos/simulation": 3560,
     "chaos": 470,
 }
-TOTALS = {PACKAGES: 48_760, ("tests",): 36_350, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 49_120, ("tests",): 36_350, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

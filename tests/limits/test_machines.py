@@ -120,6 +120,7 @@ def test_nor_in_a_run_ten_times_as_long(kinds: tuple[str, ...]) -> None:
     assert_flat(sizes(6000.0, kinds, adopt="overwrite"))
 
 
+@pytest.mark.usefixtures("low_bounds")
 def test_what_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     advance = Controller.advance
 

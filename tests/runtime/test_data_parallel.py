@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from benchmarks.harness.modes import transformed
 from benchmarks.harness.seed_run import SeedRun
 from learners.protocol.facts import StepFinished
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import dump
 from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import STEPS_FILE, History, lines
 from orchestrator.runtime.data_parallel.trainer import train_on
 from orchestrator.store.export import of_run
 from orchestrator.store.run_store import RunStore
 from tests.runtime.conftest import namespace, recipe
+from tests.runtime.results import ROOT
+from tests.waiting import DEADLINE_S
 
 pytestmark = [
     pytest.mark.runtime,
@@ -43,6 +51,38 @@ def trained(given: Recipe, folder: Path, *faults: Any, checkpoint_steps: int | N
 def losses(folder: Path) -> dict[int, float]:
     """By step, as done last."""
     return {line["step"]: line["loss"] for line in lines(folder / STEPS_FILE) if line["kind"] == "step"}
+
+
+def test_both_arms_of_a_comparison_are_trained_on_a_cluster_that_is_there(
+    ray_cluster: Any, corpus: str, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.toml").write_text(
+        dump(wanted("compared", corpus, budget={"syncer_steps": 10}, eval={"every": 5, "sequences": 8}))
+    )
+    address = ray.get_runtime_context().gcs_address
+    words = [
+        sys.executable,
+        "-m",
+        "orchestrator",
+        "compare",
+        "recipe.toml",
+        "--address",
+        address,
+        "--out",
+        "out",
+        "--json",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["mode"]: row["seeds"][0] for row in json.loads(done.stdout)["rows"]}
+    assert {mode: (row["state"], row["ok"]) for mode, row in rows.items()} == dict.fromkeys(
+        ("decoupled", "data_parallel"), ("finished", True)
+    )
+    for mode in rows:
+        assert RunStore(tmp_path / "out" / mode / "seed-0").read_json("cluster.json")["address"] == address
 
 
 class AfterCheckpoint:

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from orchestrator.eventlog.facts import LearnerLost
-from orchestrator.recipe.toml_text import dump
+from orchestrator.store.published import FILES, newest
 from outer.journal.door import INVITATION
+from outer.journal.object_store import objects
 from outer.protocol.facts import Committed
-from tests.runtime.conftest import recipe
 from tests.runtime.results import ROOT, assert_bit_equal, assert_kept
 from tests.runtime.script import FOREVER, Script, nothing, said, stepping
 
@@ -26,13 +26,12 @@ FAR = "learner-far-0"
 class Region:
     """`diloco join` as a user calls it, with a local Ray of its own."""
 
-    def __init__(self, folder, settings, invitation):
-        self._recipe, self._log, self._invitation = folder / "recipe.toml", folder / "join.log", invitation
-        self._recipe.write_text(dump(settings))
+    def __init__(self, folder, store, invitation):
+        self._store, self._log, self._invitation = store, folder / "join.log", invitation
         self.join()
 
     def join(self, status=None):
-        words = [sys.executable, "-m", "orchestrator", "join", str(self._recipe), "--region", "far"]
+        words = [sys.executable, "-m", "orchestrator", "join", self._store, "--region", "far", "--wait", "600"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), INVITATION: self._invitation}
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(words, env=environment, cwd=ROOT, stdout=log, stderr=log)
@@ -61,20 +60,21 @@ def kill_far(status):
 
 
 @pytest.fixture(scope="module")
-def joined(run, corpus, served, tmp_path_factory):
+def joined(run, served, tmp_path_factory):
     folder, (uri, server) = tmp_path_factory.mktemp("joined"), served
     pools = [
         {"name": name, "learners": 1, "batch_size": 2, "slowdown": 20.0} | more
         for name, more in (("t", {}), ("far", {"region": "far", "joined": True}))
     ]
+    store = f"{uri}/runs/joined"
     settings = {
         "pools": pools,
         "sync": {"quorum": 1},
         "budget": FOREVER,
-        "durability": {"store": f"{uri}/runs/joined"},
+        "durability": {"store": store},
         "run": {"hang_s": 20.0, "unreachable_s": 600.0},
     }
-    region = Region(folder, recipe("joined", corpus, **settings), server.invitations.invite("far"))
+    region = Region(folder, store, server.invitations.invite("far"))
     script = Script(
         folder / "run",
         (merged(folder / "run", 1), kill_far),
@@ -84,14 +84,20 @@ def joined(run, corpus, served, tmp_path_factory):
     )
     result = run("joined", script, folder / "run", **settings)
     ended = region.process.wait(timeout=120)
-    return result, ended
+    return result, ended, objects(store)
 
 
 def test_a_region_joins_heals_is_lost_and_joins_again_and_the_books_are_exact(joined):
-    result, ended = joined
+    result, ended, _ = joined
     assert_kept(result, "stopped")
     assert ended == 0, "who has joined hears that the run is over"
     assert [fact.incarnation for fact in result.facts(LearnerLost) if fact.learner == FAR] == [1, 2]
     assert {(FAR, number) for number in (1, 2, 3)} <= result.participants()
     assert all(each.learner in ("learner-t-0", FAR) for fact in result.facts(Committed) for each in fact.participants)
     assert_bit_equal(result.folder)
+
+
+def test_the_store_says_of_the_run_what_its_folder_says(joined):
+    result, _, store = joined
+    for name in FILES:
+        assert newest(store, name)[1] == (result.folder / name).read_text(), name

@@ -99,7 +99,16 @@ def test_side_by_side_gives_what_one_after_another_gives() -> None:
 
 def stricken(kind: str, seed: int) -> Options:
     """A short run with a few faults of one kind, and what it takes for them to matter."""
-    options = draw(seed, "calm", syncer_steps=60, P=3, H=6, tau=2, recover="peer")
+    apart = kind in KINDS["regions"]
+    options = draw(
+        seed,
+        "regions" if apart else "calm",
+        syncer_steps=60,
+        P=3,
+        H=6,
+        tau=2,
+        recover="syncer" if apart else "peer",
+    )
     ats = [4.0 + 3.0 * number for number in range(3)]
     faults = [Fault(at, kind, name, 3.0, 0.6) for at, name in zip(ats, "abc", strict=True)]
     if kind == "crash_ending":

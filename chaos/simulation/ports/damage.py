@@ -115,7 +115,8 @@ class Damage(Faults):
         if method == "read":
             return (self._contributed(answer[0]), *answer[1:])
         if method == "fetch" and self.damages("fetch_damage"):
-            return (*answer[:2], flipped(answer[2]), answer[3])
+            whole = not isinstance(answer[2], list)
+            return (*answer[:2], flipped(answer[2]) if whole else [*map(flipped, answer[2])], answer[3])
         if isinstance(answer, Version) and self.damages("fetch_damage"):
             return answer._replace(theta=flipped(answer.theta))
         if method == "donate" and self.damages("state_damage"):

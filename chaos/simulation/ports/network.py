@@ -66,6 +66,7 @@ class HostileNetwork:
         whole = named(options.sync.codec).bytes(ELEMENTS)
         lower = {codec: named(codec).bytes(ELEMENTS) / whole for codec in below(options.sync.codec)}
         self._shares = {"": 1.0, **lower}  # of a fragment, by a contribution's codec
+        self._delta = named(options.sync.downlink).bytes(ELEMENTS) / whole
 
     def link(self, source: str, target: str) -> NetworkLink:
         if (link := self._links.get((source, target))) is None:
@@ -92,6 +93,8 @@ class HostileNetwork:
             return 0.0
         if method == "read":
             return self._shares[answer[0].codec]
+        if method == "fetch" and type(answer) is tuple and isinstance(answer[2], list):
+            return len(answer[2]) * self._delta
         return {"fetch": 1.0, "received": 1.0, "donate": float(self._fragments)}.get(method, 0.0)
 
     def _carry_over_faulty(

@@ -162,8 +162,8 @@ WITH made AS (
         string_agg(learner, ', ' ORDER BY place) FILTER (silent_s > 0) AS silent, sum(silent_s) AS silent_s
     FROM (
         SELECT learner, seconds, wanted_s, place, CASE WHEN missing THEN seconds WHEN last <> 'RunResumed'
-            AND coalesce(over, 'stopped') = 'stopped' AND NOT stopped AND stop - stepped > 0.5 THEN stop - stepped
-            ELSE 0.0 END AS silent_s
+            AND coalesce(over, 'stopped') = 'stopped' AND NOT stopped AND stop - coalesce(stepped, stepping) > 0.5
+            THEN stop - coalesce(stepped, stepping) ELSE 0.0 END AS silent_s
         FROM time_accounts JOIN wanted_time USING (learner) LEFT JOIN roster r USING (learner) LEFT JOIN (
             SELECT DISTINCT fact->>'$.writer' AS learner, true AS missing FROM facts WHERE kind = 'FactsLost')
             USING (learner), run_window, (SELECT max_by(kind, position) AS last FROM facts

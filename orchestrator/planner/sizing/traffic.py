@@ -254,6 +254,22 @@ def usable_bits(link: LinkConfig, learners: int) -> float:
     return min(link.gbit_s * 1e9, learners * 8 * IN_FLIGHT.value / round_trip_s if round_trip_s else math.inf)
 
 
+def ring_s(recipe: Recipe, sent: float) -> float | None:
+    """Seconds of an all-reduce by an ideal ring, in which each learner sends so many bytes and waits for links alone.
+
+    The ring passes the regions in the order of the pools, links have the rates that [fleet] declares, and each value
+    passes all hops but one twice. None: there is one region, or a link of the ring is not declared.
+    """
+    links = {frozenset(link.between): link for link in recipe.fleet.links}
+    regions = list(dict.fromkeys(pool.region or recipe.home for pool in recipe.learners.values()))
+    ring = [links.get(frozenset(pair)) for pair in zip(regions, regions[1:] + regions[:1], strict=True)]
+    known = [link for link in ring if link is not None]
+    if len(known) < len(ring):
+        return None
+    hops_s = [link.latency_ms / 1e3 for link in known] + [0.0] * (len(recipe.learners) - len(ring))  # 0: in a region
+    return 8 * sent / min(link.gbit_s * 1e9 for link in known) + 2 * (sum(hops_s) - min(hops_s))
+
+
 def _load(
     ends: str,
     field: str,

@@ -1,8 +1,9 @@
-"""Conventional data-parallel training of a recipe by Ray Train's JaxTrainer, on a local Ray.
+"""Conventional data-parallel training of a recipe by Ray Train's JaxTrainer, on a local Ray or a cluster.
 
-As many workers as the recipe has learners, each with their resources; jax.distributed runs on CPUs too. Ray Train
-restarts all workers from the newest checkpoint when one dies; a run that was interrupted goes on from it as well. A run
-that fails again and again without getting further, and not by the plan's faults, ends with the newest error.
+As many workers as the recipe has learners, each where its pool wants it, with its resources; jax.distributed runs on
+CPUs too. Ray Train restarts all workers from the newest checkpoint when one dies; a run that was interrupted goes on
+from it as well. A run that fails again and again without getting further, and not by the plan's faults, ends with the
+newest error.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ray.train.v2.jax.config import JaxConfig
 
 from learners.training.devices.device import fit
 from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.resources import shape
 from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.toml_text import dump
 from orchestrator.runtime import launch
@@ -44,6 +46,7 @@ from orchestrator.runtime.data_parallel.history import (
     history,
 )
 from orchestrator.runtime.data_parallel.striking import Plan, Striker
+from orchestrator.runtime.placement import control
 from orchestrator.store.export import write_final
 from orchestrator.store.readers import RECIPE_FILE, object_of
 from orchestrator.store.run_store import RunStore
@@ -291,22 +294,46 @@ class RestartCap(UserCallback):  # type: ignore[misc]
             raise NoProgress(f"{again}; rank {rank}, the last time:\n{type(error).__name__}: {told}")
 
 
-def run(recipe: Recipe, store: RunStore, checkpoints: Interval, plan: Plan, on_progress: OnProgress) -> History:
-    """`train_on`, on a local Ray that is started for it; a run that has finished is only read."""
+def run(
+    recipe: Recipe,
+    store: RunStore,
+    checkpoints: Interval,
+    plan: Plan,
+    on_progress: OnProgress,
+    address: str | None = None,
+) -> History:
+    """`train_on`, on a cluster, or on a local Ray that is started for it; a run that has finished is only read."""
     if (found := history(store)).finished:
         if not store.path(SUMMARY_FILE).exists():  # ended in between
             _write_summary(recipe, store, found)
         return found
     store.create()
     store.write_text(RECIPE_FILE, dump(recipe))  # first: by it the folder is known when the command comes again
-    with launch.local_cluster(recipe, store) as namespace:
-        return train_on(namespace, recipe, store, checkpoints, plan, on_progress)
+    local = address is None
+    with launch.attached(recipe, store, address) if address else launch.local_cluster(recipe, store) as namespace:
+        return train_on(namespace, recipe, store, checkpoints, plan, on_progress, local)
+
+
+def scaling(recipe: Recipe, local: bool) -> ScalingConfig:
+    """A worker for each learner: its resources, and, unless `local`, the labels of its pool."""
+    labels = [dict(shape(pool, anywhere=local).labels) for pool in recipe.learners.values()]
+    return ScalingConfig(
+        num_workers=len(labels),
+        resources_per_worker=dict(recipe.pools[0].resources),
+        label_selector=labels if any(labels) else None,
+    )
 
 
 def train_on(
-    namespace: str, recipe: Recipe, store: RunStore, checkpoints: Interval, plan: Plan, on_progress: OnProgress
+    namespace: str,
+    recipe: Recipe,
+    store: RunStore,
+    checkpoints: Interval,
+    plan: Plan,
+    on_progress: OnProgress,
+    local: bool = True,
 ) -> History:
-    """Train to the end, or go on, on the one host of the Ray that this process is connected to.
+    """Train to the end, or go on, on the Ray that this process is connected to; `local`: it has one host.
 
     `plan`: the faults to strike with, by learner: the learner's number is the rank's. Raises what Ray Train raises,
     RuntimeError if the faults could not go on, and KeyboardInterrupt.
@@ -314,16 +341,14 @@ def train_on(
     os.environ.setdefault(*HEALTH_S)
     store.write_text(RECIPE_FILE, dump(recipe))
     options: dict[str, Any] = {"num_cpus": JUDGE_CPUS, "max_restarts": -1}
-    options |= {"name": f"held-out.{recipe.name}", "namespace": namespace}
+    options |= {"name": f"held-out.{recipe.name}", "namespace": namespace} | control(recipe.run.control, local)
     judge = ray.remote(HeldOutActor).options(**options).remote(recipe, str(store.root))
-    spec = RankSpec(recipe, str(store.root), checkpoints, judge, len(os.sched_getaffinity(0)))
+    spec = RankSpec(recipe, str(store.root), checkpoints, judge, len(os.sched_getaffinity(0)) if local else 0)
     trainer = JaxTrainer(
         train,
         train_loop_config={"spec": spec},
         jax_config=JaxConfig(use_gpu=True),  # else it does without jax.distributed
-        scaling_config=ScalingConfig(
-            num_workers=len(recipe.learners), resources_per_worker=dict(recipe.pools[0].resources)
-        ),
+        scaling_config=scaling(recipe, local),
         run_config=RunConfig(
             name=TRAIN_FOLDER,
             storage_path=str(store.root),

@@ -374,6 +374,8 @@ def test_time_of_which_the_log_lacks_facts_is_unattributed_and_a_wait_that_a_dra
     assert goodput is not None
     assert goodput.seconds["b"]["unattributed"] == pytest.approx(6.3, abs=1e-5)
     assert verdict(LOST, "accounted.time")[1] == "the log lacks facts of b"
+    hung = without(history(), lambda e: e.writer == "b" and is_a(StepFinished)(e))  # in its first step, to the end
+    assert verdict(renumbered(hung), "accounted.time")[1] == "the log lacks facts of b"
     events = without(history(), lambda e: e.writer == "b" and is_a(StepFinished)(e) and e.at > BASE + 26.5)
     at = next(e for e in events if e.at > BASE + 31)
     leaving = Event("b", 1, 0, at.at, PhaseEntered("draining"))

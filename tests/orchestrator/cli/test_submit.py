@@ -174,6 +174,65 @@ def test_the_driver_goes_where_the_runs_folder_is(monkeypatch: pytest.MonkeyPatc
     assert asked["entrypoint_label_selector"] is None
 
 
+REGIONS = """
+[[pools]]
+name = "eu"
+region = "eu"
+joined = true
+[[pools]]
+name = "ap"
+region = "ap"
+joined = true
+[[pools]]
+name = "sa"
+region = "sa"
+joined = true
+[durability]
+store = "s3://bucket/two"
+"""
+
+
+def test_one_command_submits_a_run_and_has_each_region_join_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipe.toml").write_text(
+        f'name = "two"\n{REGIONS}[[pools]]\nname = "us"\n[budget]\nsyncer_steps = 99\n'
+    )
+    monkeypatch.setattr("outer.journal.object_store.Remote.open", lambda remote: None)
+    asked: dict[str, dict[str, Any]] = {}
+
+    class Taking:
+        def __init__(self, address: str) -> None:
+            if address == "http://ap:8265":
+                raise ConnectionError(f"no job server answers at {address}")
+            self.address = address
+
+        def get_address(self) -> str:
+            return self.address
+
+        def submit_job(self, **request: Any) -> None:
+            asked[self.address] = request
+
+    monkeypatch.setattr(jobs, "connect", Taking)
+    words = ["submit", "recipe.toml", "--set", f"run.folder={SHARED}", "--no-wait"]
+    words += [word for name in ("home", "eu", "ap") for word in ("--region", f"{name}=http://{name}:8265")]
+    done = invoke(*words)
+    assert done.exit_code == 0, done.stderr
+    assert list(asked) == ["http://home:8265", "http://eu:8265"], "the run first"
+    run, join = asked.values()
+    assert "orchestrator run recipe.toml" in run["entrypoint"]
+    expected = "python -m orchestrator join s3://bucket/two --region eu --wait 600"
+    assert (join["entrypoint"], join["submission_id"]) == (expected, f"{run['submission_id']}-eu")
+    assert f"region eu: submitted {run['submission_id']}-eu" in done.stderr
+    for name, why in (("ap", "no job server answers"), ("sa", "no --region sa=")):
+        assert f"region {name}: {why}" in done.stderr
+        assert f"to join later, there: diloco join s3://bucket/two --region {name}\n" in done.stderr
+    told = json.loads(invoke(*words, "--json").stdout)["regions"]
+    assert set(told["eu"]) == {"submission_id", "address"} and set(told["ap"]) == {"error", "join"}
+    asked.clear()
+    wrong = invoke(*words, "--region", "eur=http://h:8265", "--region", "eu=h:8265")
+    assert wrong.exit_code == 2 and '--region = "eur": is no region' in wrong.stderr and '"h:8265"' in wrong.stderr
+    assert not asked
+
+
 @pytest.mark.parametrize(("refusals", "code"), [(3, 0), (10**6, 3)])
 def test_a_cluster_whose_job_agents_are_not_up_yet_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, refusals: int, code: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -17,7 +18,7 @@ from orchestrator.cli.app import build
 from orchestrator.compare import comparison, runs
 from orchestrator.compare.comparison import Comparison, as_json, compared
 from orchestrator.compare.modes import MODES, Case
-from orchestrator.compare.runs import ComparedRun, RunOutcome, all_reduced, loaded, save
+from orchestrator.compare.runs import ComparedRun, IdealRing, RunOutcome, all_reduced, ideal_ring, loaded, save
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.run_store import RunStore, alone
@@ -84,7 +85,7 @@ def test_differences_are_paired_over_seeds_with_an_interval(result: Comparison) 
 
 def test_an_outcome_is_the_same_when_it_is_read_back_without_losses_that_are_not_finite(tmp_path: Path) -> None:
     one = ended(3, [6.0, 2.0])
-    told = json.loads(json.dumps(as_json(compared({BASE: [one]}, MODES["data_parallel"]), "")))
+    told = json.loads(json.dumps(as_json(compared({BASE: [one]}, MODES["data_parallel"]), "", None)))
     assert loaded(told["rows"][0]["seeds"][0]) == one
     save(RunStore(tmp_path), ended(0, [6.0, float("nan"), float("inf")]))
     again = loaded(json.loads((tmp_path / "outcome.json").read_text()))
@@ -93,18 +94,40 @@ def test_an_outcome_is_the_same_when_it_is_read_back_without_losses_that_are_not
 
 
 def test_the_tables_and_the_sentence_say_what_came_out(result: Comparison) -> None:
-    def cells(found: Comparison) -> str:
+    def cells(found: Comparison, ring: IdealRing | None = None) -> str:
         console = Console(width=200, file=StringIO(), record=True)
-        for table in comparison.tables(found):
+        for table in comparison.tables(found, ring):
             console.print(table)
         return console.export_text()
 
     assert "decoupled + faults" in cells(result) and "-0.3500 ± 5.7178" in cells(result)
+    assert "ideal ring" not in cells(result)
+    assert re.search(r"ideal ring, 0.250 s a step +4,000 .* 8.000 +8.000", cells(result, IdealRing(0.25, 8e6, 4000.0)))
     assert "0.3500 ± 5.7178 (14.58%) below that of data_parallel" in comparison.sentence(result)
     assert "nothing to compare" in comparison.sentence(replace(result, rows=result.rows[:1]))
     failed = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [replace(ended(0, [6.0, 5.0]), state="failed")]}, BASE.mode)
     assert "no seed that finished in both" in comparison.sentence(failed)
     assert "decoupled (0 of 1)" in cells(failed)
+
+
+def test_an_ideal_ring_waits_for_its_slowest_link_and_passes_all_hops_but_one_twice() -> None:
+    pools = [{"name": name, "region": name, "batch_size": 4} for name in "abc"]
+    links = [
+        {"between": tuple(pair), "gbit_s": rate, "latency_ms": 5.0}
+        for pair, rate in (("ab", 1.0), ("bc", 0.5), ("ca", 2.0))
+    ]
+
+    def found(**fleet: Any) -> IdealRing | None:
+        return ideal_ring(Recipe.model_validate(ALIKE.canonical() | {"pools": pools, "fleet": fleet}))
+
+    ring = found(links=links)
+    assert ring is not None
+    assert ring.seconds == pytest.approx(8 * ring.bytes / 0.5e9 + 2 * 0.010)
+    assert ring.tokens_per_s * ring.seconds == pytest.approx(3 * 4 * 4), "of three batches of samples of four tokens"
+    pools.append(pools[2] | {"name": "d"})
+    assert (ring := found(links=links)) is not None
+    assert ring.seconds == pytest.approx(8 * ring.bytes / 0.5e9 + 2 * 0.015), "a value skips the hop in region c"
+    assert found(links=links[:2]) is None and ideal_ring(ALIKE) is None, "nothing is said of a link"
 
 
 # ------------------------------------------------------------------ the command
@@ -122,7 +145,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of cases that the command had trained: in lock-step, where production starts Ray."""
     names: list[str] = []
 
-    def train(run: ComparedRun, starter: Any, faults: Any, on_news: Any) -> None:
+    def train(run: ComparedRun, starter: Any, faults: Any, on_news: Any, address: Any) -> None:
         names.append(run.case.name)
         if run.case.mode.by_ray_train:
             run.store.create()
@@ -175,6 +198,7 @@ def test_under_a_plan_every_mode_is_trained_without_and_with_its_faults(
         (["--chaos"], "has no faults"),
         (["--set", "sync.overlap=strict"], "its learners wait"),
         (["--set", "eval.every=0"], "leaves nothing to compare"),
+        (["--set", "chaos.mtbf_s=9", "--chaos", "recipe", "--address", "h:6379"], "that the plan cannot strike"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(file: Path, tmp_path: Path, words: list[str], said: str) -> None:

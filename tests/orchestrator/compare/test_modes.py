@@ -102,6 +102,13 @@ def test_ranks_of_ray_train_have_no_gpus_and_no_faults_but_kills_and_freezes() -
     assert transformed(ALIKE, MODES["data_parallel"], able).chaos == able, "no random faults, no kinds"
 
 
+def test_ranks_of_ray_train_are_in_one_cluster() -> None:
+    far = ALIKE.canonical()["pools"][0] | {"name": "far", "region": "far", "joined": True}
+    joined = {"pools": [*ALIKE.canonical()["pools"], far], "durability": {"store": "kept"}}
+    with pytest.raises(InputError, match="pool far is in a cluster of its own"):
+        transformed(Recipe.model_validate(ALIKE.canonical() | joined), MODES["data_parallel"])
+
+
 def test_modes_are_chosen_by_name_and_a_wrong_one_is_told_the_nearest() -> None:
     assert [mode.name for mode in chosen("diloco, decoupled,diloco")] == ["diloco", "decoupled"]
     with pytest.raises(InputError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from orchestrator.regions import mail
-from orchestrator.regions.mail import FOLDER, LARGE, Mail, granted
+from orchestrator.regions.mail import FOLDER, LARGE, Mail
 from orchestrator.simulation.objects import MemoryObjects
-from outer.ports import Gone, Raised, Unreachable
+from outer.ports import Gone, Raised, Unreachable, insist
 from tests.waiting import in_a_loop, until_async
 
 
@@ -52,22 +53,45 @@ async def serve(region: str, name: str, method: str, arguments: Sequence[Any]) -
         raise Gone("ActorDiedError")
     if method == "waits":
         await asyncio.Event().wait()
-    return region, name, *arguments
+    served.append((region, name, *arguments))
+    return object() if method == "unsendable" else (region, name, *arguments)
 
 
-async def region(store: MemoryObjects, me: str, others: Sequence[str] = ()) -> Mail:
-    made = Mail(store, me, await granted(store, me), serve, lambda peer: ("", ""), lambda name: None, errors.append)  # type: ignore[arg-type, return-value]
-    made.begin(others)
+class Named:
+    """A process."""
+
+    async def ask(self, method: str, *arguments: Any) -> Any: ...
+
+    def tell(self, method: str, *arguments: Any) -> None: ...
+
+
+async def region(store: Any, me: str) -> Mail:
+    made = Mail(store, me, "home", serve, lambda peer: ("", ""), lambda name: None, errors.append)  # type: ignore[arg-type, return-value]
+    await made.begin()
     return made
 
 
+def end(mail: Mail) -> None:
+    """Its process is gone."""
+    for task in mail._background.running:
+        task.cancel()
+
+
+async def joined(store: Any) -> tuple[Mail, Mail]:
+    """Home, and a region, which have heard of each other."""
+    home, far = await region(store, "home"), await region(store, "far")
+    await until_async(lambda: home.reached("far") and far.reached("home"), "they hear of each other")
+    return home, far
+
+
 errors: list[BaseException] = []
+served: list[tuple[Any, ...]] = []
 
 
 @in_a_loop
 async def test_a_call_is_answered_with_its_arrays_and_its_errors() -> None:
     store = MemoryObjects()
-    home, far = await region(store, "home"), await region(store, "far", ["home"])
+    home, far = await region(store, "home"), await region(store, "far")
     with pytest.raises(Unreachable, match="region far is silent"):
         await home.ask("far", "a", "echo", ())
     await until_async(lambda: home.reached("far") and far.reached("home"), "they hear of each other")
@@ -84,8 +108,7 @@ async def test_a_call_is_answered_with_its_arrays_and_its_errors() -> None:
 @in_a_loop
 async def test_over_a_store_that_fails_every_third_time_each_call_is_answered_and_nothing_stays() -> None:
     store = Failing()
-    home, far = await region(store, "home"), await region(store, "far", ["home"])
-    await until_async(lambda: home.reached("far"), "home hears of far")
+    home, far = await joined(store)
     answers = await asyncio.gather(
         *(home.ask("far", "a", "echo", (number, np.full(LARGE, number))) for number in range(40))
     )
@@ -105,13 +128,11 @@ async def test_over_a_store_that_fails_every_third_time_each_call_is_answered_an
 @in_a_loop
 async def test_a_region_that_comes_again_answers_no_call_to_the_one_before_and_is_asked_anew() -> None:
     store = MemoryObjects()
-    home, far = await region(store, "home"), await region(store, "far", ["home"])
-    await until_async(lambda: home.reached("far"), "home hears of far")
+    home, far = await joined(store)
     waiting = asyncio.ensure_future(home.ask("far", "a", "waits", ()))
     await asyncio.sleep(0)
-    for task in far._background.running:
-        task.cancel()
-    await region(store, "far", ["home"])
+    end(far)
+    await region(store, "far")
     with pytest.raises(Unreachable, match="another gateway"):
         await waiting
     assert await home.ask("far", "a", "echo", (1,)) == ("home", "a", 1)
@@ -120,8 +141,7 @@ async def test_a_region_that_comes_again_answers_no_call_to_the_one_before_and_i
 @in_a_loop
 async def test_a_batch_that_is_damaged_costs_what_was_in_it_alone() -> None:
     store, before = MemoryObjects(), len(errors)
-    home, far = await region(store, "home"), await region(store, "far", ["home"])
-    await until_async(lambda: home.reached("far"), "home hears of far")
+    home, far = await joined(store)
     create = store.create
 
     def torn(name: str, parts: Sequence[Any]) -> None:
@@ -133,3 +153,84 @@ async def test_a_batch_that_is_damaged_costs_what_was_in_it_alone() -> None:
     store.create = create  # type: ignore[method-assign]
     assert await home.ask("far", "a", "echo", (2,)) == ("home", "a", 2)
     assert len(errors) > before and far.reached("home")
+
+
+@in_a_loop
+async def test_a_large_array_on_its_way_holds_back_no_other_message() -> None:
+    class Slow(MemoryObjects):
+        arrived = threading.Event()
+
+        def read(self, name: str) -> bytes:
+            return self.arrived.wait(30.0) and super().read(name) if "/large/" in name else super().read(name)  # type: ignore[return-value]
+
+    store = Slow()
+    home, _ = await joined(store)
+    large = asyncio.ensure_future(home.ask("far", "a", "echo", (np.zeros(LARGE),)))
+    for number in range(3 * mail.AT_ONCE):
+        assert await home.ask("far", "a", "echo", (number,)) == ("home", "a", number)
+    assert not large.done()
+    store.arrived.set()
+    assert len(await large) == 3
+
+
+@in_a_loop
+async def test_the_end_of_a_session_is_heard_by_who_was_cut_off_and_by_nobody_of_the_next_one() -> None:
+    store = MemoryObjects()
+    home, far = await joined(store)
+    home.tell("far", "a", "echo", ("of the first session",))
+    end(far)
+    await home.end()
+    end(home)
+    again = await region(store, "home")
+    await until_async(lambda: not again.fenced and not again.over, "it is the next session at home")
+    served.clear()
+    late = await region(store, "far")
+    await until_async(lambda: late.reached("home"), "it is a region of the next session")
+    assert await late.ask("home", "a", "echo", ()) == ("far", "a")
+    assert not late.over and not [each for each in served if "of the first session" in each]
+    late._since = 1  # as if it had begun in the first, and been cut off since
+    await until_async(lambda: late.over, "it sees that its session is over")
+
+
+@in_a_loop
+async def test_the_gateway_of_a_region_that_has_a_later_one_sends_and_serves_nothing() -> None:
+    store = MemoryObjects()
+    home, far = await joined(store)
+    waiting = asyncio.ensure_future(far.ask("home", "a", "waits", ()))
+    await asyncio.sleep(0)
+    await region(store, "far")
+    await until_async(lambda: far.fenced, "it sees that it has")
+    for call in (waiting, asyncio.ensure_future(far.ask("home", "a", "echo", ()))):
+        with pytest.raises(Unreachable):
+            await call
+    far.tell("home", "a", "echo", ())
+    assert await insist(lambda: home.ask("far", "a", "echo", (1,))) == ("home", "a", 1)
+
+
+@in_a_loop
+async def test_a_call_that_nobody_can_read_and_an_answer_that_nobody_can_send_are_answered() -> None:
+    home, far = await joined(MemoryObjects())
+    far._peer_of = {}.__getitem__  # type: ignore[assignment, method-assign]
+    with pytest.raises(Raised, match="cannot be read"):
+        await home.ask("far", "a", "echo", (Named(),))
+    with pytest.raises(Raised) as raised:
+        await far.ask("home", "a", "unsendable", ())
+    assert "Unsendable" in str(raised.value.__cause__) or "Unsendable" in str(raised.value)
+
+
+@in_a_loop
+async def test_what_the_store_refuses_is_told_and_a_region_without_rights_does_not_begin() -> None:
+    class Refusing(MemoryObjects):
+        error: OSError = OSError("the disk is full")
+
+        def create(self, name: str, parts: Sequence[Any]) -> None:
+            raise self.error
+
+    store = Refusing()
+    made = Mail(store, "eu", "home", serve, lambda peer: ("", ""), lambda name: None, errors.append)  # type: ignore[arg-type, return-value]
+    beginning = asyncio.ensure_future(made.begin())
+    await until_async(lambda: made.trouble, "it tells why it waits")
+    assert made.trouble == "OSError: the disk is full"
+    store.error = PermissionError("no region eu is invited")
+    with pytest.raises(PermissionError, match="invited"):
+        await beginning

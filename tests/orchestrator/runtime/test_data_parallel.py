@@ -142,6 +142,17 @@ def test_a_plan_strikes_the_rank_of_its_learner_and_no_process_that_took_its_num
     assert (last["injected"], last["reason"]) == (False, "it is not running")
 
 
+def test_workers_are_where_the_pools_want_their_learners() -> None:
+    pools = [{"name": "a", "learners": 2}, {"name": "b", "region": "eu"}]
+    given = Recipe.model_validate(recipe(30).canonical() | {"pools": pools})
+    labels = [{}, {}, {"region": "eu"}]
+    assert (trainer.scaling(given, local=False).label_selector, trainer.scaling(given, local=True).label_selector) == (
+        labels,
+        None,
+    )
+    assert trainer.scaling(given, local=False).num_workers == 3
+
+
 def test_faults_that_cannot_go_on_fail_the_run(store: RunStore) -> None:
     failed = threading.Event()
 

@@ -14,12 +14,15 @@ from outer.journal.chain import IDENTITY, identity, positions
 from outer.journal.groups import Logged
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal, inspect
 from outer.journal.object_store import Folder, Objects, objects
-from outer.protocol.facts import Committed, SpanGranted, SpanReturned
+from outer.protocol.facts import Committed, SpanGranted, SpanReturned, StateRebuilt
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry, recover
 from tests.outer.journal.records import committed
 
 FRAGMENTS = 3
+
+
+REBUILT = StateRebuilt("group 3: it is missing", ("journal",), (), (0,), (2,))
 
 
 class Writer:
@@ -162,9 +165,12 @@ def test_whatever_group_is_damaged_it_is_said_and_only_what_is_before_it_is_used
         again = Writer(root, 3)
         assert held(again.opened) == states[victim - 1], "what the epoch before cut off stays cut off"
         assert again.opened.damage == opened.damage, "and is lacking still"
-        again.journal.seed(again.journal._replay, again.opened.values)
-        once_more = Writer(root, 4).opened
-        assert (held(once_more), once_more.damage) == (states[victim - 1], []), "until an epoch begins anew"
+        again.journal.seed(again.journal._replay, again.opened.values, REBUILT)
+        once_more = Writer(root, 4)
+        assert (held(once_more.opened), once_more.opened.damage) == (states[victim - 1], []), "until one begins anew"
+        assert once_more.opened.rebuilt == REBUILT, "which told nobody"
+        once_more.commit(0)
+        assert Writer(root, 5).opened.rebuilt is None
 
 
 def test_a_group_of_another_run_or_of_another_place_is_not_taken(tmp_path: Path) -> None:

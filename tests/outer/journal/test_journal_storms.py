@@ -16,7 +16,7 @@ from outer.journal import journal as journals
 from outer.journal.groups import Logged
 from outer.journal.journal import StaleEpoch, StoredJournal
 from outer.journal.object_store import Bytes
-from outer.protocol.facts import Committed
+from outer.protocol.facts import Committed, StateRebuilt
 from outer.protocol.recovery import Entry
 from tests.orchestrator.eventlog.logs import Memory
 from tests.outer.journal.records import committed
@@ -88,7 +88,7 @@ def storm(chance: random.Random, tears: bool) -> None:
             assert opened.values[fragment].arrays[0][0] == versions[fragment]
         assert not opened.damage or tears
         if opened.damage:  # half of what nobody was told of
-            journal.seed(journal._replay, opened.values)
+            journal.seed(journal._replay, opened.values, StateRebuilt("damaged", (), (), (), ()))
         epochs.append(Epoch(journal, number, max(versions)))
 
     succeed()

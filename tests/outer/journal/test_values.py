@@ -13,6 +13,7 @@ from outer.journal.groups import JournalCut, Logged
 from outer.journal.journal import Opened, StoredJournal, inspect
 from outer.journal.object_store import Folder
 from outer.journal.values import Stored
+from outer.protocol.facts import StateRebuilt
 from outer.protocol.recovery import Entry
 from tests.outer.journal.records import committed
 
@@ -52,7 +53,7 @@ def test_a_snapshot_and_a_new_start_keep_the_name(tmp_path: Path) -> None:
     second.remove(second.compact())
     third, opened = journal(store, 3, apart=True)
     assert opened.values[1].stored == stored
-    third.seed(third._replay, opened.values)
+    third.seed(third._replay, opened.values, StateRebuilt("damaged", (), (), (), ()))
     assert journal(store, 4, apart=True)[1].values[1].stored == stored
 
 

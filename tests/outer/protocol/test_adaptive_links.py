@@ -70,8 +70,8 @@ def made_of_two(uplinks: Uplinks = ONE, k: int = 1, **sync: Any) -> Bench:
     return made
 
 
-def run(made: Bench, seconds: int, a_mib_s: float, **answer: Any) -> None:
-    """Both step every second; b answers at once, and a's link carries `a_mib_s`, one answer after the other."""
+def run(made: Bench, seconds: int, a_mib_s: float, late_s: float = 0.0, **answer: Any) -> None:
+    """Both step every second; b answers at once, a after `late_s`, and a's link carries `a_mib_s`."""
     due: list[tuple[float, ReadRequest, Peer]] = list(getattr(made, "due", []))
     seen = set(getattr(made, "seen", ()))
     for tick in range(2 * seconds):
@@ -93,7 +93,7 @@ def run(made: Bench, seconds: int, a_mib_s: float, **answer: Any) -> None:
                 size = UPLINKS.bytes(request.codec, request.fragment)
                 took_s = size / MIB / a_mib_s if name == "a" else 0.01
                 said = made.peers[name].answer(request, codec=request.codec, took_s=took_s, **answer)
-                due.append((made.now + took_s, said, name))  # type: ignore[arg-type]
+                due.append((made.now + took_s + (late_s if name == "a" else 0.0), said, name))  # type: ignore[arg-type]
         for each in [each for each in due if each[0] <= made.now + 0.25]:
             due.remove(each)
             made.do(each[1])  # type: ignore[arg-type]
@@ -119,6 +119,13 @@ def test_a_slow_link_is_asked_ahead_and_so_is_in_every_commit_and_delays_none(k:
     assert max(commit.sync_s for commit in during) <= 2.0, "tau steps"
     assert any(each.attempt == EARLY for each in made.sent(ReadRequest, "a"))
     assert made.facts(LinkAdapted) == [], "without sync.adaptive it keeps its format"
+
+
+def test_who_answers_late_over_a_fast_link_is_asked_ahead_the_next_time() -> None:
+    made = made_of_two(read_timeout_s=4.0)
+    run(made, 240, 40.0, late_s=2.5)
+    assert share_of(made, "a", 4) >= 0.4
+    assert any(each.attempt == EARLY for each in made.sent(ReadRequest, "a"))
 
 
 def test_with_adaptive_a_slow_link_sends_fewer_bits_keeps_contributing_and_comes_back() -> None:
