@@ -16,7 +16,7 @@ import ray
 from chaos.plans import KINDS, PlannedFault, due, plan, random_faults
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.eventlog.log_writer import FactLog
-from orchestrator.lifecycle.ports import CALL_S
+from orchestrator.lifecycle.ports import CALL_S, gist
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.regions.gateway import GATEWAY, RegionPeer
 from orchestrator.regions.joined import split
@@ -217,9 +217,15 @@ def inject(store: RunStore, kind: str, learner: str, seconds: float, delay_s: fl
 
     Raises ClusterUnreachable when the run is not there.
     """
-    from orchestrator.runtime.launch import connected  # here: the actor's own process does without it
+    from orchestrator.runtime.launch import (
+        ClusterUnreachable,
+        connected,
+    )  # here: the actor's own process does without it
 
     with connected(store) as (namespace, local):
-        chaos = start(recipe_of(store), store, namespace, anywhere=local)
-        told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=3 * CALL_S)
+        try:
+            chaos = start(recipe_of(store), store, namespace, anywhere=local)
+            told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=3 * CALL_S)
+        except ray.exceptions.RayError as error:
+            raise ClusterUnreachable(f"the run has ended meanwhile, or does not answer: {gist(error)}") from error
         return told

@@ -53,24 +53,31 @@ def inject(
     as_json: AsJson = False,
 ) -> None:
     with reported(as_json):
-        fault = kind.replace("-", "_")
-        _check_kind(kind, seconds, delay)
-        store = located(run)
-        ranks = recipe_of(store).processes if fault in ON_RANKS else []
-        known = list(dict.fromkeys([*_learners(store), *ranks, *([SYNCER] if fault in ON_SYNCER else [])]))
-        if target not in known:
-            near = nearest(target, known)
-            fix = f'did you mean "{near}"?' if near else f"its learners are {', '.join(known)}"
-            message = f"cannot be struck by {kind}" if target == SYNCER else "is not a learner of this run"
-            raise InputError([Problem("TARGET", target, message, fix)])
-        lasts_s = DELAYING_SECONDS if kind in DELAYING else SECONDS if kind in LASTING else 0.0
-        delay_s = DELAY_S if kind in DELAYING else 0.0
-        from chaos.actor import inject  # imports Ray
-
-        told = inject(store, fault, target, seconds or lasts_s, delay or delay_s)
+        told = strike(located(run), kind, target, seconds, delay)
         typer.echo(json.dumps({"result": told}) if as_json else told)
         if not told.startswith("injected"):
             raise typer.Exit(2)
+
+
+def strike(store: RunStore, kind: str, target: str, seconds: float | None = None, delay: float | None = None) -> str:
+    """Inject one fault into a running job, for the command and the live page; returns what happened in words.
+
+    Raises InputError for a kind or a target that there is not, ConnectionError when the run is not there.
+    """
+    fault = kind.replace("-", "_")
+    _check_kind(kind, seconds, delay)
+    ranks = recipe_of(store).processes if fault in ON_RANKS else []
+    known = list(dict.fromkeys([*_learners(store), *ranks, *([SYNCER] if fault in ON_SYNCER else [])]))
+    if target not in known:
+        near = nearest(target, known)
+        fix = f'did you mean "{near}"?' if near else f"its learners are {', '.join(known)}"
+        message = f"cannot be struck by {kind}" if target == SYNCER else "is not a learner of this run"
+        raise InputError([Problem("TARGET", target, message, fix)])
+    lasts_s = DELAYING_SECONDS if kind in DELAYING else SECONDS if kind in LASTING else 0.0
+    delay_s = DELAY_S if kind in DELAYING else 0.0
+    from chaos.actor import inject  # imports Ray
+
+    return inject(store, fault, target, seconds or lasts_s, delay or delay_s)
 
 
 def _check_kind(kind: str, seconds: float | None, delay: float | None) -> None:

@@ -66,5 +66,5 @@ def _panels() -> list[str | None]:
 
 def summary(command: Any) -> str:
     """The first sentence of the command's help."""
-    text = " ".join((command.help or "").split("\n\n")[0].split())
+    text = " ".join((command.help or "").replace("\\[", "[").split("\n\n")[0].split())
     return text.split(". ")[0].split("; ")[0].removesuffix(".")

@@ -43,6 +43,10 @@ class LearnerActor(LearnerShell):
     def __repr__(self) -> str:
         return self._spec.name  # how the dashboard and log lines call this actor
 
+    async def _prepare(self) -> None:
+        self._background.spawn(self.renew_start())
+        await super()._prepare()
+
     def _meet(self, ranks: Sequence[Any]) -> str:
         address = free_address()
         self._prepared.meet(address, RayOthers([rank.handle for rank in ranks]))

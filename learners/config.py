@@ -10,6 +10,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from outer.config import Section, Table
 
+SOURCES_MOST = 100  # of a mixture
+
 
 @dataclass(frozen=True)
 class WarmStart:
@@ -17,9 +19,6 @@ class WarmStart:
 
     path: str
     digest: str
-
-
-SOURCES_MOST = 100  # of a mixture
 
 
 class CorpusConfig(Section):
@@ -68,7 +67,6 @@ class DataConfig(Section):
     ahead_s: NonNegativeFloat = Field(
         3600.0, description="seconds of samples that a learner holds ahead, so that it steps on while it has no syncer"
     )
-
     set_aside: NonNegativeInt = Field(
         64,
         description="how often, at most, a run sets aside the samples on which two learners have ended, such as those "
@@ -77,8 +75,7 @@ class DataConfig(Section):
 
     def of(self, corpus: CorpusConfig) -> DataConfig:
         """Return these settings for this corpus alone."""
-        alone = {"mixture": None, "digest": None}
-        return self.model_copy(update={"kind": corpus.kind, "path": corpus.path, **alone})
+        return self.model_copy(update={"kind": corpus.kind, "path": corpus.path, "mixture": None, "digest": None})
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -17,8 +17,6 @@ from learners.protocol.pipeline import IN_FLIGHT_MAX
 from learners.spec import LearnerSpec
 from outer.protocol.quorum import Average
 
-Drive = Callable[[StepDone | Waiting], None]
-
 PAUSE_MIN_S = 0.001  # a shorter pause is no pause
 
 
@@ -43,7 +41,7 @@ class StepRunner:
         spec: LearnerSpec,
         faults: FaultEffects,
         pace: Pace,
-        drive: Drive,
+        drive: Callable[[StepDone | Waiting], None],
         say: Callable[[Spoiled], None],
     ) -> None:
         self._trainer, self._tokens = device.trainer, device.tokens_per_step

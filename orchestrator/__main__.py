@@ -30,12 +30,18 @@ def faults(chaos: Any, learners: list[str], seed: int) -> tuple[Any, Any]:
     return planned, random_faults(chaos, learners, seed, len(planned))
 
 
+def strike(*arguments: Any) -> str:
+    from chaos.cli import strike
+
+    return strike(*arguments)
+
+
 CHAOS = CommandEntry(PROVE, "chaos", "Inject faults into a running job, or simulate runs under faults", _commands)
 
 
 def main() -> None:
     prepare_process()
-    build(extensions=[CHAOS], starter=_start, faults=faults)()
+    build(extensions=[CHAOS], starter=_start, faults=faults, strike=strike)()
 
 
 if __name__ == "__main__":

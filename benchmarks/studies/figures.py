@@ -11,7 +11,8 @@ from benchmarks.studies import scavenging, upsize
 from benchmarks.studies.bandwidth_paper import PAPER, PAPER_PARAMETERS, Method
 from benchmarks.studies.bandwidth_table import Exchange, cells
 from benchmarks.studies.islands import FleetCell, Mode
-from orchestrator.report.canvas import bare, light, sheet, to_svg, variables
+from orchestrator.report.canvas import bare, sheet, to_svg
+from orchestrator.report.palette import light, variables
 
 NARROW, WIDTH, HEIGHT = 640, 860, 340  # pixels
 ALONE_COLOURS: dict[Mode, str] = {"data_parallel": "dead", "elastic": "held"}

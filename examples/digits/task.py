@@ -62,7 +62,7 @@ class Digits:
         self.config = corpus_task.read(VisionConfig, model)
         self._seed = seed
         if find_spec("sklearn") is None:
-            raise ValueError('needs scikit-learn; pip install "decoupled-diloco[examples]"')
+            raise ValueError('needs scikit-learn; in the checkout: pip install -e ".[examples]"')
 
     @cached_property
     def images(self) -> tuple[Batch, Batch]:

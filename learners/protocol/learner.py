@@ -239,9 +239,10 @@ class Learner:
         if self._resumed and self.phase in (STARTING, IMPORTING):
             self.phase = phase  # the log already knows this incarnation as stepping
             return
-        assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
-        self.phase = phase
-        self._emit(PhaseEntered(phase))
+        if phase != self.phase:  # else its start takes long, and goes on
+            assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
+            self.phase = phase
+            self._emit(PhaseEntered(phase))
         self._report(now)
 
     def _on_compiled(self, now: float, event: Compiled) -> None:

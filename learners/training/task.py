@@ -7,6 +7,7 @@ task must depend on these arguments alone.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -78,7 +79,8 @@ def load(path: str, data: DataConfig, seed: int, model: dict[str, Any]) -> Task:
             factory = getattr(factory, part)
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            f"{path!r} does not import: {error}; give `package.module:factory`, importable from here"
+            f"{path!r} does not import: {error}; modules are looked for in {Path.cwd()}, where the command is started, "
+            "not beside the recipe: start it where `package.module:factory` imports, or name another"
         ) from error
     if not callable(factory):
         raise ValueError(f"{path!r} is not callable; name a class or a function that builds the task")

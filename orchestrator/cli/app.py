@@ -51,6 +51,7 @@ COMMANDS = (
     _entry(RUN, "data", "Prepare and check token shards", "app"),
     _entry(WATCH, "ls", "List runs: how far each is, and why it ended", module="status"),
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
+    _entry(WATCH, "watch", "Show runs on a live page, in the browser"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
     _entry(WATCH, "report", "Write report.html from a run's log as it is now", module="check"),
     _entry(WATCH, "track", "Show a run's curves in TensorBoard, Weights & Biases or MLflow"),
@@ -71,12 +72,14 @@ class Wiring:
 
     starter: Callable[..., Any] | None  # starts chaos beside a run
     faults: Callable[..., Any] | None = None  # (chaos, learners, seed): a plan's faults, and endless random ones
+    strike: Callable[..., str] | None = None  # (store, kind, target): injects a fault, and says what happened
 
 
 def build(
     extensions: Sequence[CommandEntry] = (),
     starter: Callable[..., Any] | None = None,
     faults: Callable[..., Any] | None = None,
+    strike: Callable[..., str] | None = None,
 ) -> typer.Typer:
     """Return the command line. `extensions` are further commands; the others as in Wiring."""
 
@@ -93,7 +96,7 @@ def build(
 
     @app.callback()
     def root(context: typer.Context, version: Version = False) -> None:
-        context.obj = Wiring(starter, faults)
+        context.obj = Wiring(starter, faults, strike)
 
     return app
 
@@ -149,18 +152,17 @@ class Imported(UserDict[str, Any]):
 
 
 def _command(entry: CommandEntry) -> Any:
-    """Import a command, and keep the brackets in its options' help: Typer would read [fleet] as a tag of markup."""
+    """Import a command, and keep the brackets in its help: Typer would read [fleet] as a tag of markup."""
     loaded = entry.load()
     group = typer.Typer(add_completion=False)
     if isinstance(loaded, typer.Typer):
         group.add_typer(loaded, name=entry.name, rich_help_panel=entry.panel)
         whole = typer.main.get_group(group).commands[entry.name]
-        commands = [*whole.commands.values()]  # type: ignore[attr-defined]
     else:
         group.command(entry.name, rich_help_panel=entry.panel)(loaded)
         whole = typer.main.get_command(group)
-        commands = [whole]
-    for parameter in (each for command in commands for each in command.params):
-        if text := getattr(parameter, "help", None):
-            parameter.help = text.replace("[", "\\[")
+    commands = [whole, *getattr(whole, "commands", {}).values()]
+    for told in (*commands, *(each for command in commands for each in command.params)):
+        if text := getattr(told, "help", None):
+            told.help = text.replace("[", "\\[")
     return whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,15 +38,15 @@ def check_task(
                 recipe = load(task, overrides or [])
             build_task(recipe)
             findings = _findings(recipe, as_json)
-        failed = [finding for finding in findings if finding.status in ("fail", "skip")]
+        counts = Counter(finding.status for finding in findings)
         if as_json:
-            told = {"task": recipe.task, "ok": not failed, "checks": [asdict(finding) for finding in findings]}
+            told = {"task": recipe.task, "ok": not counts["fail"], "checks": [asdict(each) for each in findings]}
             typer.echo(json.dumps(told))
         else:
-            warned = sum(finding.status == "warn" for finding in findings)
-            passed = len(findings) - len(failed) - warned
-            typer.echo(f"{recipe.task}: {passed} passed, {warned} to look at, {len(failed)} failed")
-        if failed:
+            words = {"pass": "passed", "warn": "to look at", "fail": "failed"}
+            words |= {"skip": "skipped"} if counts["skip"] else {}
+            typer.echo(f"{recipe.task}: {', '.join(f'{counts[each]} {word}' for each, word in words.items())}")
+        if counts["fail"]:
             raise typer.Exit(CHECK_FAILED)
 
 

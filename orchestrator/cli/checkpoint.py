@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import scale
 from orchestrator.cli.errors import CHECK_FAILED, FAILED, as_record, reported
 from orchestrator.cli.options import AsJson, Run
+from orchestrator.lifecycle import requests
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import checkpoints
 from orchestrator.store import status_text as words
-from orchestrator.store.readers import located, recipe_of, status_if_any, status_of
+from orchestrator.store.readers import located, recipe_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from outer.journal.chain import identity
 from outer.journal.framing import Damaged
@@ -52,10 +52,9 @@ def now(run: Run = None, timeout: Timeout = 180.0, as_json: AsJson = False) -> N
     """Take a checkpoint now, and wait until it is complete; the run trains on."""
     with reported(as_json):
         store = located(run)
-        scale.require_going_on(store, status_of(store))
+        before = store.granted("checkpoint", "run")
         with kept(store) as where:
-            before = store.granted("checkpoint", "run")
-            store.write_json(checkpoints.REQUEST_FILE, {"at": time.time()})
+            requests.checkpoint(store)
             taken = _await(store, where, before, timeout)
             if isinstance(taken, int):
                 told = checkpoints.describe(checkpoints.manifest_of(where, taken), time.time())

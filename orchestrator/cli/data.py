@@ -24,7 +24,8 @@ HELD_OUT_MOST = 0.5
 @app.command()
 def prepare(
     inputs: Annotated[
-        list[str], typer.Argument(metavar="IN...", help="Files, folders or globs: text, jsonl, parquet, Arrow.")
+        list[str],
+        typer.Argument(metavar="IN...", help="Files, folders, globs: text, jsonl, .gz, .zst, parquet, Arrow."),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder, or one that was interrupted.")],
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="A tokenizer.json [bytes].")] = None,
@@ -61,7 +62,8 @@ def prepare(
         _name([f"{one['input']}: {one['reason']}" for one in record["unreadable"]], "left out")
         if record["others"]:
             told = ", ".join(f"{suffix} ({count:,})" for suffix, count in list(record["others"].items())[:NAMED_MOST])
-            typer.echo(f"not read, because their names are not those of text: {told}", err=True)
+            how = f"to read them as text, name them by a glob such as 'FOLDER/**/*{next(iter(record['others']))}'"
+            typer.echo(f"not read, because their names are not those of text: {told}; {how}", err=True)
         if as_json:
             typer.echo(json.dumps(record))
         else:

@@ -147,7 +147,8 @@ def _accelerators() -> DeviceFinding:
     words = ", ".join(f"{one.count} {one.kind}{'s' * (one.count > 1)}" for one in found)
     if lacking := [one for one in found if not one.usable]:
         extras = ",".join(one.extra for one in lacking)
-        words, fix = f"{words}, but JAX has no plugin: it would use CPUs", f"pip install 'decoupled-diloco[{extras}]'"
+        fix = f"in the checkout: pip install -e '.[{extras}]'"
+        words = f"{words}, but JAX has no plugin: it would use CPUs"
         return DeviceFinding("accelerators", "warning", words, fix)
     return DeviceFinding("accelerators", "ok", words)
 

@@ -48,6 +48,9 @@ def join(
 
         try:
             launch.join(resolved, region, address, show)
+        except PermissionError as error:
+            fix = f"give this region's own rights to the store; behind a door, `diloco invite {region}` makes them"
+            raise InputError([Problem("STORE", store, str(error.strerror or error), fix)]) from error
         except KeyboardInterrupt:
             typer.echo(f"{resolved.name}: region {region} has left; the same command joins again", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -94,5 +97,7 @@ def _problems(recipe: Recipe, region: str) -> Iterator[Problem]:
 
 
 def _words(view: Mapping[str, Any]) -> str:
+    if view["trouble"]:
+        return f"the store does not do what it is asked: {view['trouble']}"
     silent = [name for name, each in view["regions"].items() if each["silent_s"] is None or each["silent_s"] > SILENT_S]
     return f"waits for {', '.join(silent)}" if silent else "is part of the run"

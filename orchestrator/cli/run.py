@@ -29,6 +29,7 @@ def run(
     """Train by a recipe, or resume a run that was stopped or died."""
     with heard_or_not(), reported(as_json):
         hint = "Ctrl-C: the run goes on without this command" if address else "Ctrl-C: learners save, and the run stops"
+        hint += "; a live page: diloco watch"
         with apart(as_json), LiveView(hint) as view:  # a task prints, and Ray
             view.stage("checking the recipe")
             from orchestrator.cli.start import train
@@ -90,7 +91,7 @@ def _lines(summary: Mapping[str, Any], store: RunStore) -> Iterator[tuple[str, s
     checks = summary.get("checks") or []
     yield "checks", checks_words(checks) if checks else DASH
     for check in checks:
-        if check.get("status") not in ("pass", "idle"):
+        if check.get("status") not in ("pass", "idle", "unknown" if summary.get("state") == "failed" else ""):
             status = STATUS_WORDS.get(str(check.get("status")), DASH)
             yield "", f"{status} {text(check.get('name'))}: {text(check.get('reason'))}"
     yield "files", str(store)

@@ -14,8 +14,9 @@ from orchestrator.cli.terminal import LiveView
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump
+from orchestrator.report.write import SUMMARY
 from orchestrator.runtime.job import misplaced
-from orchestrator.store.readers import RECIPE_FILE
+from orchestrator.store.readers import RECIPE_FILE, object_of
 from orchestrator.store.resume import data_changed, occupied, reopen
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
@@ -54,6 +55,8 @@ def train(
         return store, launch.run_embedded(resolved, store, *more)
     except BaseException as error:
         lock.stop()
+        if isinstance(error, KeyboardInterrupt) and (summary := object_of(store, SUMMARY)):
+            return store, dict(summary)  # it came at the run's end
         if not begun and lock.held and store.read_text("status.json") is None:
             shutil.rmtree(store.root)  # nothing has begun: nothing is left
         if not isinstance(error, KeyboardInterrupt):

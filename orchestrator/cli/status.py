@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,13 +33,15 @@ def status(
 
             follow_run(store, as_json)
         said = status_of(store)
-        written_at = said.get("written_at")
-        age_s = None if written_at is None else max(0.0, time.time() - written_at)
+        age_s = None if said.get("written_at") is None else max(0.0, watch.age_s(said))
         if as_json:
             typer.echo(json.dumps(said | {"age_s": age_s}))
             return
         for line in (*words.details(said), f"written {words.seconds(age_s)} ago, in {store}"):
             typer.echo(line)
+        over = words.part(said, "run").get("state") in words.ENDED
+        if not over and (age_s or 0.0) > watch.SILENT_S and not watch.has_news(store, said):
+            typer.echo("NOT how it is now: the run is dead, which diloco run resumes, or cannot reach this folder")
         on_stdout().print(table(said, on_stdout().width))
 
 
@@ -86,11 +87,10 @@ Reason = Annotated[str, typer.Option(help="Stored with the run.")]
 def stop(run: Run = None, reason: Reason = "asked for", as_json: AsJson = False) -> None:
     """Stop a running job cleanly."""
     with reported(as_json):
+        from orchestrator.lifecycle import requests  # which takes its time to import
+
         store = located(run)
-        state = words.part(status_of(store), "run").get("state")
-        if ended := state in words.ENDED:
+        told = f"asked the run to stop; follow it with: diloco status --follow {store.name}"
+        if state := requests.stop(store, reason):
             told = f"nothing to stop: the run has {state}"
-        else:
-            store.write_json("stop", {"reason": reason, "at": time.time()})
-            told = f"asked the run to stop; follow it with: diloco status --follow {store.name}"
-        typer.echo(json.dumps({"run": store.name, "asked": not ended, "state": state}) if as_json else told)
+        typer.echo(json.dumps({"run": store.name, "asked": not state, "state": state or None}) if as_json else told)

@@ -63,7 +63,7 @@ def _sink(text: str, name: str, identity: str) -> Sink:
     try:
         return SINKS[kind](target, name, identity)
     except ImportError as error:
-        fix = f"pip install 'decoupled-diloco[{kind}]'"
+        fix = f"in the checkout: pip install -e '.[{kind}]'"
         raise InputError([Problem("--to", text, f"needs a library: {error}", fix)]) from error
     except Exception as error:  # whatever its library raises
         raise _refused(text, error) from error

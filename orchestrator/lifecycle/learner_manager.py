@@ -25,6 +25,7 @@ from orchestrator.store.status_model import LearnerPlace
 from outer.background import Background
 from outer.ports import NoAnswer, Peer, Raised, now
 from outer.protocol.events_effects import DrainRequested, Expect
+from outer.protocol.messages import COMPILING, IMPORTING, STARTING
 
 SYNCER_S = 240.0  # for a syncer to come up and hear of a learner
 REATTACH_S = 60.0
@@ -32,6 +33,7 @@ GRANT_S = 0.2  # between two looks whether an incarnation has its number
 NOTICES_S = 1.0  # between two looks for nodes that have announced their end
 PLACES_S = 2.0  # between two looks for places
 UNHEARD = "it steps, but its reports do not arrive"
+STARTS = (STARTING, IMPORTING, COMPILING)
 
 
 class LearnerManager:
@@ -51,7 +53,7 @@ class LearnerManager:
         )
         self.processes = LearnerUnits(recipe, ports)
         self._recipe, self._ports, self._emit, self._over = recipe, ports, ports.emit, over
-        self._patience, self._number = patience, number
+        self._patience, self._number, self._start_s = patience, number, recipe.run.start_s
         self._syncer: SyncerManager | None = None
         self._processes: dict[str, LearnerHandle] = {}
         self._granting: set[str] = set()  # learners whose next incarnation waits for its number
@@ -60,6 +62,7 @@ class LearnerManager:
         self._notices_at = self._places_at = float("-inf")
         self._looking: asyncio.Task[None] | None = None  # the newest look for places
         self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
+        self._phases: dict[str, str] = {}  # as the syncer was told last
         self._found: dict[str, tuple[LearnerHandle, tuple[RankState, ...]]] = {}  # left by an earlier orchestrator
 
     def start(self, syncer: SyncerManager, saved: Mapping[str, SavedPart], again: bool = False) -> None:
@@ -146,8 +149,7 @@ class LearnerManager:
 
     def _expect(self, process: LearnerHandle) -> Expect:
         pool = self._recipe.pool_of(process.learner)
-        start_s, region = self._recipe.run.start_s, pool.region or ""
-        return Expect(process.learner, process.incarnation, start_s, pool.batch_size, region)
+        return Expect(process.learner, process.incarnation, self._start_s, pool.batch_size, pool.region or "")
 
     @property
     def faults(self) -> dict[str, str]:
@@ -251,6 +253,7 @@ class LearnerManager:
     def _watch_leases(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             name, incarnation, silent_s = row["name"], row["incarnation"], row["lease_age_s"]
+            self._phases[name] = row["phase"]
             if name not in self.controller.units:
                 continue  # added by scaling under an earlier orchestrator; this one has yet to read the request
             if row["merged"]:
@@ -351,7 +354,7 @@ class LearnerManager:
 
     async def _attend(self, process: LearnerHandle, run: Coroutine[Any, Any, str]) -> None:
         """Wait until the incarnation ends, and do what follows from that."""
-        name, start_s = process.learner, self._recipe.run.start_s
+        name = process.learner
         try:
             cause, detail = await run, ""
         except Raised as error:
@@ -363,7 +366,7 @@ class LearnerManager:
             cause, detail = "failed", str(error)
         except TimeoutError:
             why = "".join(f": {reason}" for reason in (await self.processes.places.pending([name]) or {}).values())
-            cause, detail = "failed", f"not placed and started within {start_s:g} s{why}"
+            cause, detail = "failed", f"not placed and started within {self._start_s:g} s{why}"
         if cause == DRAINED or process.dismissed.is_set():
             await self._left(process)
         elif cause == FINISHED:
@@ -406,7 +409,10 @@ class LearnerManager:
         before the syncer knows, nor into a place that is being given back.
         """
         name, incarnation = process.learner, process.incarnation
-        if not self.controller.ended(name, incarnation, f"{cause}: {detail}"):
+        told, phase = f"{cause}: {detail}", self._phases.get(name)
+        if phase in STARTS and (cause == "lease_expired" or detail.startswith("not placed")):
+            told += f"; {phase} made no progress for run.start_s = {self._start_s:g}; raise that if it takes longer"
+        if not self.controller.ended(name, incarnation, told):
             return
         self._emit(LearnerLost(name, incarnation, cause, detail))
         self.processes.end(process)  # a living process whose loop failed

@@ -19,9 +19,10 @@ from typing import Any
 from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.facts import OrchestratorFollowed, RunFinished, RunResumed, RunStarted, SyncerLost
 from orchestrator.lifecycle.checkpointer import REQUEST_FILE, Checkpointer
-from orchestrator.lifecycle.learner_manager import LearnerManager
+from orchestrator.lifecycle.learner_manager import STARTS, LearnerManager
 from orchestrator.lifecycle.patience import Patience
 from orchestrator.lifecycle.ports import Ports
+from orchestrator.lifecycle.requests import STOP_FILE
 from orchestrator.lifecycle.syncer_manager import RunFailed, SyncerManager
 from orchestrator.recipe.config import Recipe
 from orchestrator.store import checkpoints
@@ -35,7 +36,6 @@ from outer.ports import NoAnswer, Peer, now
 from outer.protocol.facts import StoreWaited
 from outer.spec import SyncerSpec
 
-STOP_FILE = "stop"  # its presence requests a stop
 STATUS_S = 0.5
 SNAPSHOT_S = 600.0  # the last one: the whole run depends on it
 LEAVE_S = 30.0  # for learners to return once the run is over
@@ -250,12 +250,13 @@ class OrchestratorShell:
             if served and (age := self._view["moved_s_ago"]) is not None:  # a new epoch does not know of any
                 moved_at = at - age
             away = self._away or (served and store_trouble(self._view))
-            if away or not self._learners.controller.quorum_possible:
-                waited_at = at  # a run whose store is away, or learners have no place, waits for as long as that takes
+            starts = any(row["alive"] and row["phase"] in STARTS for row in self._view.get("learners", ()))
+            if away or (starts and not self._learners.faults) or not self._learners.controller.quorum_possible:
+                waited_at = at  # for a store that is away, for places and slow starts it waits for as long as they take
             if at - max(moved_at, waited_at) > run.idle_s:
                 every = self._learners.faults | self._other_faults() | {"syncer": self._syncer.fault}
                 faults = "; ".join(f"{name}: {fault}" for name, fault in every.items() if fault) or "none"
-                raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
+                raise RunFailed(f"no syncer step for run.idle_s = {run.idle_s:g} s; last faults: {faults}")
             self._learners.watch(self._view["learners"] if served else ())
             if served and self._view["running_s"] is not None:
                 self._checkpoints.start_if_due(object_of(self._records, REQUEST_FILE))

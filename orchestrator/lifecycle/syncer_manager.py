@@ -31,7 +31,7 @@ from outer.protocol.facts import StoreWaited
 from outer.protocol.fragments import Fragment
 from outer.spec import SyncerSpec
 
-SYNCER_START_S = 120.0
+SYNCER_START_S = 120.0  # at least
 START_ATTEMPTS_MAX = 5  # epochs in a row that fail to start before the run fails
 BACKOFF_S, PAUSE_S = 0.5, 0.05
 
@@ -270,16 +270,16 @@ class SyncerManager:
 
     async def _start(self, dead: Peer | None = None) -> None:
         """Wait for the newest epoch to serve; start another one while it fails to, or where this one is `dead`."""
-        attempt, lacking = 1, False
+        attempt, lacking, start_s = 1, False, max(SYNCER_START_S, self._config.start_s)
         if dead is not None:
             self._create(await self.grant())
         while True:
             try:
-                self.info = await self._ask(SYNCER_START_S, self._newest, "start", self._living())
+                self.info = await self._ask(start_s, self._newest, "start", self._living())
                 break
             except (NoAnswer, TimeoutError) as error:
                 silent, cause = not str(error), error.__cause__
-                last = f"not up within {SYNCER_START_S:g} s" if silent else gist(error)
+                last = f"not up within {start_s:g} s" if silent else gist(error)
             self._ports.processes.end(self._newest)
             self._lose("failed", last)
             sources, before, asked_at = None, self._refused, now()
@@ -293,7 +293,8 @@ class SyncerManager:
                 if isinstance(cause, Incomplete):
                     lacking = True  # also where the next epoch fails by its store
                 elif (attempt := attempt + 1) > START_ATTEMPTS_MAX:
-                    raise RunFailed(f"the syncer does not start: {last}")
+                    longer = "; run.start_s gives it longer" if silent else ""
+                    raise RunFailed(f"the syncer does not start: {last}{longer}")
                 else:
                     await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
             if lacking:

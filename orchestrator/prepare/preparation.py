@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -70,9 +70,8 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
     slices, damaged = cut(sources, options.part_bytes)
     unreadable += damaged
     if not slices:
-        raise InputError(_no_text(options, unreadable))
-    folder = options.out
-    _check_folder(folder)
+        raise InputError(_no_text(options, unreadable, others))
+    _check_folder(folder := options.out)
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         try:
@@ -87,7 +86,7 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
         seconds = time.monotonic() - begun
         unreadable += [one for part in made for one in part.unreadable]
         if sum(one.train.tokens + one.held_out.tokens for one in made) < 2:
-            raise InputError(_no_text(options, unreadable))
+            raise InputError(_no_text(options, unreadable, others))
         manifest = _joined(options, coder, sha256, work, made, show)
         text = manifest.text()
         _replace(folder / manifests.FILE, text)
@@ -110,9 +109,10 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
     }
 
 
-def _no_text(options: PrepareOptions, unreadable: Sequence[Unreadable]) -> list[Problem]:
-    problems = [Problem("IN", one.input, one.reason, "name readable files") for one in unreadable]
-    return problems or [Problem("IN", options.inputs, "hold no text", "name files with text")]
+def _no_text(options: PrepareOptions, unreadable: Sequence[Unreadable], others: Iterable[str]) -> list[Problem]:
+    fix = "name files with text" + "".join(f", by a glob such as 'FOLDER/**/*{each}'" for each in [*others][:1])
+    found = unreadable or [Unreadable(", ".join(options.inputs), "hold no text")]
+    return [Problem("IN", one.input, one.reason, fix) for one in found]
 
 
 # ------------------------------------------------------------------ the folder
@@ -120,12 +120,10 @@ def _no_text(options: PrepareOptions, unreadable: Sequence[Unreadable]) -> list[
 
 def _check_folder(folder: Path) -> None:
     """Raises InputError for a folder that is finished, or that holds something else."""
-    if (folder / manifests.FILE).exists():
-        message = "holds prepared tokens already"
-        raise InputError([Problem("--out", str(folder), message, "give another folder, or remove this one")])
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / PARTS).is_dir())):
-        message = "holds other files"
-        raise InputError([Problem("--out", str(folder), message, "give an empty or a new folder")])
+    finished, begun = (folder / manifests.FILE).exists(), (folder / PARTS).is_dir()
+    if finished or (folder.exists() and not begun and (not folder.is_dir() or any(folder.iterdir()))):
+        message = "holds prepared tokens already" if finished else "holds other files"
+        raise InputError([Problem("--out", str(folder), message, "give a new folder, or an empty one")])
 
 
 def _replace(path: Path, text: str) -> None:
@@ -165,7 +163,7 @@ def _trained(options: PrepareOptions, vocabulary: int, parts: Sequence[tuple[Sli
         from tokenizers import Tokenizer as Bpe
         from tokenizers import decoders, models, pre_tokenizers, trainers
     except ImportError as error:
-        raise ValueError("needs the library tokenizers; pip install 'decoupled-diloco[data]'") from error
+        raise ValueError("needs the library tokenizers; in the checkout: pip install -e '.[data]'") from error
     bpe: Any = Bpe(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -210,9 +208,7 @@ class TextPart:
     stem: str
     slices: tuple[Slice, ...]
     tokenizer: str | None
-    end_token: str | None
-    field: str
-    held_out: float
+    options: PrepareOptions
     key: str  # a digest of all that the tokens follow from
 
 
@@ -247,9 +243,7 @@ def _part(options: PrepareOptions, sha256: str | None, index: int, slices: tuple
         stem=str(options.out / PARTS / f"{index:06}"),
         slices=slices,
         tokenizer=None if sha256 is None else str(options.out / TOKENIZER),
-        end_token=options.end_token,
-        field=options.field,
-        held_out=options.held_out,
+        options=replace(options, inputs=()),
         key=hashlib.sha256(json.dumps([settings, sources]).encode()).hexdigest(),
     )
 
@@ -259,12 +253,12 @@ def make(part: TextPart) -> Made:
     stem = Path(part.stem)
     if (before := _whole(part)) is not None:
         return before
-    coder = _coder(part.tokenizer, part.end_token)
+    coder = _coder(part.tokenizer, part.options.end_token)
     unreadable: list[Unreadable] = []
-    texts = (text for piece in part.slices for text in documents(piece, part.field, unreadable))
+    texts = (text for piece in part.slices for text in documents(piece, part.options.field, unreadable))
     with _Writer(stem, ".train", coder) as train, _Writer(stem, ".held_out", coder) as held_out:
         for digest, tokens in _tokenized(texts, coder):
-            (held_out if _held_out(digest, part.held_out) else train).write(tokens)
+            (held_out if _held_out(digest, part.options.held_out) else train).write(tokens)
     sides = train.finish(), held_out.finish()
     made = Made(part.key, *sides, sum(one.bytes for one in part.slices), tuple(unreadable))
     draft = stem.with_suffix(f".json-{os.getpid()}")

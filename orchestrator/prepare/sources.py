@@ -1,11 +1,13 @@
 """The inputs of `diloco data prepare`, how they are cut into parts, and the documents of a part.
 
 Text files are one document each; jsonl has one a line, parquet and Arrow one a row. A text file above PART_BYTES is cut
-at ends of lines, each piece a document. The cut follows from names, sizes and row groups alone, never from workers.
+at ends of lines, each piece a document. The cut follows from names, sizes and row groups alone, never from workers. A
+compressed file is in one part.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections import Counter
@@ -24,10 +26,11 @@ import pyarrow.parquet
 from learners.training.data.byte_corpus import unusable, walk
 
 PART_BYTES = 32 * 2**20
-ROWS = 256
+ROWS, READ_BYTES = 256, 2**20  # read at once
 CUT_SEARCH = 2**20  # bytes in which a long text's cut looks for the end of a line
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".tar", ".tgz")
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+PACKED = (".xz", ".zip", ".tar", ".tgz")
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".html", ".tex", ".c", ".h", ".cc", ".cpp", ".rs", ".go", ".java", ".js")
 
 
@@ -38,16 +41,14 @@ class TextSource:
     name: str
     path: str
     kind: str
+    compression: str | None  # as pyarrow calls it
     size: int
     changed_ns: int
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A part's share of a source: bytes [begin, end), row groups of a parquet file, or batches of an Arrow file.
-
-    `bytes`: its share.
-    """
+    """A part's share of a source, of so many `bytes`: bytes [begin, end), row groups of parquet or batches of Arrow."""
 
     source: TextSource
     begin: int
@@ -73,9 +74,7 @@ def found(inputs: Sequence[str]) -> tuple[list[TextSource], list[Unreadable], Co
         root = Path(given).expanduser()
         if root.is_dir():
             every = [(path.relative_to(root).as_posix(), path) for path in walk(root, ("__pycache__",))]
-            named = [
-                (name, path) for name, path in every if path.suffix.lower() in (*SUFFIXES, *TEXT_SUFFIXES, *PACKED)
-            ]
+            named = [each for each in every if _suffix(each[1]) in (*SUFFIXES, *TEXT_SUFFIXES, *PACKED)]
             others.update(path.suffix or path.name for _, path in set(every).difference(named))
         else:
             paths = [root] if root.is_file() else [Path(path) for path in glob(str(root), recursive=True)]
@@ -84,13 +83,18 @@ def found(inputs: Sequence[str]) -> tuple[list[TextSource], list[Unreadable], Co
         if not named:
             unreadable.append(Unreadable(given, "no such file, and no text, jsonl, parquet or Arrow files there"))
         for name, path in sorted(named):
-            if why := "is packed: unpack it" if path.suffix.lower() in PACKED else unusable(path):
+            kind, compression = SUFFIXES.get(_suffix(path), "text"), COMPRESSED.get(path.suffix.lower())
+            if why := "is packed: unpack it" if _suffix(path) in PACKED else unusable(path):
                 unreadable.append(Unreadable(name, why))
                 continue
-            status = path.stat()
-            kind = SUFFIXES.get(path.suffix.lower(), "text")
-            sources.append(TextSource(name, str(path.absolute()), kind, status.st_size, status.st_mtime_ns))
+            status, whole = path.stat(), str(path.absolute())
+            sources.append(TextSource(name, whole, kind, compression, status.st_size, status.st_mtime_ns))
     return list(dict.fromkeys(sources)), unreadable, others
+
+
+def _suffix(path: Path) -> str:
+    """What a file's name ends with, in small letters, beneath its compression."""
+    return (path.with_suffix("") if path.suffix.lower() in COMPRESSED else path).suffix.lower()
 
 
 # ------------------------------------------------------------------ parts
@@ -98,10 +102,7 @@ def found(inputs: Sequence[str]) -> tuple[list[TextSource], list[Unreadable], Co
 
 def cut(sources: Iterable[TextSource], part_bytes: int) -> tuple[list[tuple[Slice, ...]], list[Unreadable]]:
     """The parts, each of about `part_bytes`, in the order of the sources."""
-    parts: list[tuple[Slice, ...]] = []
-    unreadable: list[Unreadable] = []
-    open_part: list[Slice] = []
-    size = 0
+    parts, unreadable, size = list[list[Slice]](), list[Unreadable](), 0
     for source in sources:
         try:
             slices = list(_slices(source, part_bytes))
@@ -109,31 +110,25 @@ def cut(sources: Iterable[TextSource], part_bytes: int) -> tuple[list[tuple[Slic
             unreadable.append(Unreadable(source.name, _line(error)))
             continue
         for piece in slices:
-            if open_part and size + piece.bytes > part_bytes:
-                parts.append(tuple(open_part))
-                open_part, size = [], 0
-            open_part.append(piece)
+            if not parts or size + piece.bytes > part_bytes:
+                parts.append([])
+                size = 0
+            parts[-1].append(piece)
             size += piece.bytes
-    return parts + ([tuple(open_part)] if open_part else []), unreadable
+    return [tuple(part) for part in parts], unreadable
 
 
 def _slices(source: TextSource, part_bytes: int) -> Iterator[Slice]:
+    units, step = source.size, source.size if source.compression else part_bytes
     if source.kind == "parquet":
         with pyarrow.parquet.ParquetFile(source.path) as file:
-            groups = file.metadata.num_row_groups
-        for group in range(groups):
-            yield Slice(source, group, group + 1, source.size // groups)
-        return
+            units, step = file.metadata.num_row_groups, 1
     if source.kind == "arrow":
-        batches = sum(1 for _ in _batches(source.path))
-        step = max(1, part_bytes * batches // max(1, source.size))
-        for begin in range(0, batches, step):
-            end = min(begin + step, batches)
-            yield Slice(source, begin, end, source.size * (end - begin) // batches)
-        return
-    for begin in range(0, source.size, part_bytes):
-        end = min(begin + part_bytes, source.size)
-        yield Slice(source, begin, end, end - begin)
+        units = sum(1 for _ in _batches(source.path))
+        step = max(1, part_bytes * units // max(1, source.size))
+    for begin in range(0, units, step or 1):
+        end = min(begin + step, units)
+        yield Slice(source, begin, end, source.size * (end - begin) // units)
 
 
 # ------------------------------------------------------------------ documents
@@ -152,7 +147,7 @@ def documents(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterato
                 continue
             if text:
                 yield text
-    except (OSError, pyarrow.ArrowException, KeyError) as error:
+    except (OSError, ValueError, pyarrow.ArrowException, KeyError) as error:
         unreadable.append(Unreadable(piece.source.name, _line(error)))
     if bad:
         what = f"{bad:,} document{'s' * (bad > 1)} without text, the first {first}"
@@ -171,8 +166,17 @@ def _sound(given: Any) -> str:
     return text
 
 
+def _opened(source: TextSource) -> io.BufferedReader:
+    return io.BufferedReader(pyarrow.input_stream(source.path, source.compression), READ_BYTES)
+
+
 def _texts(piece: Slice, field: str) -> Iterator[Document]:
-    with open(piece.source.path, "rb") as file:
+    with _opened(piece.source) as file:
+        if piece.source.compression:
+            text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+            while part := text.read(PART_BYTES) + text.readline(CUT_SEARCH):
+                yield "its beginning", partial(str, part)
+            return
         begin, end = _line_start(file, piece.begin, CUT_SEARCH), _line_start(file, piece.end, CUT_SEARCH)
         file.seek(begin)
         content = file.read(end - begin)
@@ -180,11 +184,12 @@ def _texts(piece: Slice, field: str) -> Iterator[Document]:
 
 
 def _lines(piece: Slice, field: str) -> Iterator[Document]:
-    with open(piece.source.path, "rb") as file:
-        at, end = _line_start(file, piece.begin, None), _line_start(file, piece.end, None)
-        file.seek(at)
-        while at < end:
-            line = file.readline()
+    with _opened(piece.source) as file:
+        at, end = 0, 2**63
+        if not piece.source.compression:
+            at, end = _line_start(file, piece.begin, None), _line_start(file, piece.end, None)
+            file.seek(at)
+        while at < end and (line := file.readline()):
             if line.strip():
                 yield f"byte {at:,}", partial(_text_of, line, field)
             at += len(line)
@@ -192,9 +197,10 @@ def _lines(piece: Slice, field: str) -> Iterator[Document]:
 
 def _text_of(line: bytes, field: str) -> str:
     record = json.loads(line)
-    if not isinstance(record, dict) or not isinstance(record.get(field), str):
-        raise LookupError(f"no text in a field {field!r}")
-    return str(record[field])
+    texts = {key: value for key, value in record.items() if isinstance(value, str)} if isinstance(record, dict) else {}
+    if field not in texts:
+        raise LookupError(f"no text in a field {field!r}; there is in: {', '.join(texts) or 'none'}")
+    return texts[field]
 
 
 def _rows(piece: Slice, field: str) -> Iterator[Document]:

@@ -80,7 +80,7 @@ def _spellings(model: type[BaseModel]) -> dict[str, str]:
     """Spellings that suggest a key: the keys, the names used in the code, and the paper's letters."""
     spellings = {info.alias: info.alias for info in model.model_fields.values() if info.alias}
     spellings |= {name: info.alias or name for name, info in model.model_fields.items()}
-    return spellings | ({"K": "quorum"} if "quorum" in spellings else {})
+    return spellings | {word: key for word, key in {"K": "quorum", "learning_rate": "lr"}.items() if key in spellings}
 
 
 def _elsewhere(root: type[BaseModel], key: str) -> list[str]:

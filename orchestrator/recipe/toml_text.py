@@ -27,7 +27,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a TOML file with `a.b=value` overrides applied in order.
 
     A value is read as TOML, else as a string. An empty value removes the key. Elements of lists are addressed by
-    number (`pools.0.learners=2`). Raises InputError with every problem that the schema finds.
+    number (`pools.0.learners=2`) or by their `name`. Raises InputError with every problem that the schema finds.
     """
     return parse(_read(Path(path)), overrides)
 
@@ -69,10 +69,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         problem = Problem(
-            "recipe",
-            str(path),
-            "no such file",
-            f"give the path of a recipe, or write one: diloco init {path.name}",
+            "recipe", str(path), "no such file", f"give the path of a recipe, or write one: diloco init {path.name}"
         )
     except (OSError, UnicodeDecodeError) as error:
         problem = Problem("recipe", str(path), f"cannot be read: {error}", "give a TOML file in UTF-8")
@@ -108,16 +105,20 @@ def _override(raw: dict[str, Any], text: str) -> list[Problem]:
 
 def _enter(table: Any, key: str) -> dict[str, Any] | list[Any] | None:
     if isinstance(table, list):
-        inner = table[int(key)] if key.isdecimal() and int(key) < len(table) else None
+        inner = table[int(key)] if key.isdecimal() and int(key) < len(table) else _named(table).get(key)
     else:
         inner = table.setdefault(key, {})
     return inner if isinstance(inner, (dict, list)) else None
 
 
+def _named(elements: list[Any]) -> dict[str, Any]:
+    return {each["name"]: each for each in elements if isinstance(each, dict) and isinstance(each.get("name"), str)}
+
+
 def _unreachable(text: str, place: str, table: Any) -> Problem:
     if isinstance(table, list):
-        numbers = f"0 to {len(table) - 1}" if table else "none: it is empty"
-        return Problem("--set", text, f"{place} names no element of the list", f"its elements are {numbers}")
+        known = ", ".join((f"0 to {len(table) - 1}", *_named(table))) if table else "none: it is empty"
+        return Problem("--set", text, f"{place} names no element of the list", f"its elements are {known}")
     return Problem("--set", text, f"{place} is a single value, with nothing inside", f"set it whole: --set {place}=...")
 
 

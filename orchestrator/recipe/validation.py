@@ -61,23 +61,16 @@ def resolve(recipe: Recipe) -> Recipe:
 def _quorum(recipe: Recipe) -> Iterator[Problem]:
     learners = len(recipe.learners)
     if recipe.quorum > learners:
-        yield Problem(
-            "sync.quorum",
-            recipe.sync.quorum,
-            f"is more than the {learners} learners of [[pools]]: nothing would ever commit",
-            f'give 1 to {learners}, or "all", or add learners',
-        )
+        message = f"is more than the {learners} learners of [[pools]]: nothing would ever commit"
+        fix = f'give 1 to {learners}, or "all", or add learners'
+        yield Problem("sync.quorum", recipe.sync.quorum, message, fix)
 
 
 def _rounds(recipe: Recipe) -> Iterator[Problem]:
-    steps = recipe.budget.syncer_steps
-    if steps is not None and steps < recipe.sync.round_steps:
-        yield Problem(
-            "budget.syncer_steps",
-            steps,
-            f"is less than one round of sync.H = {recipe.sync.round_steps}: some fragments would never commit",
-            f"give at least {recipe.sync.round_steps}",
-        )
+    steps, least = recipe.budget.syncer_steps, recipe.sync.round_steps
+    if steps is not None and steps < least:
+        message = f"is less than one round of sync.H = {least}: some fragments would never commit"
+        yield Problem("budget.syncer_steps", steps, message, f"give at least {least}")
 
 
 def _patience(recipe: Recipe) -> Iterator[Problem]:
@@ -124,19 +117,12 @@ def _opportunistic(recipe: Recipe) -> Iterator[Problem]:
 def _devices(recipe: Recipe) -> Iterator[Problem]:
     for index, pool in enumerate(recipe.pools):
         if pool.known_devices % pool.model_parallel:
-            yield Problem(
-                f"pools.{index}.model_parallel",
-                pool.model_parallel,
-                f"does not divide the pool's {pool.known_devices} devices",
-                f"give a divisor of {pool.known_devices}",
-            )
+            message = f"does not divide the pool's {pool.known_devices} devices"
+            fix = f"give a divisor of {pool.known_devices}"
+            yield Problem(f"pools.{index}.model_parallel", pool.model_parallel, message, fix)
         elif pool.batch_size % (ways := pool.known_devices // pool.model_parallel):
-            yield Problem(
-                f"pools.{index}.batch_size",
-                pool.batch_size,
-                f"cannot be split over {ways} devices",
-                f"give a multiple of {ways}, or fewer devices",
-            )
+            message, fix = f"cannot be split over {ways} devices", f"give a multiple of {ways}, or fewer devices"
+            yield Problem(f"pools.{index}.batch_size", pool.batch_size, message, fix)
 
 
 def _microbatches(recipe: Recipe) -> Iterator[Problem]:
@@ -154,7 +140,7 @@ def _durable_store(recipe: Recipe) -> Iterator[Problem]:
         try:
             objects(recipe.durability.store)
         except ValueError as error:
-            fix = "give a folder, or a URI that fsspec knows; s3:// needs: pip install 'decoupled-diloco[s3]'"
+            fix = "give a folder, or a URI that fsspec knows; s3:// needs, in the checkout: pip install -e '.[s3]'"
             yield Problem("durability.store", recipe.durability.store, f"cannot be used: {error}", fix)
 
 

@@ -104,7 +104,7 @@ class GatewayShell:
     async def _begun(self) -> Mail:
         """The mail: begun by the first call, also after this process was started again. Raises PermissionError."""
         if self._beginning is None:
-            self._beginning = asyncio.get_running_loop().create_task(self._mail.begin())
+            self._beginning = asyncio.ensure_future(self._mail.begin())
         await asyncio.shield(self._beginning)
         return self._mail
 

@@ -1,10 +1,7 @@
-"""The report's colours, and its figures as pieces of SVG. The same figure always gives the same bytes.
+"""The report's figures as pieces of SVG. The same figure always gives the same bytes.
 
-One unit of the SVG is one CSS pixel at full width.
-
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; neighbours in a figure also differ in
-lightness. A figure is drawn in the light colours, each used by one role only. The page's style sheet says what a role
-looks like on light paper and on dark screens.
+One unit of the SVG is one CSS pixel at full width. A figure is drawn in the palette's light colours, each used by one
+role only; the page's style sheet says what a role looks like on light paper and on dark screens.
 """
 
 from __future__ import annotations
@@ -25,42 +22,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from orchestrator.report.data import FaultMark
-
-ROLES: dict[str, tuple[str, str]] = {  # role: (light, dark)
-    "ink": ("#1c2430", "#e8ebef"),
-    "faint": ("#5b6572", "#a2abb6"),
-    "rule": ("#d9dde3", "#39414c"),
-    "paper": ("#fffffe", "#14181d"),
-    "train": ("#0072b2", "#5cb3ea"),
-    "held": ("#d55e00", "#ff9147"),
-    "fault": ("#b3261e", "#ff8a80"),
-    "recovery": ("#f4c7a1", "#6b4526"),
-    # what a learner was doing
-    "productive": ("#8dbfe0", "#33698f"),
-    "placing": ("#c3c9d1", "#545e6b"),
-    "importing": ("#f2dc7e", "#9a8431"),
-    "compiling": ("#e69f00", "#c98b00"),
-    "joining": ("#009e73", "#19b78b"),
-    "draining": ("#44aa99", "#2f8376"),
-    "frozen": ("#cc79a7", "#c678a5"),
-    "expired": ("#d55e01", "#ff9148"),
-    "dead": ("#3b4250", "#c5ccd5"),
-    "wasted": ("#7a4a21", "#c08a5a"),
-    "waiting": ("#f0e442", "#b8ae26"),
-    "pending": ("#56b4e9", "#7cc6f2"),
-    "unexplained": ("#e9ebee", "#2c333c"),
-}
-
-
-def light(role: str) -> str:
-    """The colour in which a role is drawn."""
-    return ROLES[role][0]
-
-
-def variables(dark: bool) -> str:
-    """The roles as custom properties of a style sheet."""
-    return " ".join(f"--{role}: {colours[dark]};" for role, colours in ROLES.items())
-
+from orchestrator.report.palette import ROLES, light
 
 WIDTH = 860  # pixels
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"

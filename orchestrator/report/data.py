@@ -109,7 +109,7 @@ class Data:
 
 def collect(database: duckdb.DuckDBPyConnection, summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> Data:
     """The series of the log in `database`. `summary` and `verdicts` are those of the same log, made before."""
-    prepare(database, "series")
+    prepare(database, "lanes", "series")
 
     def rows(query: str) -> list[tuple[Any, ...]]:
         return database.execute(query).fetchall()
@@ -153,7 +153,7 @@ def collect(database: duckdb.DuckDBPyConnection, summary: Mapping[str, Any], ver
             for at, told, loss in rows("SELECT * EXCLUDE (step) FROM held_out ORDER BY step")
         ],
         _marks(rows, summary, origin, tokens),
-        _lanes(rows, end, origin),
+        lanes(rows, end, origin),
         rows("SELECT count(*) - (SELECT count(*) FROM drawn) FROM roster")[0][0],
         seconds,
         [tuple(shares) for (shares,) in rows("FROM waits")],
@@ -189,7 +189,7 @@ def _marks(rows: Any, summary: Mapping[str, Any], origin: float, tokens: Callabl
     return marks
 
 
-def _lanes(rows: Any, end: float, origin: float) -> list[Lane]:
+def lanes(rows: Any, end: float, origin: float) -> list[Lane]:
     """The newest incarnations: of the learners that were wanted first, each one's oldest first. `end`: of the log."""
     spans: dict[str, dict[int, list[Any]]] = {}
     for table in ("phases", "frozen", "expired"):
@@ -197,7 +197,7 @@ def _lanes(rows: Any, end: float, origin: float) -> list[Lane]:
         columns = "phase" if table == "phases" else "until"
         for who, at, other in rows(f"SELECT who, t, {columns} FROM {table} ORDER BY position"):
             of.setdefault(who, []).append((at, other))
-    lanes = []
+    found = []
     for who, learner, number, requested, begun, over, died, noticed, again, reason, steps, tokens in rows("FROM drawn"):
         stop = died if died is not None else noticed if over in ("stopped", "drained") and noticed else end
         marks = [(requested, "placing")] if requested is not None else []
@@ -210,7 +210,7 @@ def _lanes(rows: Any, end: float, origin: float) -> list[Lane]:
             if phase != "stopped" and at < min(until, stop)
         ]
         ended = end if (at := died if over == "killed" else noticed if over else None) is None else at
-        lanes.append(
+        found.append(
             Lane(
                 learner,
                 number,
@@ -228,4 +228,4 @@ def _lanes(rows: Any, end: float, origin: float) -> list[Lane]:
                 tokens,
             )
         )
-    return lanes
+    return found

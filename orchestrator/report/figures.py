@@ -17,7 +17,6 @@ from orchestrator.report.canvas import (
     label,
     labels,
     legend,
-    light,
     loss_axis,
     merged,
     sheet,
@@ -25,6 +24,7 @@ from orchestrator.report.canvas import (
     to_svg,
 )
 from orchestrator.report.data import Data, Lane
+from orchestrator.report.palette import light
 
 LEARNERS_MOST = 64  # rows of a figure
 

@@ -20,8 +20,8 @@ from orchestrator.analysis.summary import summary_of
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog.tables import LogPart
 from orchestrator.report import headline
-from orchestrator.report.canvas import variables
 from orchestrator.report.data import collect
+from orchestrator.report.palette import variables
 from orchestrator.report.sections import ReportSection, sections
 
 

@@ -64,9 +64,8 @@ class EvaluatorActor:
         """The same as `current`, for the parameters that the run starts from."""
         from learners.training.tree import initial_parameters
 
-        return self._evaluate(
-            0, initial_parameters(self._task, self._fragments, self._spec.seed, self._spec.warm_start)
-        )
+        spec = self._spec
+        return self._evaluate(0, initial_parameters(self._task, self._fragments, spec.seed, spec.warm_start))
 
     def current(self) -> Evaluated:
         """Evaluate the syncer's parameters as they are now."""
@@ -94,12 +93,12 @@ class Evaluations:
     ) -> None:
         self.loss: float | None = None  # of the newest
         self.fault = ""  # why the newest failed
-        self.counts: Counter[str] = Counter()  # of those that gave a loss, by whether it is finite
+        self.counts: Counter[str] = Counter()  # finite | non_finite, of those that gave a loss; skipped
         self._recipe, self._placement, self._store, self._code, self._emit = recipe, placement, store, code, emit
         self._timeout_s = recipe.eval.timeout_s
         self._background = Background(tell)
         self._task: asyncio.Task[None] | None = None
-        self._evaluated_at = 0  # syncer step
+        self._evaluated_at = self._skipped = 0  # syncer step; before it
         self._actor: Any = None
 
     @property
@@ -118,12 +117,13 @@ class Evaluations:
         `fresh`: the run is not resumed, so that the first evaluation is of the initial parameters.
         """
         every = self._recipe.eval.every
-        if self._task is not None and not self._task.done():
-            return
         if self._task is None:
+            self._evaluated_at = 0 if fresh else syncer_step
             self._task = self._background.spawn(self._evaluate(syncer, initial=fresh))
-        elif every and syncer_step // every > self._evaluated_at // every:
-            self._evaluated_at = syncer_step
+        due = syncer_step // every - self._evaluated_at // every if every else 0
+        self.counts["skipped"] = self._skipped + max(0, due - 1)  # all but the newest that came due meanwhile
+        if due and self._task.done():
+            self._skipped, self._evaluated_at = self.counts["skipped"], syncer_step
             self._task = self._background.spawn(self._evaluate(syncer))
 
     async def finish(self, syncer: Any) -> None:

@@ -9,7 +9,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,21 @@ class Terminated(KeyboardInterrupt):
 
 def terminate(number: int, frame: Any) -> None:
     raise Terminated
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have interruptions wait until this block has ended. For the main thread; in another there are none."""
+    came, main = list[int](), threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {each: signal.signal(each, lambda number, frame: came.append(number)) for each in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise Terminated
 
 
 def prepare_process() -> None:

@@ -29,7 +29,7 @@ from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import ACCELERATOR, LiveNode, local_store_bytes, misses, most_resources
 from orchestrator.regions.gateway import GATEWAY
 from orchestrator.runtime import actor, gateway_actor, job, metrics_actor, ray_processes
-from orchestrator.runtime.job import Terminated, terminate
+from orchestrator.runtime.job import Terminated, terminate, uninterrupted
 from orchestrator.runtime.placement import RunPlacement, admit, control, head_name, named
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
@@ -42,7 +42,7 @@ from outer.bulk import SHARD_CPUS
 from outer.journal.object_store import Folder, StoreAway
 from outer.protocol.facts import StoreWaited
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, SOURCES = "127.0.0.1", str(Path(__file__).resolve().parents[2])
 WAIT_S = 0.5
 BEGIN_S = 60.0
 AGAIN_S = 5.0  # until the next attempt to start an orchestrator whose store is away
@@ -264,7 +264,8 @@ def start_and_wait(
             if detach and not isinstance(interruption, Terminated) and job.config() is None:
                 raise
             say("stopping: learners save; Ctrl-C again ends at once")
-            ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
+            with contextlib.suppress(ray.exceptions.RayError):  # it has ended, or died
+                ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # a job's entrypoint may have 3 s
             try:
                 summary = _wait(orchestrator, status)
             except KeyboardInterrupt:
@@ -364,9 +365,7 @@ def local_cluster(recipe: Recipe, store: RunStore, region: str = "") -> Iterator
         "RAY_max_direct_call_object_size": str(INLINE_BYTES),
         "OMP_NUM_THREADS": "1",
         **heap.ONE_HEAP,
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")])
-        ),
+        "PYTHONPATH": os.pathsep.join(filter(None, [SOURCES, os.environ.get("PYTHONPATH")])),
     }
     for name, value in compilation_cache(folder).items():
         os.environ.setdefault(name, value)
@@ -396,11 +395,12 @@ def local_cluster(recipe: Recipe, store: RunStore, region: str = "") -> Iterator
             store.write_json(CLUSTER_FILE, where | {"token_path": str(token), "dashboard": context.dashboard_url})
             yield namespace
     finally:
-        ray.shutdown()
-        store.path(CLUSTER_FILE).unlink(missing_ok=True)
-        _remove(folder)
-        os.environ.clear()
-        os.environ.update(before)
+        with uninterrupted():
+            ray.shutdown()
+            store.path(CLUSTER_FILE).unlink(missing_ok=True)
+            _remove(folder)
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def unplaceable(

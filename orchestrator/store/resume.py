@@ -53,13 +53,16 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
     if store.granted("epoch", "syncer"):  # by then the orchestrator's log is there
         yield from taken(begun, begun=True)
     run = (status_if_any(store) or {}).get("run") or {}
-    reached = Budget(recipe.budget.tokens, recipe.budget.syncer_steps).reached(
-        run.get("tokens_committed") or 0, run.get("syncer_step") or 0
+    at = run.get("tokens_committed") or 0, run.get("syncer_step") or 0
+    reached, over = (
+        Budget(recipe.budget.tokens, recipe.budget.syncer_steps).reached(*at),
+        run.get("state") == "finished",
     )
-    if run.get("state") == "finished" and (reached or recipe.budget == begun.budget):
+    if over if recipe.budget == begun.budget else reached:
         budget = recipe.budget.model_dump(exclude_none=True)
+        told = "it has finished" if over else f"it has {at[0]:,} tokens and is at syncer step {at[1]:,}"
         fix = "give a larger one to train on, --fresh to begin anew, or another name (--set name=OTHER)"
-        yield Problem("budget", budget, "was reached by the run in this folder: it has finished", fix)
+        yield Problem("budget", budget, f"was reached by the run in this folder: {told}", fix)
     before, now = flatten(begun.canonical()), flatten(recipe.canonical())
     if recipe.init_from is not None:
         now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it

@@ -37,7 +37,7 @@ class RunInfo:
     checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
     away: str = ""  # what a store says that is away, for which the run waits
     eval_fault: str = ""  # why the newest evaluation failed
-    evaluations: Mapping[str, int] = field(default_factory=dict)  # finite | non_finite: how many
+    evaluations: Mapping[str, int] = field(default_factory=dict)  # finite | non_finite | skipped: how many
     faults: Mapping[str, int] = field(default_factory=dict)  # injected, by kind
 
     @property
@@ -144,11 +144,7 @@ def model(
             "counts": counts,
             "shards": view.get("shards", []),
         },
-        "durability": {
-            "mode": recipe.durability.mode,
-            "journal": view.get("journal"),
-            "checkpoint": about.checkpoint,
-        },
+        "durability": {"mode": recipe.durability.mode, "journal": view.get("journal"), "checkpoint": about.checkpoint},
         "orchestrator": {"pid": about.pid, "faults": dict(about.faults)},
         "written_at": about.written_at,
     }
@@ -341,9 +337,8 @@ def _durable(view: Mapping[str, Any], away: str) -> dict[str, str]:
         return _condition("Durable", True, "Retrying", f"the store refused something: {trouble}")
     if damage := journal.get("damage"):
         return _condition("Durable", True, "WasDamaged", f"in the journal: {'; '.join(damage)}")
-    return _condition(
-        "Durable", True, "Kept", f"{journal.get('bytes', 0):,} bytes in {journal.get('groups', 0):,} groups"
-    )
+    written = f"{journal.get('bytes', 0):,} bytes were written, in {journal.get('groups', 0):,} groups"
+    return _condition("Durable", True, "Kept", written)
 
 
 def _condition(kind: str, status: bool, reason: str, message: str) -> dict[str, str]:

@@ -184,6 +184,9 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     failed = part(after, "run").get("eval_fault")
     if failed and failed != part(before, "run").get("eval_fault"):
         lines.append(f"an evaluation failed: {failed}")
+    skipped, before_skipped = (part(part(each, "run"), "evaluations").get("skipped") for each in (after, before))
+    if skipped and not before_skipped:
+        lines.append("evaluations take longer than eval.every syncer steps: those that come due meanwhile are skipped")
     aside = part(after, "syncer").get("set_aside")
     if aside and aside != part(before, "syncer").get("set_aside"):
         lines.append(f"samples {aside[0]} to {aside[1] - 1} are set aside: two learners have ended on them")

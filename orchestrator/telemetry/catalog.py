@@ -50,7 +50,7 @@ FRAGMENT = Label("fragment")
 STATE = Label("state", ("starting", "running", "ending", *ENDED))
 PHASES = ("starting", "importing", "compiling", "joining", "stepping", "draining", "silent", "down", "stopped")
 PHASE = Label("phase", (*PHASES, OTHER))
-OUTCOME = Label("outcome", ("finite", "non_finite"))
+OUTCOME = Label("outcome", ("finite", "non_finite", "skipped"))
 FENCES = ("killed", "failed", "lease_expired", "superseded", "stopped", "drained")
 FENCED = Label("reason", FENCES)
 DISCARDED = Label("reason", (*FENCES, "left_out"))
@@ -78,7 +78,7 @@ _ALL = (
     Metric("gauge", "diloco_eval_loss", "run.eval_loss",
            "Newest held-out loss of the syncer's parameters, in the task's unit; absent if not finite."),
     Metric("counter", "diloco_evaluations_total", "run.evaluations",
-           "Held-out evaluations, by whether the loss was a number.", (OUTCOME,)),
+           "Held-out evaluations, by whether the loss was a number; and those skipped.", (OUTCOME,)),
     # ---------------------------------------------------------------- tokens
     Metric("counter", "diloco_tokens_processed_total", "learners.counts.tokens_processed",
            "Tokens of finished steps, as learners reported them.", (LEARNER,)),

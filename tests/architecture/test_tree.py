@@ -30,7 +30,8 @@ BUDGETS = {
     "orchestrator/compare": 785,
     "orchestrator/prepare": 830,
     "orchestrator/regions": 1400,
-    "orchestrator/lifecycle": 2420,
+    "orchestrator/lifecycle": 2510,
+    "orchestrator/watch": 740,
     "orchestrator/cli": 3310,
     "orchestrator/eventlog": 1450,
     "orchestrator/analysis": 640,
@@ -40,7 +41,7 @@ BUDGETS = {
     "chaos/simulation": 3560,
     "chaos": 470,
 }
-TOTALS = {PACKAGES: 49_120, ("tests",): 36_350, ("benchmarks",): 8000}
+TOTALS = {PACKAGES: 49_980, ("tests",): 36_750, ("benchmarks",): 8000}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies import bandwidth
-from benchmarks.studies.bandwidth_model import (
-    DataParallel,
-    Fleet,
-    even,
-    needed,
-    simulate,
-    simulate_data_parallel,
-)
+from benchmarks.studies.bandwidth_model import DataParallel, Fleet, even, needed, simulate, simulate_data_parallel
 from benchmarks.studies.bandwidth_paper import PAPER, Printed, crossing
 from benchmarks.studies.bandwidth_table import Exchange, cells
 

@@ -47,12 +47,7 @@ class TwoArrays:
         return None
 
     def adopt(
-        self,
-        fragment: int,
-        theta: Flat | Placed,
-        mode: str,
-        anchor: Flat | None = None,
-        adopted: Flat | None = None,
+        self, fragment: int, theta: Flat | Placed, mode: str, anchor: Flat | None = None, adopted: Flat | None = None
     ) -> None:
         self.calls.append((fragment, mode, None if anchor is None else anchor.copy()))
         self.thetas[fragment] = np.array(theta.leaves[0] if isinstance(theta, Placed) else theta)

@@ -62,11 +62,7 @@ def test_the_syncers_facts_and_records_are_numbered_in_one_order() -> None:
     log.log("first")
     log.append(0, record, [])
     log.log("second")
-    assert journal.taken == [
-        ("syncer", 3, 0, "first"),
-        ("syncer", 3, 1, record),
-        ("syncer", 3, 2, "second"),
-    ]
+    assert journal.taken == [("syncer", 3, 0, "first"), ("syncer", 3, 1, record), ("syncer", 3, 2, "second")]
 
 
 @pytest.mark.parametrize("why", ["full", "closed"])

@@ -189,10 +189,7 @@ def test_a_run_that_failed_has_no_final_parameters_to_compare_with(shaken_run: M
         # Another learning rate shows in the next loss.
         (lambda e: altered(e, is_a(StepFinished, step=9), progress=0.99), {"what": "loss", "step": 10}),
         # A spoiled fragment is spoiled again.
-        (
-            lambda e: inserted(e, is_a(StepFinished, step=5), Spoiled(6, 1)),
-            {"what": "loss", "step": 6, "found": "nan"},
-        ),
+        (lambda e: inserted(e, is_a(StepFinished, step=5), Spoiled(6, 1)), {"what": "loss", "step": 6, "found": "nan"}),
         (lambda e: altered(e, PEER, digest="0" * 64), {"what": "state", "learner": "learner-a-1"}),
         (lambda e: altered(e, is_a(RunFinished), digest="0" * 64), {"what": "final"}),
     ],

@@ -215,10 +215,7 @@ def main(folder: Path) -> None:
         ray.init(address, namespace="islands", log_to_driver=False, runtime_env={"env_vars": {"JOB": "here"}})
         found = run(recipe(folder), folder, address)
         by_name = {pool["name"]: PoolConfig.model_validate(pool) for pool in POOLS}
-        found |= {
-            "settings": settings_of_a_learner(by_name["h100"]),
-            "control": refusal({"role": "controll"}),
-        }
+        found |= {"settings": settings_of_a_learner(by_name["h100"]), "control": refusal({"role": "controll"})}
     print(json.dumps(found))
 
 

@@ -15,12 +15,7 @@ from orchestrator.analysis.folder import check_run
 from orchestrator.cli.app import build
 from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, LearnerLost, RunStarted
 from outer.numeric import codec
-from outer.protocol.facts import (
-    Committed,
-    LeaseExpired,
-    LeaseRenewed,
-    SyncerStarted,
-)
+from outer.protocol.facts import Committed, LeaseExpired, LeaseRenewed, SyncerStarted
 from tests.runtime.conftest import LEARNERS
 from tests.runtime.results import assert_bit_equal, assert_kept
 from tests.runtime.script import BY_HAND, FOREVER, Script, all_step, healed, inject, more, nothing

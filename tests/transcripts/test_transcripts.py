@@ -34,8 +34,7 @@ def test_a_file_begins_with_a_sentence_and_each_scenario_has_its_own_claim(name:
 
 
 @pytest.mark.parametrize(
-    ("who", "table"),
-    [("step", open_step.TRANSITIONS), ("a", learner.TRANSITIONS), ("unit", controller.TRANSITIONS)],
+    ("who", "table"), [("step", open_step.TRANSITIONS), ("a", learner.TRANSITIONS), ("unit", controller.TRANSITIONS)]
 )
 def test_the_scenarios_show_every_move_of_the_tables_and_no_other(who: str, table: dict[Any, Any]) -> None:
     told = "".join(part for parts in FILES.values() for part in parts.values())

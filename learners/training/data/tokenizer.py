@@ -45,7 +45,7 @@ class FileCoder:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ValueError(f"{path} needs the library tokenizers; pip install 'decoupled-diloco[data]'") from error
+            raise ValueError(f"{path} needs tokenizers; in the checkout: pip install -e '.[data]'") from error
         if why := unusable(path):
             raise ValueError(f"{path} {why}; give a file of the library tokenizers")
         try:

@@ -114,7 +114,7 @@ def judged_platform(
         fix = f"unset JAX_PLATFORMS; to rehearse without {device}s, set {REHEARSED}=cpu"
         return failure(f"JAX_PLATFORMS = {chosen!r} excludes it", fix)
     if not (has_plugin(platform) if plugin is None else plugin):
-        return failure("JAX's plugin for it is not installed", f"pip install 'decoupled-diloco[{extra}]'")
+        return failure("JAX's plugin for it is not installed", f"in the checkout: pip install -e '.[{extra}]'")
     if not (any(each.platform == platform for each in accelerators()) if seen is None else seen):
         fix = "install its driver (nvidia-smi shows it); start containers with docker run --gpus all"
         if platform == "tpu":

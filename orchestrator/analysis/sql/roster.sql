@@ -96,3 +96,18 @@ WINDOW incarnations AS (PARTITION BY learner ORDER BY incarnation);
 CREATE OR REPLACE TEMP TABLE frozen AS
 SELECT who, i.position, i.t, CASE WHEN noticed > i.t THEN least(noticed, until) ELSE until END AS until
 FROM injected i JOIN roster USING (who) WHERE fault_kind = 'freeze';
+
+-- When each learner was wanted: the configured ones from the start, others since their pool was scaled up or, where no
+-- pool is named, since they were first asked for; until their pool was scaled down.
+CREATE OR REPLACE TEMP TABLE wanted AS
+SELECT learner, part, position, CASE WHEN position >= 0 THEN t ELSE '-infinity' END AS t,
+    coalesce(min(CASE WHEN NOT wanted THEN t END) OVER (told ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING),
+        'infinity') AS until
+FROM (
+    SELECT unnest(learners) AS learner, generate_subscripts(learners, 1) AS part, -1 AS position, t, true AS wanted
+    FROM (FROM SyncerStarted ORDER BY position LIMIT 1)
+    UNION ALL SELECT unnest(added), generate_subscripts(added, 1), position, t, true FROM PoolScaled
+    UNION ALL SELECT unnest(removed), 0, position, t, false FROM PoolScaled
+    UNION ALL SELECT learner, 0, min(position), min_by(t, position), true FROM LearnerRequested GROUP BY learner)
+WINDOW told AS (PARTITION BY learner ORDER BY position)
+QUALIFY wanted AND lag(wanted) OVER told IS NOT TRUE;

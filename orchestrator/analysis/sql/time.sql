@@ -32,21 +32,6 @@ SELECT start, stop FROM (SELECT min(t - seconds - waited_s) AS start FROM steps)
     LEFT JOIN Finished ON true)
 WHERE start < stop AND EXISTS (FROM rules);
 
--- When each learner was wanted: the configured ones from the start, others since their pool was scaled up or, where no
--- pool is named, since they were first asked for; until their pool was scaled down.
-CREATE OR REPLACE TEMP TABLE wanted AS
-SELECT learner, part, position, CASE WHEN position >= 0 THEN t ELSE '-infinity' END AS t,
-    coalesce(min(CASE WHEN NOT wanted THEN t END) OVER (told ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING),
-        'infinity') AS until
-FROM (
-    SELECT unnest(learners) AS learner, generate_subscripts(learners, 1) AS part, -1 AS position, t, true AS wanted
-    FROM (FROM SyncerStarted ORDER BY position LIMIT 1)
-    UNION ALL SELECT unnest(added), generate_subscripts(added, 1), position, t, true FROM PoolScaled
-    UNION ALL SELECT unnest(removed), 0, position, t, false FROM PoolScaled
-    UNION ALL SELECT learner, 0, min(position), min_by(t, position), true FROM LearnerRequested GROUP BY learner)
-WINDOW told AS (PARTITION BY learner ORDER BY position)
-QUALIFY wanted AND lag(wanted) OVER told IS NOT TRUE;
-
 -- What explains an incarnation's time besides its steps.
 CREATE OR REPLACE TEMP TABLE explained AS
 WITH strict AS (

@@ -115,7 +115,7 @@ def test_a_rehearsal_takes_cpus_and_a_learner_on_cpus_starts_without_warnings() 
     ("environ", "seen", "plugin", "words", "fix"),
     [
         ({"JAX_PLATFORMS": "cpu"}, True, True, "JAX_PLATFORMS = 'cpu' excludes it", "unset JAX_PLATFORMS"),
-        ({"JAX_PLATFORMS": "cuda,cpu"}, True, False, "plugin for it is not installed", "decoupled-diloco[cuda]"),
+        ({"JAX_PLATFORMS": "cuda,cpu"}, True, False, "plugin for it is not installed", "pip install -e '.[cuda]'"),
         ({}, False, True, "sees no NVIDIA GPU below /dev", "docker run --gpus all"),
         ({"CUDA_VISIBLE_DEVICES": ""}, True, True, "CUDA_VISIBLE_DEVICES is empty", "unset CUDA_VISIBLE_DEVICES"),
         ({}, True, True, "no kernel image", "driver is new enough"),

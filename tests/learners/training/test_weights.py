@@ -14,11 +14,7 @@ from learners.training import weights
 from outer.protocol.fragments import Fragment, Tensor
 
 TENSORS = (Tensor("a", (2, 2), "float32"), Tensor("b", (3,), "float32"), Tensor("c", (), "float32"))
-NAMED = {
-    "a": np.arange(4, dtype=np.float32).reshape(2, 2),
-    "b": np.ones(3, np.float32),
-    "c": np.array(5.0, np.float32),
-}
+NAMED = {"a": np.arange(4, dtype=np.float32).reshape(2, 2), "b": np.ones(3, np.float32), "c": np.array(5.0, np.float32)}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])

@@ -160,11 +160,7 @@ BROKEN: list[tuple[str, str, Plant]] = [
     ("durable.restarts", "epoch 2 starts from 1 committed tokens", epoch_two(STARTED, tokens_committed=1)),
     ("durable.records", "epoch 2 says the commit of syncer step 18 otherwise", lambda e: restarted(e, norm=2.0)),
     ("durable.records", "otherwise than epoch 1", epoch_two(is_a(SpanGranted), stop=10**6)),
-    (
-        "versions.clocks",
-        "b 1 adopted after step 5",
-        lambda e: without(e, lambda x: step_of(x, "b", 5)),
-    ),
+    ("versions.clocks", "b 1 adopted after step 5", lambda e: without(e, lambda x: step_of(x, "b", 5))),
     ("versions.clocks", "opened syncer step 9 after 7", lambda e: without(e, is_a(StepOpened, syncer_step=8))),
     ("versions.clocks", "tokens falls", lambda e: altered(e, EIGHT, tokens_committed=10**6)),
     ("versions.clocks", "adopted after step 0", lambda e: altered(e, is_a(Adopted, version=8), after_step=0)),
@@ -177,11 +173,7 @@ BROKEN: list[tuple[str, str, Plant]] = [
     ("live.recovery", "fragment 0 had no commit for", lambda e: steady(6, 80, UNREAD)),
     ("isolation.steps", "when c 1 was lost, the median step", lambda e: slowed(e, a=4.0, b=4.0)),
     ("replayable.steps", "step 5 of b 1 is in a commit", lambda e: without(e, lambda x: step_of(x, "b", 5))),
-    (
-        "replayable.states",
-        "stepped before it had fragment 0 ",
-        dropped(is_a(Adopted, fragment=0, version=0)),
-    ),
+    ("replayable.states", "stepped before it had fragment 0 ", dropped(is_a(Adopted, fragment=0, version=0))),
     ("replayable.states", "c 2 started from digest cafe of a 1, which gave dead", lambda e: from_peer("dead")),
     ("replayable.states", "started from step 15 of a 1, which gave 14", lambda e: from_peer(step=14)),
     (

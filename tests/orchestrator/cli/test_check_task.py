@@ -128,6 +128,7 @@ def test_a_loss_that_exits_is_a_finding_and_a_factory_that_does_is_wrong_input()
     assert (result.exit_code, findings["loss"]["status"]) == (5, "fail")
     assert "raises SystemExit" in findings["loss"]["message"]
     assert findings["fresh-process"]["status"] == "skip"
+    assert invoke("exits:LossExits").stdout.endswith("0 to look at, 1 failed, 4 skipped\n")
     result = invoke("exits:Exits", "--json")
     assert (result.exit_code, json.loads(result.stdout)["error"]["kind"]) == (2, "input")
     assert "cannot be built: SystemExit" in result.stderr

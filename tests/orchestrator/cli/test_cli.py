@@ -29,7 +29,8 @@ from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.app import PROVE, CommandEntry, build
 from orchestrator.cli.errors import heard_or_not, reported
 from orchestrator.recipe.toml_text import load
-from orchestrator.store import run_lock
+from orchestrator.runtime.job import uninterrupted
+from orchestrator.store import run_lock, watch
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
@@ -276,6 +277,21 @@ def test_what_run_raises_becomes_a_message_and_a_code(trained: dict[str, Any]) -
 # ------------------------------------------------------------------ init, status, stop
 
 
+def test_an_interruption_at_the_end_of_a_run_lets_its_processes_end_and_its_summary_be_shown(
+    trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(recipe: Any, store: RunStore, *others: Any) -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            store.write_json("summary.json", trained["summary"])
+
+    monkeypatch.setattr(orchestrator.runtime.launch, "run_embedded", ends)
+    before = signal.getsignal(signal.SIGTERM)
+    result = invoke("run", LOCAL)
+    assert result.exit_code == 0 and "local: finished, ok" in result.stdout
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_init_writes_a_recipe_that_runs_and_overwrites_nothing(trained: dict[str, Any]) -> None:
     assert invoke("init", "my-run.toml").exit_code == 0
     assert load("my-run.toml").name == "my-run"
@@ -287,7 +303,8 @@ def test_init_writes_a_recipe_that_runs_and_overwrites_nothing(trained: dict[str
     assert invoke("init", "no/such/folder.toml").exit_code == 2
 
 
-def test_status_reads_the_store_and_says_how_old_it_is() -> None:
+def test_status_reads_the_store_and_says_how_old_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "NEWS_S", 0.0)
     RunStore.named("demo").write_json(
         "status.json", {"run": {"name": "demo", "state": "running"}, "written_at": time.time() - 75}
     )
@@ -298,6 +315,7 @@ def test_status_reads_the_store_and_says_how_old_it_is() -> None:
     assert invoke("status").stdout.startswith("demo: running")  # the only run there is
     assert invoke("status", "runs/demo").exit_code == 0
     assert 70 < json.loads(invoke("status", "demo", "--json").stdout)["age_s"] < 80
+    assert "NOT how it is now" in shown.stdout
 
 
 def test_an_unknown_run_is_refused_with_the_known_ones() -> None:
@@ -378,6 +396,11 @@ def test_help_and_status_start_at_once_for_they_import_nothing_heavy(tmp_path: P
         timeout=DEADLINE_S,
     )
     assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_help_keeps_what_is_in_brackets() -> None:
+    shown = " ".join(re.sub("[│\n]", " ", invoke("data", "prepare", "--help").stdout).split())
+    assert 'shards for [data] kind = "tokens"' in shown and "tokenizer.json [bytes]" in shown
 
 
 # ------------------------------------------------------------------ check, and output that nobody reads

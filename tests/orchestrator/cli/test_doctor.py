@@ -57,7 +57,7 @@ def test_doctor_finds_accelerators_and_what_jax_lacks_for_them(tmp_path: Path, m
     assert [(one.kind, one.count, one.usable) for one in found] == [("NVIDIA GPU", 2, True), ("TPU chip", 1, False)]
     monkeypatch.setattr(doctor, "accelerators", lambda: found)
     (finding,) = [entry for entry in doctor.findings(tmp_path) if entry.name == "accelerators"]
-    assert (finding.status, finding.fix) == ("warning", "pip install 'decoupled-diloco[tpu]'")
+    assert (finding.status, finding.fix) == ("warning", "in the checkout: pip install -e '.[tpu]'")
     assert "2 NVIDIA GPUs, 1 TPU chip" in finding.found
 
 

@@ -68,9 +68,7 @@ class Server:
         return "".join(self.lines[:lines])
 
 
-def test_what_a_job_prints_is_printed_once_however_often_the_connection_breaks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_job_prints_is_printed_once_however_often_the_connection_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "POLL_S", 0.0)
     said: list[str] = []
     ended = jobs.follow(Server([1, None, 1, 2, None]), "id", said.append)  # type: ignore[arg-type]

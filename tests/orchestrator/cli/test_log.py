@@ -104,9 +104,6 @@ def test_the_query_of_the_documentation_gives_rows_and_a_wrong_one_is_told(store
     target = store.root / "processed.parquet"
     assert json.loads(invoke("log", str(store.root), "--sql", f"COPY ({processed}) TO '{target}'").stdout)
     assert duckdb.execute("FROM read_parquet(?)", [str(target)]).fetchall() == [(888,)]
-    for arguments, told in (
-        (("--sql", "SELEC"), "syntax error"),
-        (("--sql", "FROM steps", "--follow"), "leave out"),
-    ):
+    for arguments, told in ((("--sql", "SELEC"), "syntax error"), (("--sql", "FROM steps", "--follow"), "leave out")):
         result = invoke("log", str(store.root), *arguments)
         assert result.exit_code == INPUT and told in result.stderr

@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, Start
-from orchestrator.lifecycle.controller import (
-    BACKOFF_S_MAX,
-    DRAIN_S_MIN,
-    NOTICE,
-    PROBES_S,
-    SOUND_S,
-    Controller,
-    State,
-)
+from orchestrator.lifecycle.controller import BACKOFF_S_MAX, DRAIN_S_MIN, NOTICE, PROBES_S, SOUND_S, Controller, State
 
 
 def controller(*names: str) -> Controller:
@@ -136,20 +128,12 @@ def test_a_loop_that_returned_is_done_for_good(state: State) -> None:
 
 KINDS = ("advance", "answered", "lost", "silent", "probed", "finished", "drain", "unwant", "want", "reachable")
 MOVES = st.lists(
-    st.tuples(
-        st.sampled_from(KINDS),
-        st.sampled_from("ab"),
-        st.integers(-1, 0),
-        st.floats(0.0, 40.0),
-    ),
-    max_size=60,
+    st.tuples(st.sampled_from(KINDS), st.sampled_from("ab"), st.integers(-1, 0), st.floats(0.0, 40.0)), max_size=60
 )
 
 
 @given(moves=MOVES)
-def test_whatever_happens_one_incarnation_lives_at_a_time(
-    moves: list[tuple[str, str, int, float]],
-) -> None:
+def test_whatever_happens_one_incarnation_lives_at_a_time(moves: list[tuple[str, str, int, float]]) -> None:
     """Each message is about the newest incarnation or, one time in two, about the one before it."""
     made, now = controller("a", "b"), 0.0
     newest, gone = {"a": 0, "b": 0}, {"a": True, "b": True}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli.scale import problems
 from orchestrator.lifecycle.actions import AskToLeave, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, State
 from orchestrator.lifecycle.pools import HOLD_S, HOLD_S_MAX, LET_GO_S, SETTLED_S, STAY_S, NodeFollower
+from orchestrator.lifecycle.requests import problems
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import parse

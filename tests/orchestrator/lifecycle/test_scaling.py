@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.summary import summarise
-from orchestrator.cli.scale import problems
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import PoolScaled
 from orchestrator.lifecycle.actions import AskToLeave, End, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, State
+from orchestrator.lifecycle.requests import problems
 from orchestrator.lifecycle.scaling import LEARNERS_MAX, request_file, requested
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump

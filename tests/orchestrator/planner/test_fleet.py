@@ -17,15 +17,7 @@ from benchmarks.studies.models import even
 from orchestrator.analysis.checks import check
 from orchestrator.planner import forecast as room
 from orchestrator.planner.fleet import world as world_module
-from orchestrator.planner.fleet.description import (
-    Fleet,
-    FleetFault,
-    FleetLink,
-    FleetMember,
-    Steady,
-    Timing,
-    constant,
-)
+from orchestrator.planner.fleet.description import Fleet, FleetFault, FleetLink, FleetMember, Steady, Timing, constant
 from orchestrator.planner.fleet.world import FleetNetwork, LinkNetwork, simulate
 from orchestrator.planner.forecast import Forecast, forecast
 from orchestrator.planner.sizing.model_sizes import Shapes
@@ -74,11 +66,7 @@ def test_through_deaths_and_comings_every_promise_of_a_log_is_kept():
     made = fleet(rhythms, faults=faults, timing=TIMING, budget=Budget(None, 300))
     outcome, world = simulate(made, 1000.0)
     events, _ = read(world.context)
-    assert {type(event.fact).__name__ for event in events} >= {
-        "LearnerLost",
-        "Donated",
-        "DrainStarted",
-    }
+    assert {type(event.fact).__name__ for event in events} >= {"LearnerLost", "Donated", "DrainStarted"}
     assert [verdict for verdict in check(events) if verdict.status == "violated"] == []
     assert outcome.finished_at is not None and outcome.commits == 300
     assert 0.9 < outcome.goodput < 0.99

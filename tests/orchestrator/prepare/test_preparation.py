@@ -25,7 +25,7 @@ from learners.training.data import corpus
 from learners.training.data import tokenizer as coders
 from learners.training.data.token_corpus import TokenCorpus
 from orchestrator.cli.app import build
-from orchestrator.prepare import preparation
+from orchestrator.prepare import preparation, sources
 from orchestrator.prepare.preparation import PrepareOptions, prepare
 from orchestrator.recipe.problems import InputError
 from tests.waiting import until
@@ -133,6 +133,40 @@ def test_jsonl_and_parquet_give_their_field_and_what_is_unreadable_is_named(tmp_
     assert said["c.parquet"] == "no column 'body'; there are more"
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_compressed_text_and_jsonl_are_read_as_they_are_and_what_is_torn_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(sources, "PART_BYTES", 3000)
+    text = "".join(f"line {index} of θ\n" for index in range(1000))
+    lines = [f"document {index}" for index in range(99)]
+    (tmp_path / "in").mkdir()
+    for name, content in (("a.txt", text), ("b.jsonl", "".join(json.dumps({"body": line}) + "\n" for line in lines))):
+        with pyarrow.output_stream(str(tmp_path / "in" / (name + suffix))) as file:
+            file.write(content.encode())
+    (tmp_path / f"in/torn.md{suffix}").write_bytes((tmp_path / f"in/a.txt{suffix}").read_bytes()[:-20])
+    (tmp_path / f"in/image.jpg{suffix}").write_bytes(b"")
+    made = prepare(PrepareOptions((str(tmp_path / "in"),), tmp_path / "out", field="body", held_out=0.4), quiet)
+    assert made["parts"] == 1 and made["others"] == {suffix: 1}
+    [torn] = made["unreadable"]
+    assert torn == {"input": f"torn.md{suffix}", "reason": "Truncated compressed stream"}
+    found = [part.decode() for side in (False, True) for part in texts_of(tmp_path / "out", side)]
+    assert set(lines) < set(found) and len(found) > len(lines) + 3
+    assert sorted(line for part in {*found}.difference(lines) for line in part.splitlines()) == sorted(
+        text.splitlines()
+    )
+
+
+def test_a_field_that_no_document_has_is_refused_with_those_that_hold_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "some text", "url": "x", "score": 1}\n')
+    with pytest.raises(InputError, match="no text in a field 'text'; there is in: body, url"):
+        prepare(PrepareOptions((str(tmp_path / "a.jsonl"),), tmp_path / "out"), quiet)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/a.log").touch()
+    with pytest.raises(InputError, match=r"name files with text, by a glob such as 'FOLDER/\*\*/\*.log'"):
+        prepare(PrepareOptions((str(tmp_path / "logs"),), tmp_path / "out"), quiet)
+
+
 def test_a_dataset_that_the_library_datasets_saved_gives_its_field(tmp_path: Path) -> None:
     """That writes record batches as a stream; other programs write the file format."""
     documents = [f"document {index} " + "of some text " * 20 for index in range(50)]
@@ -166,7 +200,7 @@ def test_text_as_it_comes_is_prepared_or_named(tmp_path: Path) -> None:
     (tmp_path / "in/c.txt").write_bytes(b"a\0b")
     rows = pyarrow.array([b"row 0", b"\xff", None, b"row 3"]).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "in/d.parquet")
-    (tmp_path / "in/e.txt.gz").write_bytes(b"")
+    (tmp_path / "in/e.txt.xz").write_bytes(b"")
     (tmp_path / "in/f.jpg").write_bytes(b"")
     os.symlink("nowhere", tmp_path / "in/g.txt")
     (tmp_path / "in/h.md").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
@@ -183,7 +217,7 @@ def test_text_as_it_comes_is_prepared_or_named(tmp_path: Path) -> None:
     )
     said = {one["input"]: one["reason"] for one in made["unreadable"]}
     assert {name: said[name].split()[0] for name in said} == {
-        "a.jsonl": "3", "c.txt": "1", "d.parquet": "1", "e.txt.gz": "is", "g.txt": "is", "h.md": "is",
+        "a.jsonl": "3", "c.txt": "1", "d.parquet": "1", "e.txt.xz": "is", "g.txt": "is", "h.md": "is",
     }  # fmt: skip
     assert made["others"] == {".jpg": 1}
 
@@ -293,9 +327,11 @@ def test_folders_and_tokenizers_that_cannot_be_used_are_input_errors(tmp_path: P
 def test_the_commands_tell_what_they_made_and_what_they_left_out(tmp_path: Path) -> None:
     sources, out = text_files(tmp_path / "in"), tmp_path / "out"
     (sources / "bad.md").write_bytes(b"\xff")
+    (sources / "more.log").write_text("not read")
     run = CliRunner()
     result = run.invoke(build(), ["data", "prepare", str(sources), "--out", str(out), "--held-out", "0.3", "--json"])
     assert result.exit_code == 5 and "left out: bad.md" in result.stderr
+    assert ".log (1); to read them as text, name them by a glob such as 'FOLDER/**/*.log'" in result.stderr
     record = json.loads(result.stdout)
     assert record["documents"] == 12 and record["unreadable"][0]["input"] == "bad.md" and record["vocabulary"] == 256
     whole = run.invoke(build(), ["data", "check", str(out), "--json"])

@@ -58,6 +58,7 @@ def test_overrides_are_toml_or_text_and_reach_into_lists() -> None:
     assert recipe.model["heads"] == 8
     assert recipe.sync.fragments is None
     assert load(LOCAL, ["budget.tokens=", "budget.syncer_steps=50"]).target_syncer_steps == 50
+    assert load(LOCAL, ["pools.local.learners=3"]).pools[0].learners == 3
     assert "budget" in problems("budget.syncer_steps=50")
     for override in ("quorum", "=3", "a..b=3", "pools.1.learners=2", "pools.x=2", "name.first=2"):
         assert problems(override)["--set"].value == override
@@ -90,6 +91,8 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["sync.quorm=3"], "sync.quorm", "not a known key", "did you mean sync.quorum?"),
         (["sync.fragments=3"], "sync.fragments", "not a known key", "did you mean sync.P?"),
         (["sync.K=1"], "sync.K", "not a known key", "did you mean sync.quorum?"),
+        (["inner.learning_rate=1"], "inner.learning_rate", "not a known key", "did you mean inner.lr?"),
+        (["pools.locl.learners=1"], "--set", "names no element", "its elements are 0 to 0, local"),
         (["quorum=1"], "quorum", "not a known key here", "did you mean sync.quorum?"),
         (["lr=1"], "lr", "not a known key here", "did you mean inner.lr or outer.lr?"),
         (["zzz=1"], "zzz", "not a known key", "known here: name, seed, task"),
@@ -115,7 +118,7 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["outer.optimizer=sdg"], "outer.optimizer", "optax", "sgd"),
         (["inner.options.bta1=0.9"], "inner.options.bta1", "no such option", "b1"),
         (["data.path=/no/such/folder"], "data.path", "no such", "give"),
-        (["task=no.such:Model"], "task", "does not import", "importable"),
+        (["task=no.such:Model"], "task", "does not import", "not beside the recipe"),
         (["model.layerz=2"], "model.layerz", "not a known key", "did you mean model.layers?"),
         (["model.layers=0"], "model.layers", "a whole number above 0", "default is model.layers = 3"),
         (["model.width=97"], "model.width", "multiple", "change model.width or model.heads"),
@@ -150,7 +153,8 @@ def test_what_a_users_task_raises_and_kinds_that_do_not_fit_it_are_a_problem_of_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "from learners.training.models.language import ByteLanguageModel\n\n"
-    source += "def build(data, seed):\n    raise KeyError('weights')\n"
+    source += "def build(data, seed):\n    raise KeyError('weights')\n\nimport numpy, psutil\n"
+    source += "def large(data, seed):\n    numpy.empty(psutil.virtual_memory().available + 2**32, numpy.uint8)\n"
     wrong: list[tuple[dict[str, str], str]] = [
         ({"blok*": "frozen"}, "'blok*' matches no parameter"),
         ({"norm": "still"}, "'norm' is 'still'"),
@@ -161,6 +165,8 @@ def test_what_a_users_task_raises_and_kinds_that_do_not_fit_it_are_a_problem_of_
     (tmp_path / "broken_task.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     assert "KeyError: 'weights'" in problems("task=broken_task:build", "model={}")["task"].message
+    large = problems("task=broken_task:large", "model={}")["task"]
+    assert "MemoryError: Unable to allocate" in large.message and "in init()" in large.fix
     for number, (_, message) in enumerate(wrong):
         found = problems(f"task=broken_task:Wrong{number}")
         assert list(found) == ["task"] and message in found["task"].message and found["task"].fix

@@ -214,10 +214,7 @@ def cutting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], Cu
 
 
 def test_a_cut_connection_costs_its_part_alone(
-    door: Callable[[], str],
-    cutting: Callable[[str, int], Cutting],
-    small_parts: int,
-    monkeypatch: pytest.MonkeyPatch,
+    door: Callable[[], str], cutting: Callable[[str, int], Cutting], small_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each connection lasts for ten parts and a half."""
     relay, kept = cutting(door(), 10 * LEAST + LEAST // 2), count_parts(monkeypatch)

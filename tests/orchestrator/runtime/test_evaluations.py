@@ -11,9 +11,10 @@ import ray
 
 from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.facts import Evaluated, EvaluationFailed
-from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.config import EvalConfig, Recipe
 from orchestrator.runtime import evaluator
 from orchestrator.runtime.evaluator import Evaluations
+from orchestrator.store.status_text import changes
 from tests.orchestrator.histories import history, is_a
 
 RECIPE = Recipe.model_validate(
@@ -52,6 +53,29 @@ def test_why_an_evaluation_failed_is_a_fact_until_one_succeeds(monkeypatch: pyte
         asyncio.run(made.finish(None))
         assert why in made.fault and bool(made.fault) == bool(why)
     assert [type(fact) for fact in said] == [*[EvaluationFailed] * 3, Evaluated] and made.loss == 2.5
+
+
+def test_those_that_come_due_while_another_is_made_are_counted_as_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    anything: Any = SimpleNamespace()
+    made = Evaluations(RECIPE.model_copy(update={"eval": EvalConfig(every=10)}), anything, anything, "code", print)
+    of: list[str] = []
+
+    def method(name: str) -> Any:
+        return SimpleNamespace(remote=lambda: (of.append(name), answers())[1])
+
+    actor = SimpleNamespace(initial=method("initial"), current=method("current"))
+    monkeypatch.setattr(made, "_create", lambda syncer: actor)
+
+    async def story() -> None:
+        for step in (1, 9, 10, 19, 47, 49, 50):
+            made.start_if_due(None, step, True)
+            assert made._task is not None
+            await made._task
+
+    asyncio.run(story())
+    assert of == ["initial", *["current"] * 3] and made.counts == {"finite": 4, "skipped": 2}, "at 20 and 30"
+    status = {"run": {"evaluations": dict(made.counts)}}
+    assert "skipped" in changes({}, status)[-1] and not changes(status, status)
 
 
 def test_the_summary_says_why_the_last_evaluation_failed() -> None:

@@ -126,10 +126,7 @@ def test_its_successor_starts_once_the_syncer_knows_of_its_end_and_a_place_given
     assert reserved == [0, len(scene.given_up)] == [0, int(leaves)]
 
 
-@pytest.mark.parametrize(
-    ("error", "lost"),
-    [(Unreachable("timed out"), []), (Gone("it died"), ["died"])],
-)
+@pytest.mark.parametrize(("error", "lost"), [(Unreachable("timed out"), []), (Gone("it died"), ["died"])])
 def test_a_process_that_cannot_be_reached_is_not_dead(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception, lost: list[str]
 ) -> None:
@@ -154,6 +151,26 @@ def test_a_process_that_cannot_be_reached_is_not_dead(
 
     asyncio.run(story())
     assert [fact.cause for fact in scene.facts(LearnerLost)] == lost
+
+
+@pytest.mark.parametrize("phase", ["compiling", "stepping"])
+def test_a_start_without_progress_names_the_key_that_gives_it_longer(scene: Scene, phase: str) -> None:
+    async def story() -> None:
+        scene.learners._syncer = Serving(scene.outer)
+        made = scene.learners.controller
+        made.units[GOES].move(State.STARTING)
+        made.started(GOES, 1)
+        scene.learners._watch_leases(
+            [{"name": GOES, "incarnation": 1, "lease_age_s": 130.0, "phase": phase, "merged": False, "alive": False}]
+        )
+        await scene.learners._lost(LearnerHandle(GOES, 1), "lease_expired", "silent for 130.0 s")
+        scene.learners.cancel()
+
+    asyncio.run(story())
+    [lost] = scene.facts(LearnerLost)
+    assert lost.detail == "silent for 130.0 s"
+    hint = "compiling made no progress for run.start_s = 120; raise that"
+    assert (hint in scene.learners.faults[GOES]) == (phase == "compiling")
 
 
 def test_what_is_left_of_a_gang_without_rank_0_is_ended(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +221,7 @@ def test_the_ranks_of_a_gang_that_was_not_led_hear_where_to_meet_once_a_frozen_r
 
 
 @pytest.mark.parametrize(
-    ("phase", "ended", "fenced"),
-    [(STEPPING, False, []), (DRAINING, False, []), (JOINING, True, [(GOES, "drained")])],
+    ("phase", "ended", "fenced"), [(STEPPING, False, []), (DRAINING, False, []), (JOINING, True, [(GOES, "drained")])]
 )
 def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
     scene: Scene, phase: str, ended: bool, fenced: list[tuple[str, str]]

@@ -58,6 +58,21 @@ def test_what_a_run_is_made_of_besides_its_numbers_may_change(store: RunStore) -
         assert list(unlike(store, recipe(**change))) == [], change
 
 
+def test_a_budget_that_was_reached_is_refused_unless_it_is_that_of_a_run_that_died(store: RunStore) -> None:
+    at = {"tokens_committed": 2000, "syncer_step": 90}
+    for state, budget, refused in (
+        ("stopped", {"tokens": 900}, True),
+        ("running", {"syncer_steps": 90}, True),
+        ("finished", {"tokens": 1000}, True),
+        ("finished", {"tokens": 2001}, False),
+        ("stopped", {"syncer_steps": 91}, False),
+        ("ending", {"tokens": 1000}, False),
+    ):
+        store.write_json("status.json", {"run": {"state": state, **at}})
+        found = [problem.field for problem in unlike(store, recipe(budget=budget))]
+        assert found == ["budget"] * refused, (state, budget)
+
+
 def test_what_the_numbers_come_from_may_not_change(store: RunStore) -> None:
     for change, field, value in (
         ({"seed": 1}, "seed", 1),

@@ -19,11 +19,7 @@ CODED = ("bf16", "int8", "fp4")
 FRAGMENT = Fragment(0, (Tensor("w", (SIZE,), "float32"),))
 WITH_MEAN = Fragment(
     0,
-    (
-        Tensor("w", (1000,), "float32"),
-        Tensor("statistics", (501,), "float32", "mean"),
-        Tensor("x", (1500,), "float32"),
-    ),
+    (Tensor("w", (1000,), "float32"), Tensor("statistics", (501,), "float32", "mean"), Tensor("x", (1500,), "float32")),
 )
 RULES = {"w": "avg", "x": "avg", "statistics": "mean"}
 

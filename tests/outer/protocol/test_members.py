@@ -218,9 +218,7 @@ WHO, WHAT = st.sampled_from("abc"), st.sampled_from(("expect", "fence", "report"
 
 
 @given(st.lists(st.tuples(WHO, WHAT, st.sampled_from((0.0, 0.5, 1.0, 2.5)), st.floats(0.0, 2.0)), max_size=40))
-def test_who_is_live_and_the_median_step_time_follow_every_change(
-    story: list[tuple[str, str, float, float]],
-) -> None:
+def test_who_is_live_and_the_median_step_time_follow_every_change(story: list[tuple[str, str, float, float]]) -> None:
     members, now, kept = Members(7, dict.fromkeys("abc", 2), span_steps=4), 0.0, 0.0
 
     def judge() -> None:

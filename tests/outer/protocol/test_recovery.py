@@ -9,9 +9,7 @@ import pytest
 
 from outer.journal.groups import decode_replay, encode_replay
 from outer.protocol.events_effects import Fence
-from outer.protocol.facts import (
-    SetAside,
-)
+from outer.protocol.facts import SetAside
 from outer.protocol.messages import Attach
 from outer.protocol.recovery import Entry, JournalReplay, recover
 from tests.transcripts.syncer_world import MANIFEST, bench

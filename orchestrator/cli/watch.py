@@ -1,0 +1,50 @@
+"""`diloco watch [RUN ...]`: a live page of runs, from their folders alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.errors import reported
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.readers import located
+from orchestrator.store.run_store import RunStore, known_runs
+
+RUNS_MAX = 8
+
+
+def watch(
+    context: typer.Context,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Names in runs/, folders, or stores' URIs [all in runs/]."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 takes a free one.")] = 0,
+    control: Annotated[
+        bool, typer.Option("--control", help="Let the page stop, scale, checkpoint and break the runs.")
+    ] = False,
+) -> None:
+    """Show runs on a live page, in the browser."""
+    with reported(), contextlib.suppress(KeyboardInterrupt):
+        stores = [located(run) for run in runs or known_runs()] or [located(None)]
+        if len(stores) > RUNS_MAX:
+            raise InputError([Problem("RUN", len(stores), f"a page shows {RUNS_MAX} runs at most", "name some")])
+        asyncio.run(_serve(stores, port, context.obj.strike if control else None))
+
+
+async def _serve(stores: Sequence[RunStore], port: int, strike: Any) -> None:
+    from orchestrator.watch.server import HOST, WatchServer, name_of  # which take their time to import
+
+    server = WatchServer(stores, strike)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            found = await stack.enter_async_context(server.serving(port))
+        except OSError as error:
+            raise InputError([Problem("--port", port, f"cannot be used: {error}", "give another")]) from error
+        typer.echo(f"http://{HOST}:{found}/{f'#token={server.token}' if server.token else ''}")
+        typer.echo(f"shows {', '.join(map(name_of, stores))}; Ctrl-C ends it, not the runs")
+        await asyncio.Event().wait()
