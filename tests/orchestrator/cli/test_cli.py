@@ -224,12 +224,12 @@ def test_run_hands_over_recipe_store_starter_and_prints_the_summary_or_it_alone_
     assert (recipe.name, len(recipe.learners), given) == ("mine", 2, starter)
     assert store.root == Path.cwd() / "runs" / "mine"
     assert load(store.path("config.toml")).config_hash == recipe.config_hash
-    assert "local: running" in result.stderr  # progress
+    assert "placing and starting learners" in result.stderr
     assert "held-out loss      1.500" in result.stdout
     assert str(store.root) in result.stdout
     alone = invoke("run", LOCAL, "--json")
     assert json.loads(alone.stdout) == trained["summary"]
-    assert "local: running" in alone.stderr
+    assert "placing and starting learners" in alone.stderr
 
 
 def test_an_address_goes_to_a_cluster(trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ region = "east"
     (tmp_path / "two.toml").write_text(Path(LOCAL).read_text() + fleet)
     node = ["--node", "name=west,CPU=9,region=us-west,labels.rack=7"]
     one = [DEMO, *node, "--set", "fleet.step_s=0.1", "--full"]
-    two = ["two.toml", "--set", 'pools.0.region="west"', "--set", "sync.quorum=5"]
+    two = ["two.toml", "--full", "--set", 'pools.0.region="west"', "--set", "sync.quorum=5"]
     two += ["--node", "CPU=9,region=west", "--node", "CPU=9,region=east"]
     for given, code, parts in (
         (

@@ -198,7 +198,7 @@ def test_under_a_plan_every_mode_is_trained_without_and_with_its_faults(
         (["--chaos"], "has no faults"),
         (["--set", "sync.overlap=strict"], "its learners wait"),
         (["--set", "eval.every=0"], "leaves nothing to compare"),
-        (["--set", "chaos.mtbf_s=9", "--chaos", "recipe", "--address", "h:6379"], "that the plan cannot strike"),
+        (["--set", "chaos.mtbf_s=9", "--chaos", "--address", "h:6379"], "that the plan cannot strike"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(file: Path, tmp_path: Path, words: list[str], said: str) -> None:
