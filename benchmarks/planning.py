@@ -40,7 +40,7 @@ def main() -> None:
         subprocess.run([*diloco, "plan", asked.recipe, *overrides, "--json"], cwd=ROOT, capture_output=True).stdout
     )
     with tempfile.TemporaryDirectory(prefix="diloco-plan-") as folder:
-        command = [*diloco, "run", asked.recipe, *overrides, "--run-dir", f"{folder}/run", "--json"]
+        command = [*diloco, "run", asked.recipe, *overrides, "--set", f"run.folder={folder}/run", "--json"]
         with open(f"{folder}/out", "w+") as output, subprocess.Popen(command, cwd=ROOT, stdout=output) as run:
             peaks = watch(run)
             output.seek(0)

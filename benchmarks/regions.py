@@ -102,7 +102,14 @@ class Rig:
     def submit(self, recipe: Path, run: Path, settings: list[str]) -> None:
         """Submit the run once every region has joined. Raises SystemExit."""
         diloco, more = [sys.executable, "-m", "orchestrator"], [word for each in settings for word in ("--set", each)]
-        where = ["--address", "http://127.0.0.1:8265", "--run-dir", run.as_uri(), "--working-dir", str(recipe.parent)]
+        where = [
+            "--address",
+            "http://127.0.0.1:8265",
+            "--set",
+            f"run.folder={run.as_uri()}",
+            "--working-dir",
+            str(recipe.parent),
+        ]
         give_up_at = time.monotonic() + 180.0
         while True:
             done = self.inside(*diloco, "plan", str(recipe), *more, "--address", "10.77.1.1:6379")

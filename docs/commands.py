@@ -10,7 +10,7 @@ import typer
 from orchestrator.__main__ import CHAOS
 from orchestrator.cli.app import build
 
-HIDDEN = {"--help", "--json", "--run-dir"}  # explained once, above the table
+HIDDEN = {"--help", "--json"}  # explained once, above the table
 
 
 def tree() -> dict[str, Any]:

@@ -27,7 +27,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.harness import modes  # noqa: E402
 from benchmarks.harness.seed_run import ROW_FILE, finished_row, train_apart  # noqa: E402
-from orchestrator.cli.compare import seeds_of  # noqa: E402
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported  # noqa: E402
 from orchestrator.cli.options import AsJson  # noqa: E402
 from orchestrator.cli.recipes import prepare  # noqa: E402
@@ -39,9 +38,7 @@ from orchestrator.store.run_store import RUNS  # noqa: E402
 
 def study(
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
-    seeds: Annotated[
-        str, typer.Option("--seeds", help="How many, from the recipe's on; or a list, such as 0,1,5.")
-    ] = "1",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from the recipe's on.")] = 1,
     mode: Annotated[str, typer.Option("--mode", help="Train the recipe in a mode of diloco compare.")] = "decoupled",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="For a run's folder per seed [runs/NAME-study].")
@@ -65,7 +62,7 @@ def study(
             resolved = modes.transformed(resolved, mode)
         folder = (out or RUNS / f"{resolved.name}-study").absolute()
         before = None if against is None else _rows(against)
-        rows = _trained(resolved, seeds_of(seeds, resolved.seed), folder)
+        rows = _trained(resolved, range(resolved.seed, resolved.seed + seeds), folder)
         found = None if before is None else difference(rows, before)
         mean, half = spread([row["eval_loss"] for row in rows if row["eval_loss"] is not None])
         if as_json:

@@ -30,7 +30,7 @@ NAME = "decoupled-diloco"
 
 def run(killed: str, folder: Path) -> Trial:
     store = folder / "run"
-    command = [sys.executable, "-m", "orchestrator", "run", str(RECIPE), "--run-dir", str(store), "--fresh"]
+    command = [sys.executable, "-m", "orchestrator", "run", str(RECIPE), "--set", f"run.folder={store}", "--fresh"]
     with Processes(folder) as processes:
         store.joinpath("status.json").unlink(missing_ok=True)  # an earlier trial's
         job = processes.start("run", command, PYTHONPATH=str(ROOT))

@@ -53,7 +53,7 @@ stop_and_requeue() {
 }
 trap stop_and_requeue USR1
 
-python3 -m orchestrator run "$recipe" --run-dir "$folder" --address "$address" "$@" &
+python3 -m orchestrator run "$recipe" --set "run.folder=$folder" --address "$address" "$@" &
 run=$!
 code=0
 wait "$run" || code=$?

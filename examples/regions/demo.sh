@@ -22,7 +22,7 @@ for row in json.load(open(sys.argv[1]))["learners"]:
     if row["name"] == "learner-eu-0": print(row["state"])' "$folder/run/status.json" 2>/dev/null || true; }
 
 join
-env "$control" "$python" -m orchestrator run recipe.toml --run-dir "$folder/run" --set "durability.store=$uri/run" &
+env "$control" "$python" -m orchestrator run recipe.toml --set "run.folder=$folder/run" --set "durability.store=$uri/run" &
 run=$!
 until [ "$(steps)" = stepping ]; do sleep 1; done
 sleep 5

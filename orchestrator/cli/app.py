@@ -6,14 +6,16 @@ A command's module is imported when that command is asked for. `--help` needs na
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from orchestrator import __version__
 
 RUN, WATCH, PLAN, PROVE, USE = ("Run", "Watch", "Plan, without training", "Prove", "Use the model")
 
@@ -28,14 +30,11 @@ class CommandEntry:
     load: Callable[[], Any]  # its function, or a typer.Typer
 
 
-def _import(module: str, attribute: str) -> Any:
-    return getattr(import_module(f"orchestrator.cli.{module}"), attribute)
-
-
 def _entry(panel: str, name: str, summary: str, attribute: str = "", module: str = "") -> CommandEntry:
     """A command of this folder, by default the function NAME in the module NAME."""
     word = name.replace("-", "_")
-    return CommandEntry(panel, name, summary, partial(_import, module or word, attribute or word))
+    place = f"orchestrator.cli.{module or word}"
+    return CommandEntry(panel, name, summary, lambda: getattr(import_module(place), attribute or word))
 
 
 COMMANDS = (
@@ -50,6 +49,7 @@ COMMANDS = (
     _entry(RUN, "door", "Serve a folder as the store of runs in other regions, over HTTPS"),
     _entry(RUN, "invite", "Make a region's token for a door", module="door"),
     _entry(RUN, "data", "Prepare and check token shards", "app"),
+    _entry(WATCH, "ls", "List runs: how far each is, and why it ended", module="status"),
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
     _entry(WATCH, "watch", "Show runs on a live page, in the browser"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
@@ -90,15 +90,26 @@ def build(
         cls=Wired,
         help="Decoupled DiLoCo: train one model on islands of compute that do not wait for each other.",
         no_args_is_help=True,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
     )
 
     @app.callback()
-    def root(context: typer.Context) -> None:
+    def root(context: typer.Context, version: Version = False) -> None:
         context.obj = Wiring(starter, faults, strike)
 
     return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"diloco {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+]
 
 
 class Root(TyperGroup):
@@ -113,11 +124,21 @@ class Root(TyperGroup):
         return list(self.commands)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        with self._by_summary():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        with self._by_summary():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _by_summary(self) -> Iterator[None]:
+        """Let the commands be their names and summaries, none of them imported."""
         imported = self.commands
         self.commands = {
             each.name: TyperCommand(each.name, help=each.summary, rich_help_panel=each.panel) for each in self.entries
         }
-        super().format_help(ctx, formatter)
+        yield
         self.commands = imported
 
 

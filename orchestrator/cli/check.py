@@ -49,20 +49,9 @@ def report(
     """Write report.html from a run's log as it is now."""
     with reported(as_json):
         store = located(run)
-        _check_out(out)
         try:
             path = str(write(store, out))
         except ValueError as error:
             fix = "restore the log as it was written; what is wrong with it: diloco check"
             raise InputError([Problem("RUN", str(store.root), f"its log is damaged: {error}", fix)]) from error
         typer.echo(json.dumps({"written": path}) if as_json else path)
-
-
-def _check_out(out: Path | None) -> None:
-    if out is None:
-        return
-    if out.suffix not in (".html", ".htm"):
-        raise InputError([Problem("--out", str(out), "must end in .html", f"write --out {out}.html")])
-    if not out.absolute().parent.is_dir():
-        fix = f"create it: mkdir -p {out.absolute().parent}"
-        raise InputError([Problem("--out", str(out), f"there is no folder {out.absolute().parent}", fix)])

@@ -27,7 +27,7 @@ POLL_S = 0.2
 app = typer.Typer(help="Take, list and verify checkpoints.", no_args_is_help=True)
 
 Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds to wait for it.")]
-Number = Annotated[int | None, typer.Argument(metavar="SNAPSHOT", help="Its number; default: all, and the journal.")]
+Number = Annotated[int | None, typer.Option("--checkpoint", metavar="N", help="This one [all, and the journal].")]
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def verify(run: Run = None, snapshot: Number = None, as_json: AsJson = False) ->
         with kept(store) as where:
             numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
             if snapshot is not None and snapshot not in numbers:
-                raise InputError([unknown("SNAPSHOT", snapshot, numbers)])
+                raise InputError([unknown("--checkpoint", snapshot, numbers)])
             journal = checkpoints.journal_damage(where) if snapshot is None else []
             run = identity(where, checkpoints.JOURNAL)
             wanted = numbers if snapshot is None else [snapshot]

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, heard_or_not, reported
-from orchestrator.cli.options import AsJson, Overrides
+from orchestrator.cli.options import AsJson, Overrides, RecipeFile
 from orchestrator.cli.progress import Bars
 from orchestrator.cli.recipes import prepare
-from orchestrator.recipe.config import ChaosConfig, Recipe
-from orchestrator.recipe.problems import InputError, Problem, explain
+from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RUNS, RunStore, alone
 from orchestrator.store.status_text import number
 
@@ -29,21 +25,14 @@ if TYPE_CHECKING:
     from orchestrator.compare.runs import ComparedRun
 
 RESULT, LOCK = "compare.json", "compare.lock"
-OWN_PLAN = "recipe"
-SEEDS_MOST = 1000
 
 
 def compare(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
-    modes: Annotated[
-        str, typer.Option(help="Of decoupled, data_parallel, diloco, streaming.")
-    ] = "decoupled,data_parallel",
-    seeds: Annotated[str, typer.Option(help="How many, from the recipe's on; or a list, such as 0,1,5.")] = "1",
-    chaos: Annotated[
-        str | None,
-        typer.Option(metavar="PLAN", help="Also train under faults: a TOML file with [chaos], or `recipe`: its own."),
-    ] = None,
+    recipe: RecipeFile,
+    modes: Annotated[str, typer.Option(help="Also diloco, streaming.")] = "decoupled,data_parallel",
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many, from the recipe's on.")] = 1,
+    chaos: Annotated[bool, typer.Option("--chaos", help="Also train under the recipe's [chaos].")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.json [runs/NAME-compare].")
     ] = None,
@@ -63,14 +52,15 @@ def compare(
         base = reference(asked)
         with apart(as_json):
             resolved = prepare(recipe, overrides)
-            plan = _plan(chaos, resolved)
-            if address and plan and any(mode.by_ray_train for mode in asked):
+            if chaos and not resolved.chaos.active:
+                fix = "write [[chaos.faults]] or chaos.mtbf_s"
+                raise InputError([Problem("--chaos", None, "the recipe's [chaos] has no faults", fix)])
+            if address and chaos and any(mode.by_ray_train for mode in asked):
                 fix = "leave out --chaos, or data_parallel in --modes"
                 problem = "has ranks of Ray Train that the plan cannot strike: they are on other hosts"
                 raise InputError([Problem("--address", address, problem, fix)])
-            resolved = runs.in_tokens(resolved)
-            numbers = seeds_of(seeds, resolved.seed)
-            folder = out or RUNS / f"{resolved.name}-compare"
+            plan, resolved = resolved.chaos if chaos else None, runs.in_tokens(resolved)
+            folder, numbers = out or RUNS / f"{resolved.name}-compare", range(resolved.seed, resolved.seed + seeds)
             all_runs = runs.planned(resolved, asked, numbers, folder, plan)
             if not resolved.eval.every:
                 fix = "give the syncer steps between two held-out losses, some twenty for a run"
@@ -104,41 +94,6 @@ def compare(
             typer.echo(f"warning: {run.store.root} is NOT OK: {runs.reason(run)}", err=True)
         if failed:
             raise typer.Exit(CHECK_FAILED)
-
-
-def seeds_of(text: str, first: int) -> list[int]:
-    if not re.fullmatch(r"\d+(,\d+)*", text) or text == "0":
-        raise InputError([Problem("--seeds", text, "must be a number above 0, or a list", "write 5, or 0,1,2")])
-    numbers = [int(part) for part in text.split(",")]
-    if len(numbers) == 1:
-        numbers = list(range(first, first + min(numbers[0], SEEDS_MOST + 1)))
-    if len(numbers) > SEEDS_MOST:
-        raise InputError([Problem("--seeds", text, f"are more than {SEEDS_MOST}", "give fewer")])
-    return list(dict.fromkeys(numbers))
-
-
-def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
-    """The faults of a plan. Raises InputError for one that cannot be read, or has none."""
-    if chaos is None:
-        return None
-    if chaos == OWN_PLAN:
-        plan = recipe.chaos
-    else:
-        try:
-            with open(chaos, "rb") as file:
-                tables = tomllib.load(file)
-            plan = ChaosConfig.model_validate(tables.get("chaos", {}))
-        except OSError as error:
-            fix = f"give a TOML file with a [chaos] table, or `{OWN_PLAN}` for the recipe's own"
-            raise InputError([Problem("--chaos", chaos, f"cannot be read: {error.strerror}", fix)]) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError([Problem("--chaos", chaos, f"is not TOML: {error}", "correct that line")]) from error
-        except ValidationError as error:
-            raise InputError(list(explain(error, ChaosConfig, "chaos."))) from error
-    if not plan.active:
-        fix = "write [[chaos.faults]] or chaos.mtbf_s"
-        raise InputError([Problem("--chaos", chaos, "has no faults", fix)])
-    return plan
 
 
 # ------------------------------------------------------------------ training

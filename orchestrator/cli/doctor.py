@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -107,29 +108,21 @@ def _packages(folder: Path) -> DeviceFinding:
 def _authentication() -> DeviceFinding:
     """Unless RAY_AUTH_MODE is set, each host decides by itself whether peers need a token (ray 2.60)."""
     mode, path = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
+    found = partial(DeviceFinding, "authentication")
     token = Path(path) if path else Path.home() / ".ray" / "auth_token"
     if mode not in (None, "token", "disabled"):
-        return DeviceFinding("authentication", "failure", f"RAY_AUTH_MODE = {mode!r}", "set RAY_AUTH_MODE=token")
+        return found("failure", f"RAY_AUTH_MODE = {mode!r}", "set RAY_AUTH_MODE=token")
     if mode == "token" and not token.exists() and not os.environ.get("RAY_AUTH_TOKEN"):
-        return DeviceFinding(
-            "authentication",
-            "failure",
-            f"RAY_AUTH_MODE=token, but there is no token file {token}",
-            "write a token there with mode 0600, and name it in RAY_AUTH_TOKEN_PATH on every host",
-        )
+        fix = "write a token there with mode 0600, and name it in RAY_AUTH_TOKEN_PATH on every host"
+        return found("failure", f"RAY_AUTH_MODE=token, but there is no token file {token}", fix)
     if token.exists() and (bits := stat.S_IMODE(token.stat().st_mode)) & 0o077:
         status: Literal["warning", "failure"] = "failure" if mode == "token" else "warning"
-        return DeviceFinding(
-            "authentication", status, f"{token} has mode {bits:04o}: others can read it", f"chmod 600 {token}"
-        )
+        return found(status, f"{token} has mode {bits:04o}: others can read it", f"chmod 600 {token}")
     if mode != "token":
-        return DeviceFinding(
-            "authentication",
-            "warning",
-            "disabled by RAY_AUTH_MODE" if mode else "RAY_AUTH_MODE is not set: each host decides by itself",
-            "for a cluster, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (mode 0600) on every host",
-        )
-    return DeviceFinding("authentication", "ok", "by token")
+        words = "disabled by RAY_AUTH_MODE" if mode else "RAY_AUTH_MODE is not set: each host decides by itself"
+        fix = "for a cluster, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (mode 0600) on every host"
+        return found("warning", words, fix)
+    return found("ok", "by token")
 
 
 # ------------------------------------------------------------------ the machine
@@ -137,12 +130,8 @@ def _authentication() -> DeviceFinding:
 
 def _memory() -> DeviceFinding:
     available = psutil.virtual_memory().available / GIB
-    found = f"{available:.1f} GiB available"
-    if available < 3:
-        return DeviceFinding(
-            "memory", "warning", found, "four learner units on CPUs want about 3 GiB; use fewer learners"
-        )
-    return DeviceFinding("memory", "ok", found)
+    fix = "four learner units on CPUs want about 3 GiB; use fewer learners" if available < 3 else ""
+    return DeviceFinding("memory", "warning" if fix else "ok", f"{available:.1f} GiB available", fix)
 
 
 def _cores() -> DeviceFinding:
@@ -159,9 +148,8 @@ def _accelerators() -> DeviceFinding:
     if lacking := [one for one in found if not one.usable]:
         extras = ",".join(one.extra for one in lacking)
         fix = f"in the checkout: pip install -e '.[{extras}]'"
-        return DeviceFinding(
-            "accelerators", "warning", f"{words}, but JAX has no plugin for them: it would use CPUs", fix
-        )
+        words = f"{words}, but JAX has no plugin: it would use CPUs"
+        return DeviceFinding("accelerators", "warning", words, fix)
     return DeviceFinding("accelerators", "ok", words)
 
 
@@ -170,7 +158,5 @@ def _shared_memory() -> DeviceFinding:
     if not shared.is_dir():
         return DeviceFinding("shared memory", "ok", "no /dev/shm on this platform; Ray keeps its objects in files")
     free = shutil.disk_usage(shared).free / GIB
-    if free < 1:
-        fix = "give it at least 1 GiB (docker run --shm-size=2g): Ray would keep its objects on disk"
-        return DeviceFinding("shared memory", "warning", f"{free:.2f} GiB free in /dev/shm", fix)
-    return DeviceFinding("shared memory", "ok", f"{free:.1f} GiB free in /dev/shm")
+    fix = "give it at least 1 GiB (docker run --shm-size=2g): Ray would keep its objects on disk" if free < 1 else ""
+    return DeviceFinding("shared memory", "warning" if fix else "ok", f"{free:.1f} GiB free in /dev/shm", fix)

@@ -69,8 +69,8 @@ def reported(as_json: bool = False) -> Iterator[None]:
         raise  # the reader of our output has closed it, which is no error of a cluster
     except ConnectionError as error:
         _fail(UNREACHABLE, "unreachable", f"the cluster cannot be reached: {error}", as_json)
-    except KeyboardInterrupt:
-        _fail(INTERRUPTED, "interrupted", "interrupted", as_json)
+    except KeyboardInterrupt as error:
+        _fail(INTERRUPTED, "interrupted", str(error) or "interrupted", as_json)
     except (typer.Exit, typer.Abort):
         raise
     except OSError as error:
@@ -94,7 +94,7 @@ def apart(as_json: bool) -> AbstractContextManager[object]:
 def _fail(
     code: int, kind: str, message: str, as_json: bool, detail: str = "", problems: list[dict[str, Any]] | None = None
 ) -> NoReturn:
-    print("\n".join(filter(None, (f"error: {message}", detail.rstrip()))), file=sys.stderr)
+    print("\n".join(filter(None, (f"{'error: ' * (code != INTERRUPTED)}{message}", detail.rstrip()))), file=sys.stderr)
     if as_json:
         print(as_record(code, kind, message, problems))
     raise typer.Exit(code)

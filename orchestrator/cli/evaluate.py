@@ -18,7 +18,7 @@ from rich.table import Table
 
 from orchestrator.cli.checkpoint import kept, unknown
 from orchestrator.cli.errors import apart, reported
-from orchestrator.cli.options import AsJson, Run
+from orchestrator.cli.options import AsJson, Overrides, Run, Task
 from orchestrator.cli.progress import Bars
 from orchestrator.cli.recipes import import_from, permit
 from orchestrator.recipe.config import EvalConfig, Recipe
@@ -30,22 +30,16 @@ from orchestrator.store.run_store import RunStore
 if TYPE_CHECKING:
     from orchestrator.store.export import ExportedModel
 
-
 NEWEST = "newest"
 
 
 def export(
     run: Run = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The file or folder to write [model.safetensors, or model].", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A file or folder [model.safetensors, or model].")] = None,
     form: Annotated[
-        Literal["safetensors", "huggingface"],
-        typer.Option("--format", help="One file; a folder for transformers."),
+        Literal["safetensors", "huggingface"], typer.Option("--format", help="One file; a folder for transformers.")
     ] = "safetensors",
-    checkpoint: Annotated[
-        str | None, typer.Option(metavar="N|newest", help="A checkpoint's parameters instead of the final ones.")
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(metavar="N|newest", help="Not the final parameters.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's parameters for other programs, and read them back."""
@@ -96,19 +90,9 @@ OWN = "held-out"
 
 def evaluate(
     run: Run = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(metavar="N|newest|all", help="Of checkpoints, instead of the final parameters.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override a key of [eval], such as eval.sequences or eval.sets."
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(metavar="N|newest|all", help="Not the final parameters.")] = None,
+    overrides: Overrides = None,
+    task: Task = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate trained parameters on held-out samples: loss, and what else the task measures."""

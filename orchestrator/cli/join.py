@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import INTERRUPTED, reported
+from orchestrator.cli.options import Cluster
 from orchestrator.cli.recipes import prepare
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem, nearest
@@ -29,10 +30,7 @@ def join(
         typer.Argument(help="The run's durability.store as this region reaches it: s3://..., https://..., a folder."),
     ],
     region: Annotated[str, typer.Option(help="A region of [[pools]] with joined = true.")],
-    address: Annotated[
-        str | None,
-        typer.Option(envvar="RAY_ADDRESS", help="This region's Ray cluster; without one, a local one is started."),
-    ] = None,
+    address: Cluster = None,
     wait: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for the run to begin.")] = 0.0,
 ) -> None:
     """Give a run the learners of one more region, until it ends."""

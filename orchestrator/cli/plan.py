@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,9 @@ import typer
 from rich.console import Console
 
 from orchestrator.cli.errors import UNFIT, apart, reported
-from orchestrator.cli.options import AsJson, Overrides, RunDir
+from orchestrator.cli.options import AsJson, Cluster, Overrides, RecipeFile
 from orchestrator.cli.recipes import prepare, store_of
+from orchestrator.cli.terminal import on_stdout
 from orchestrator.planner.sizing import nodes as known
 from orchestrator.planner.sizing.nodes import Node
 from orchestrator.recipe.config import Recipe
@@ -28,39 +28,36 @@ NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "g
 
 
 def plan(
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
-    run_dir: RunDir = None,
-    address: Annotated[
-        str | None, typer.Option(envvar="RAY_ADDRESS", help="Plan for the nodes of this Ray cluster.")
-    ] = None,
+    recipe: RecipeFile,
+    address: Cluster = None,
     overrides: Overrides = None,
     node: Annotated[
         list[str] | None,
         typer.Option("--node", metavar="KEY=VALUE,...", help=f"Declare a node, e.g. {known.EXAMPLE}; repeat."),
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Every part of it, however long.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run needs, sends and survives, and whether it fits; exit code 6 if not."""
     with reported(as_json):
-        with apart(as_json):
+        with apart(as_json), Console(stderr=True).status("planning"):
             resolved = prepare(recipe, overrides)
-            store = store_of(resolved, run_dir)
+            store = store_of(resolved)
             shapes = _shapes(resolved)
-        declared = known.from_text(node or [])
-        from orchestrator.planner.make import make
-        from orchestrator.planner.plan import as_json as plan_json
+            declared = known.from_text(node or [])
+            from orchestrator.planner.make import make
+            from orchestrator.planner.plan import as_json as plan_json
 
-        plan_context, busy = _plan_context(resolved, store, declared, address)
-        made = make(resolved, shapes, plan_context, busy)
+            plan_context, busy = _plan_context(resolved, store, declared, address)
+            made = make(resolved, shapes, plan_context, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
-        commands = _commands(given, run_dir, address, made)
+        commands = _commands(given, store, address, made)
         if as_json:
             typer.echo(json.dumps(plan_json(made, commands), allow_nan=False))
         else:
             from orchestrator.cli.planview import show
 
-            width = None if sys.stdout.isatty() else 160
-            show(made, commands, Console(soft_wrap=not sys.stdout.isatty(), width=width))
+            show(made, commands, on_stdout(), full)
         if not made.ok:
             raise typer.Exit(UNFIT)
 
@@ -80,10 +77,7 @@ def _shapes(recipe: Recipe) -> Any:
 
 
 def _plan_context(
-    recipe: Recipe,
-    store: RunStore,
-    declared: Sequence[Node],
-    address: str | None,
+    recipe: Recipe, store: RunStore, declared: Sequence[Node], address: str | None
 ) -> tuple[Any, list[Problem]]:
     """The context, with the declared nodes, or else the cluster's, or else this machine; and warnings about them."""
     from orchestrator.planner.plan import PlanContext
@@ -95,13 +89,8 @@ def _plan_context(
         source, (there, busy) = "cluster", _cluster(address)
     else:
         source, there = "this machine", [known.this_machine(_wanted(recipe))]
-    plan_context = PlanContext(
-        nodes=there,
-        source=source,  # type: ignore[arg-type]
-        store=str(store.root),
-        shared_store=on_network(store.root),
-    )
-    return plan_context, busy
+    place: dict[str, Any] = {"source": source, "store": str(store.root), "shared_store": on_network(store.root)}
+    return PlanContext(nodes=there, **place), busy
 
 
 def _wanted(recipe: Recipe) -> dict[str, float]:
@@ -142,12 +131,10 @@ def on_network(folder: Path) -> bool:
 # ------------------------------------------------------------------ what next
 
 
-def _commands(given: Sequence[str], run_dir: str | None, address: str | None, made: Any) -> list[str]:
+def _commands(given: Sequence[str], store: RunStore, address: str | None, made: Any) -> list[str]:
     """The next commands; none if the plan cannot run. `given`: the recipe and its overrides."""
     if not made.ok:
         return []
-    options = [*given, *(["--run-dir", run_dir] if run_dir is not None else [])]
-    folder = run_dir if run_dir is not None else f"runs/{made.recipe.name}"
-    commands = [["diloco", "run", *options, *(["--address", address] if address else [])]]
-    commands += [["diloco", command, folder] for command in ("status", "check", "report")]
+    commands = [["diloco", "run", *given, *(["--address", address] if address else [])]]
+    commands += [["diloco", command, store.name] for command in ("status", "check", "report")]
     return [shlex.join(command) for command in commands]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,28 +20,34 @@ from orchestrator.recipe.resources import ACCELERATOR, POD_TYPE, REGION
 from orchestrator.store.status_text import DASH, amount, number, percent, seconds
 
 NODES_SHOWN = 24
+LINES_MOST = 60
 
 
-def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
-    """Print the whole plan: whether it fits and what is wrong with it first."""
+def show(plan: Plan, commands: Sequence[str], console: Console, full: bool) -> None:
+    """Print the plan, whether it fits and what is wrong with it first; unless `full`, LINES_MOST lines of it."""
     how = "can be placed" if plan.ok else "CANNOT RUN AS PLANNED"
-    for heading, lines in (
-        (f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}", list(_rounds(plan))),
-        (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
-        (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
-        ("next commands", list(commands)),
-        (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
-        ("traffic of payloads", [_fragments(plan), _traffic(plan), *_compared(plan)]),
-        ("links", _links(plan)),
-        ("memory, without activations and data", [_memory(plan)]),
-        ("rates, and where they come from", list(_rates(plan))),
-        ("faults and what follows", _survived(plan)),
-        ("forecast", list(_foreseen(plan))),
-        ("what it costs", list(_cost(plan))),
-    ):
-        if lines or heading == "warnings: none":
-            for line in (Text(heading, style="bold"), *lines, ""):
-                console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, (str, Text)))
+    with console.capture() as captured:
+        for heading, lines in (
+            (f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}", list(_rounds(plan))),
+            (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
+            (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
+            ("next commands", list(commands)),
+            ("forecast", list(_foreseen(plan))),
+            ("what it costs", list(_cost(plan))),
+            (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
+            ("traffic of payloads", [_fragments(plan), _traffic(plan), *_compared(plan)]),
+            ("links", _links(plan)),
+            ("memory, without activations and data", [_memory(plan, full)]),
+            ("faults and what follows", _survived(plan, full)),
+            ("rates, and where they come from", list(_rates(plan)) if full else []),
+        ):
+            if lines or heading == "warnings: none":
+                for line in (Text(heading, style="bold"), *lines, ""):
+                    console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, (str, Text)))
+    shown = captured.get().splitlines()
+    left = 0 if full else max(0, len(shown) - LINES_MOST + 1)
+    more = [] if full else [f"{left} lines more, and details: --full" if left else "details: --full"]
+    typer.echo("\n".join([*shown[: len(shown) - left], *more]))
 
 
 # ------------------------------------------------------------------ placement
@@ -125,15 +132,15 @@ def _compared(plan: Plan) -> Iterator[str]:
         )
 
 
-def _memory(plan: Plan) -> Table:
-    """A row for each kind of process and each of its parts; pools that need the same are told together."""
+def _memory(plan: Plan, full: bool) -> Table:
+    """A row for each kind of process and, if `full`, each of its parts; pools that need the same are told together."""
     table, alike = _grid("process", "of which", "own", "object store", "device", left=2), dict[Any, list[str]]()
     for name, process in plan.memory.items():
         alike.setdefault(process.parts, []).append(name)
     for names, process in ((names, plan.memory[names[0]]) for names in alike.values()):
         sums = (process.host_bytes, process.store_bytes, process.device_bytes)
         table.add_row(Text(some(names), style="bold"), "in all", *map(amount, sums))
-        for part in (each for each in process.parts if each.bytes):
+        for part in (each for each in process.parts if each.bytes and full):
             cells = (amount(part.bytes) if part.where == where else "" for where in ("host", "store", "device"))
             table.add_row("", part.what, *cells)
     return table
@@ -170,13 +177,13 @@ def _rates(plan: Plan) -> Iterator[str]:
         yield f"{name}: {rate.value:.3g} {rate.unit} ({rate.source})"
 
 
-def _survived(plan: Plan) -> list[Any]:
-    """A table of losses and their effects, and how often to expect them."""
-    table = Table("lost", "commits", "what happens", box=None, pad_edge=False, header_style="dim")
+def _survived(plan: Plan, full: bool) -> list[Any]:
+    """A table of losses and their effects, in words if `full`, and how often to expect them."""
+    table = Table("lost", "commits", *["what happens"] * full, box=None, pad_edge=False, header_style="dim")
     table.columns[0].no_wrap = True
     for one in plan.fault_outcomes:
         stop = "stop until you act" if one.stopped_s is None else f"stop for {seconds(one.stopped_s)}"
-        table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, Text(one.words))
+        table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, *[Text(one.words)] * full)
     told = plan.expected
     each = ", ".join(f"{name} {number(hours)} h" for name, hours in told.unit_mtbf_hours.items())
     return [

@@ -19,7 +19,7 @@ from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import load, template
 from orchestrator.recipe.validation import problems as semantic_problems
 from orchestrator.recipe.validation import resolve
-from orchestrator.store.run_store import RunStore
+from orchestrator.store.run_store import RUNS, RunStore
 
 ROOMS = ("outer", "learners", "orchestrator", "chaos")
 
@@ -49,9 +49,9 @@ def prepare(
     return resolve(recipe)
 
 
-def store_of(recipe: Recipe, run_dir: str | None) -> RunStore:
-    """Return the store of the recipe's run: `run_dir`, else runs/NAME. Raises InputError for what is no folder."""
-    return RunStore.named(recipe.name) if run_dir is None else RunStore(run_dir)
+def store_of(recipe: Recipe) -> RunStore:
+    """Return the store of the recipe's run. Raises InputError for what is no folder."""
+    return RunStore(recipe.run.folder or RUNS / recipe.name)
 
 
 def import_from(folder: Path) -> None:

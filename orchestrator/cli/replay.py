@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
-from orchestrator.cli.options import AsJson, Run
+from orchestrator.cli.options import AsJson, Run, Task
 from orchestrator.cli.progress import Bars
 from orchestrator.cli.recipes import permit
 from orchestrator.eventlog.events import finite
@@ -36,10 +36,7 @@ KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared
 def replay(
     run: Run = None,
     until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="The last syncer step to replay.")] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
-    ] = None,
+    task: Task = None,
     rule: Annotated[
         list[str] | None,
         typer.Option(metavar="FUNCTION", help="A rule of the run that is not built in: allows its code to run."),

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import apart, reported
-from orchestrator.cli.options import AsJson, Run
+from orchestrator.cli.options import AsJson, Run, Task
 from orchestrator.cli.recipes import import_from, permit
 from orchestrator.recipe.config import SEED_MAX, Recipe
 from orchestrator.recipe.problems import InputError, Problem
@@ -25,10 +25,7 @@ from orchestrator.store.readers import located, recipe_of
 
 def sample(
     run: Run = None,
-    task: Annotated[
-        str | None,
-        typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
-    ] = None,
+    task: Task = None,
     prompt: Annotated[str, typer.Option(help="The beginning of the text.")] = "",
     length: Annotated[int, typer.Option(min=1, help="Bytes to add.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely byte.")] = 0.8,

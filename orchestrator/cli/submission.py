@@ -14,8 +14,7 @@ from typing import Any
 
 import orchestrator
 from orchestrator.cli.recipes import ROOMS
-from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.store.run_store import RunStore
+from orchestrator.recipe.problems import Problem
 from outer import heap
 
 # Never sent, since everyone who reaches the cluster can read what was sent. Named as in deploy/tls/ and the runbook.
@@ -40,7 +39,7 @@ class Submission:
 def submission(
     recipe: Path,
     folder: Path,
-    run_dir: str,
+    run_folder: str,
     overrides: Sequence[str],
     fresh: bool,
     metadata: Mapping[str, str],
@@ -48,11 +47,11 @@ def submission(
 ) -> Submission:
     """The job that runs `diloco run` with these arguments. `metadata` names the run, `control` is its run.control."""
     inside = recipe.resolve().relative_to(folder.resolve())
-    words = ["python", "-m", "orchestrator", "run", str(inside), "--run-dir", run_dir]
+    words = ["python", "-m", "orchestrator", "run", str(inside)]
     words += [word for override in overrides for word in ("--set", override)] + ["--fresh"] * fresh
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     identifier = f"diloco-{metadata['run']}-{moment}-{secrets.token_hex(2)}"
-    return Submission(identifier, shlex.join(words), folder, dict(metadata) | {"run_dir": run_dir}, control)
+    return Submission(identifier, shlex.join(words), folder, dict(metadata) | {"run_folder": run_folder}, control)
 
 
 def joining(run: Submission, store: str, region: str) -> Submission:
@@ -64,24 +63,14 @@ def joining(run: Submission, store: str, region: str) -> Submission:
     )
 
 
-def problems(recipe: Path, folder: Path, run_dir: str | None) -> list[Problem]:
-    """List what is wrong with the places that a submission names."""
+def problems(recipe: Path, folder: Path) -> list[Problem]:
+    """List what is wrong with the folder that is to be sent."""
     found = []
     if not folder.is_dir():
         found.append(Problem("--working-dir", str(folder), "is not a folder", "give the one that holds the recipe"))
     elif recipe.exists() and not recipe.resolve().is_relative_to(folder.resolve()):
         fix = f"give --working-dir {recipe.resolve().parent}, or copy the recipe"
         found.append(Problem("recipe", str(recipe), f"is outside of the folder that is sent, {folder.resolve()}", fix))
-    fix = "give a folder that the cluster's nodes share: --run-dir file:///shared/runs/NAME"
-    if run_dir is None:
-        found.append(Problem("--run-dir", None, "is required: a job's own folder is removed with it", fix))
-    elif "://" not in run_dir and not Path(run_dir).is_absolute():
-        found.append(Problem("--run-dir", run_dir, "must be an absolute path, or a file:// URI, of the cluster", fix))
-    else:
-        try:
-            RunStore(run_dir)
-        except InputError as error:
-            found += error.problems
     return found
 
 

@@ -11,11 +11,12 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
-from orchestrator.cli.options import Overrides
-from orchestrator.cli.recipes import prepare
+from orchestrator.cli.options import Fresh, Overrides, RecipeFile
+from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.cli.submission import Submission, joining, problems, submission
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
+from orchestrator.runtime.job import unshared
 
 Address = Annotated[
     str | None, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of a Ray cluster, http://HOST:8265.")
@@ -23,33 +24,32 @@ Address = Annotated[
 
 
 def submit(
-    recipe: Annotated[Path, typer.Argument(help="A TOML file inside the working directory.")],
+    recipe: RecipeFile,
     address: Address = None,
     region: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=http://...", help="The same of a region with joined = true, or of the run's own."),
     ] = None,
-    run_dir: Annotated[
-        str | None, typer.Option(help="The run's store: an absolute path or file:// URI that the nodes share.")
-    ] = None,
     overrides: Overrides = None,
     working_dir: Annotated[Path, typer.Option(help="The folder that is sent to the cluster.")] = Path("."),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, and rename an earlier run's folder.")] = False,
+    fresh: Fresh = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return once the job is submitted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout; the job's output on stderr.")] = False,
 ) -> None:
     """Train by a recipe on a cluster, as a Ray job."""
     with reported(as_json):
+        typer.echo("checking the recipe", err=True)
         folder = working_dir.absolute()
         with apart(as_json):
             regions = {name: url for name, _, url in (each.partition("=") for each in region or ())}
-            places = problems(recipe, folder, run_dir)
+            places = problems(recipe, folder)
             resolved = prepare(recipe, overrides, folder, places, lambda asked: _wrong(asked, address, regions))
         address = regions.get(resolved.home, address)
-        assert address is not None and run_dir is not None
+        assert address is not None and resolved.run.folder is not None
         about = {"run": resolved.name, "config_hash": resolved.config_hash}
-        job = submission(recipe, folder, run_dir, overrides or [], fresh, about, resolved.run.control)
+        job = submission(recipe, folder, resolved.run.folder, overrides or [], fresh, about, resolved.run.control)
         record: dict[str, Any] = {"submission_id": job.submission_id, "address": address, **job.metadata}
+        typer.echo(f"sending {folder} to {address}", err=True)
         from orchestrator.cli import jobs  # Ray begins here
 
         client = jobs.connect(address)
@@ -100,8 +100,8 @@ def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: boo
     code, words = jobs.outcome(ended)
     if words:
         typer.echo(f"error: {words}", err=True)
-        if (ended.metadata or {}).get("run_dir"):
-            typer.echo(f"follow the run with: diloco status --follow {ended.metadata['run_dir']}", err=True)
+        if (ended.metadata or {}).get("run_folder"):
+            typer.echo(f"follow the run with: diloco status --follow {ended.metadata['run_folder']}", err=True)
     if as_json:
         told = {"status": str(ended.status), "driver_exit_code": ended.driver_exit_code, "exit_code": code}
         typer.echo(json.dumps(record | told))
@@ -118,7 +118,8 @@ def hint(address: str, submission_id: str) -> str:
 
 
 def _wrong(recipe: Recipe, address: str | None, regions: Mapping[str, str]) -> Iterator[Problem]:
-    """What is wrong with the job servers of the run's own cluster and of its regions."""
+    """What is wrong with the run's folder and the job servers of its own cluster and of its regions."""
+    yield from unshared(recipe.run.folder)
     known = recipe.home, *recipe.joined
     for name, url in {"": regions.get(recipe.home, address), **regions}.items():
         option, given = ("--region", f"{name}=") if name else ("--address", "")
@@ -127,3 +128,4 @@ def _wrong(recipe: Recipe, address: str | None, regions: Mapping[str, str]) -> I
         elif not (url or "").startswith(("http://", "https://")):
             fix = f"give the address of the cluster's dashboard: {option} {given}http://HOST:8265"
             yield Problem(option, url, "must be the http:// or https:// address of a job server", fix)
+    store_of(recipe)  # raises InputError

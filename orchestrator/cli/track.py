@@ -57,12 +57,8 @@ def track(
 def _sink(text: str, name: str, identity: str) -> Sink:
     kind, _, target = text.partition(":")
     if kind not in SINKS or not target:
-        near = nearest(kind, SINKS)
-        fix = (
-            f"did you mean {near}?"
-            if near and near != kind
-            else "write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI"
-        )
+        near, fix = nearest(kind, SINKS), "write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI"
+        fix = f"did you mean {near}?" if near and near != kind else fix
         raise InputError([Problem("--to", text, f"is no KIND:TARGET of {', '.join(SINKS)}", fix)])
     try:
         return SINKS[kind](target, name, identity)

@@ -324,11 +324,11 @@ def _store(plan: Plan) -> Iterator[Problem]:
     several = len(plan.context.nodes) > 1 or len({pool.region for pool in plan.recipe.pools}) > 1
     if several and not plan.context.local and not plan.context.shared_store:
         yield Problem(
-            "run-dir",
+            "run.folder",
             plan.context.store,
             "is on a file system of this host alone, and grants are files there: actors on other nodes would each see "
             "a folder of their own",
-            "give --run-dir on a file system that every node mounts at this path",
+            "give one on a file system that every node mounts at this path",
         )
 
 

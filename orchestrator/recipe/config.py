@@ -219,8 +219,11 @@ class DurabilityConfig(Section):
 
 
 class RunConfig(Section):
-    """How the run is kept alive and watched."""
+    """Where the run is kept, and how it is kept alive and watched."""
 
+    folder: str | None = Field(
+        None, description="the run's own, a path or file:// URI; default: runs/NAME. Not part of the config hash"
+    )
     restart_backoff_s: NonNegativeFloat = Field(
         1.0, description="wait before the second restart in a row; doubles, up to 30 s"
     )
@@ -392,8 +395,9 @@ class Recipe(Section):
         return WarmStart(self.init_from, self.init_digest)
 
     def canonical(self) -> dict[str, Any]:
-        """The recipe as JSON values under its own keys, without unset options and `fleet`."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"fleet"})
+        """The recipe as JSON values under its own keys, without unset options, `fleet` and `run.folder`."""
+        left_out: Any = {"fleet": True, "run": {"folder"}}
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=left_out)
 
     @property
     def config_hash(self) -> str:

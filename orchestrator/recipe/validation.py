@@ -52,7 +52,7 @@ def resolve(recipe: Recipe) -> Recipe:
         settled["data"] = canonical["data"] | {"digest": digest}
     if recipe.durability.store is not None:
         settled["durability"] = canonical["durability"] | {"store": absolute(recipe.durability.store)}
-    return Recipe.model_validate(canonical | settled | {"fleet": recipe.fleet})
+    return Recipe.model_validate(canonical | settled | {"fleet": recipe.fleet, "run": recipe.run})
 
 
 # ------------------------------------------------------------------ fields against each other

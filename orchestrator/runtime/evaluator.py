@@ -37,7 +37,6 @@ class EvaluatorActor:
         self, spec: LearnerSpec, syncer: Any, sequences: int, batch_size: int, sets: Mapping[str, DataConfig]
     ) -> None:
         self._spec, self._syncer = spec, syncer
-        os.nice(10)  # where cores are shared, learners come first
         fit(spec.core, spec.platform, granted=granted_gpus())
         from learners.training.devices import device_checks
         from learners.training.evaluator import Evaluator
@@ -78,6 +77,7 @@ class EvaluatorActor:
         from learners.training.task import loss_unit
 
         loss, metrics = self._evaluator.measure(thetas)
+        os.nice(max(0, 10 - os.nice(0)))  # after the first, which users wait for, learners come first on shared cores
         return Evaluated(syncer_step, loss, self._task.tokens(self._sequences), loss_unit(self._task), metrics)
 
     def unsent(self) -> dict[str, Any]:

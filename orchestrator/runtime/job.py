@@ -32,19 +32,27 @@ def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
     return None if found is None else (found.get("metadata") or {}).get("job_submission_id")
 
 
-def misplaced(run_dir: str | None, root: Path, folder: Path) -> list[Problem]:
-    """Why a job may not keep its run there: with `folder`, the job's copy of the sources, it would be removed."""
-    found = config()
-    if found is None:
-        return []
-    fix = "give a folder that all nodes share, by its absolute path: --run-dir file:///shared/runs/NAME"
-    if run_dir is None:
-        return [Problem("--run-dir", None, "is required inside a Ray job, whose own folder is removed with it", fix)]
-    if "://" not in run_dir and not Path(run_dir).expanduser().is_absolute():
-        return [Problem("--run-dir", run_dir, "is relative to the folder of a Ray job, which is removed with it", fix)]
-    if (found.get("runtime_env") or {}).get("working_dir") and root.is_relative_to(folder):
-        return [Problem("--run-dir", run_dir, "is inside the folder of a Ray job, which is removed with it", fix)]
+SHARED = "give a folder that all nodes share, by its absolute path: --set run.folder=/shared/runs/NAME"
+
+
+def unshared(run_folder: str | None) -> list[Problem]:
+    """Why a job may not keep its run in the recipe's run.folder, whatever the job's own folder is."""
+    if run_folder is None:
+        return [Problem("run.folder", None, "is required: a Ray job's own folder is removed with it", SHARED)]
+    if "://" not in run_folder and not Path(run_folder).is_absolute():
+        return [
+            Problem("run.folder", run_folder, "is relative to a Ray job's folder, which is removed with it", SHARED)
+        ]
     return []
+
+
+def misplaced(run_folder: str | None, root: Path, folder: Path) -> list[Problem]:
+    """Why this process may not keep its run in that place, `root`: in `folder`, a job's own, it would be removed."""
+    if (found := config()) is None:
+        return []
+    if not unshared(run_folder) and found.get("runtime_env", {}).get("working_dir") and root.is_relative_to(folder):
+        return [Problem("run.folder", run_folder, "is inside a Ray job's folder, which is removed with it", SHARED)]
+    return unshared(run_folder)
 
 
 class Terminated(KeyboardInterrupt):

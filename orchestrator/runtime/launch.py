@@ -48,13 +48,12 @@ BEGIN_S = 60.0
 AGAIN_S = 5.0  # until the next attempt to start an orchestrator whose store is away
 SILENT_S = 15.0  # the age from which a status may be that of a run whose folder is away
 ORCHESTRATORS_MAX = 10  # in one run, before its deaths are taken for intended
-KNOCK_S = 5.0
+KNOCK_S, STOP_S, REMOVE_S = 5.0, 10.0, 5.0
 INLINE_BYTES = 2**20
-STOP_S = 10.0
 JOIN_S = 1.0  # between two looks at a region's gateway
-REMOVE_S = 5.0
 
 OnStatus = Callable[[Mapping[str, Any]], None]
+Say = Callable[[str], None]  # is told what this process does from now on
 Starter = Callable[[Recipe, RunStore, str, bool], Any]  # starts chaos: (recipe, store, namespace, anywhere)
 
 
@@ -63,7 +62,12 @@ class ClusterUnreachable(ConnectionError):
 
 
 def run_embedded(
-    recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus, lock: RunLock | None = None
+    recipe: Recipe,
+    store: RunStore,
+    starter: Starter | None,
+    on_status: OnStatus,
+    lock: RunLock | None = None,
+    say: Say = lambda what: None,
 ) -> dict[str, Any]:
     """Start a local Ray, run to the end, and shut it down. One interrupt stops cleanly, a second one at once.
 
@@ -71,7 +75,7 @@ def run_embedded(
     """
     with local_cluster(recipe, store) as namespace:
         placement = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
-        return start_and_wait(recipe, store, placement, starter, on_status, detach=False, lock=lock)
+        return start_and_wait(recipe, store, placement, starter, on_status, detach=False, lock=lock, say=say)
 
 
 def run_attached(
@@ -81,12 +85,13 @@ def run_attached(
     starter: Starter | None,
     on_status: OnStatus,
     lock: RunLock | None = None,
+    say: Say = lambda what: None,
     detach: bool = True,
 ) -> dict[str, Any]:
     """Run on the cluster at this address. Interrupted, with `detach`: the run goes on without this shell."""
     with attached(recipe, store, address) as namespace:
         placement = RunPlacement(namespace, cores=0)
-        return start_and_wait(recipe, store, placement, starter, on_status, detach, lock)
+        return start_and_wait(recipe, store, placement, starter, on_status, detach, lock, say)
 
 
 @contextlib.contextmanager
@@ -215,6 +220,7 @@ def start_and_wait(
     on_status: OnStatus,
     detach: bool,
     lock: RunLock | None = None,
+    say: Say = lambda what: None,
 ) -> dict[str, Any]:
     """Start a run on the cluster that this process is connected to, and wait for its summary.
 
@@ -228,6 +234,7 @@ def start_and_wait(
     lock = lock or RunLock(Folder(store.root), str(store.root))
     left, status = ORCHESTRATORS_MAX, Statuses(store, on_status)
     lost_at, waited = 0.0, None
+    say("starting the orchestrator")
     while True:
         try:
             orchestrator = _orchestrator(recipe, store, placement, lock, waited)
@@ -256,9 +263,14 @@ def start_and_wait(
         except KeyboardInterrupt as interruption:
             if detach and not isinstance(interruption, Terminated) and job.config() is None:
                 raise
+            say("stopping: learners save; Ctrl-C again ends at once")
             with contextlib.suppress(ray.exceptions.RayError):  # it has ended, or died
                 ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # a job's entrypoint may have 3 s
-            summary = _wait(orchestrator, status)  # interrupted again: leaves at once
+            try:
+                summary = _wait(orchestrator, status)
+            except KeyboardInterrupt:
+                say("ending at once")
+                raise
             break
     lock.stop()
     ray.kill(orchestrator)

@@ -78,7 +78,7 @@ def status_of(store: RunStore) -> dict[str, Any]:
         status = store.read_json(STATUS_FILE)
         if status is None:
             fix = "give the folder of a run that has begun"
-            raise InputError([Problem("run-dir", str(store.root), f"holds no {STATUS_FILE}", fix)])
+            raise InputError([Problem("RUN", str(store.root), f"holds no {STATUS_FILE}", fix)])
         _Status.model_validate(status)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError([_damaged(store, STATUS_FILE, error)]) from error
@@ -97,7 +97,7 @@ def recipe_of(store: RunStore) -> Recipe:
     """The recipe that the run was started with. Raises InputError when there is none, or none that can be read."""
     if not store.path(RECIPE_FILE).is_file():
         fix = "give the folder of a run; a run keeps its recipe there"
-        raise InputError([Problem("run-dir", str(store.root), f"holds no {RECIPE_FILE}", fix)])
+        raise InputError([Problem("RUN", str(store.root), f"holds no {RECIPE_FILE}", fix)])
     from orchestrator.recipe.toml_text import load  # which takes its time to import
 
     try:
@@ -121,4 +121,4 @@ def object_of(store: RunStore, name: str) -> Mapping[str, Any] | None:
 def _damaged(store: RunStore, name: str, error: object) -> Problem:
     said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
     fix = "restore it; what the log tells needs neither: diloco check " + str(store.root)
-    return Problem("run-dir", str(store.root), f"its {name} is damaged: {said}", fix)
+    return Problem("RUN", str(store.root), f"its {name} is damaged: {said}", fix)

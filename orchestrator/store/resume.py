@@ -36,14 +36,14 @@ def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
     """List why no run may start or resume in that folder: it holds something else, or a run of another recipe."""
 
     def problem(message: str, fix: str) -> list[Problem]:
-        return [Problem("run-dir", str(store.root), message, fix)]
+        return [Problem("run.folder", str(store.root), message, fix)]
 
     if store.root.exists() and not store.exists:
-        return problem("is a file", "give another --run-dir")
+        return problem("is a file", "give another")
     if store.empty:
         return list(taken(recipe))
     if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
-        return problem("is not empty and holds no run", "give another --run-dir, or --set name=OTHER")
+        return problem("is not empty and holds no run", "give another, or --set name=OTHER")
     return list(taken(recipe) if fresh else unlike(store, recipe))
 
 

@@ -74,8 +74,8 @@ class RunLock:
 
     def _require(self, holder: dict[str, Any]) -> None:
         if not self._may_follow(holder):
-            fix = f"follow it: diloco status --follow {self._where}; stop it: diloco stop; or give another --run-dir"
-            raise InputError([Problem("run-dir", self._where, f"{_who(holder)} works on this run", fix)])
+            fix = f"follow it: diloco status --follow {self._where}; stop it: diloco stop; or --set run.folder=OTHER"
+            raise InputError([Problem("run.folder", self._where, f"{_who(holder)} works on this run", fix)])
 
     def keep(self, lost: Callable[[str], None] = lambda why: None) -> None:
         """Renew the lock in a thread until it is let go or lost; `lost` is told why, in that thread."""

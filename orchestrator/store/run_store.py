@@ -45,6 +45,11 @@ class RunStore:
         return str(self.root)
 
     @property
+    def name(self) -> str:
+        """What names this run in a command: its name, if it is kept in runs/, else its folder or URI."""
+        return self.root.name if self.root.parent == RUNS.absolute() else str(self)
+
+    @property
     def exists(self) -> bool:
         return self.root.is_dir()
 
@@ -156,7 +161,7 @@ def _folder(uri: str) -> Path:
     raise InputError(
         [
             Problem(
-                "run-dir",
+                "run.folder",
                 uri,
                 "object storage is not supported yet: a run is kept in a folder, given as a path or file:///PATH",
                 "give a folder that every node of the run can reach, for example one on a shared file system",

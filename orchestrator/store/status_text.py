@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-COLUMNS = ("learner", "state", "step", "tokens/s", "loss", "round", "lag", "lease", "pid", "last fault")
 ENDED = ("finished", "stopped", "failed")
 DASH = "-"
 STRETCHED = 1.25  # times H inner steps that rounds may take without a warning
@@ -18,7 +18,7 @@ def number(value: Any, digits: int = 0) -> str:
     return f"{value:,.{digits}f}"
 
 
-def loss(value: Any, unit: Any) -> str:
+def loss(value: Any, unit: Any = None) -> str:
     """2.123 nats/token; the unit is the task's, and may be missing."""
     shown = number(value, 3)
     return shown if shown == DASH or not unit else f"{shown} {unit}"
@@ -70,90 +70,94 @@ def progress(status: Mapping[str, Any]) -> float:
     return 0.0 if number(share) == DASH else min(1.0, max(0.0, float(share)))
 
 
-def row(learner: Mapping[str, Any]) -> tuple[str, ...]:
-    """One learner, a cell for each of COLUMNS."""
-    return (
-        text(learner.get("name")),
-        text(learner.get("state")),
-        number(learner.get("step")),
-        number(learner.get("tokens_per_s")),
-        number(learner.get("loss"), 3),
-        number(learner.get("round_steps")),
-        number(learner.get("version_lag")),
-        seconds(learner.get("lease_age_s")),
-        text(learner.get("pid")),
-        text(learner.get("last_fault")),
-    )
+def elapsed(status: Mapping[str, Any]) -> str:
+    began, now = part(status, "run").get("started_at"), status.get("written_at")
+    return seconds(None if began is None or now is None else now - began)
+
+
+def training_loss(status: Mapping[str, Any]) -> float | None:
+    """The mean of the learners' losses in their last steps."""
+    known = [each["loss"] for each in status.get("learners") or [] if each.get("loss") is not None]
+    return sum(known) / len(known) if known else None
+
+
+def main_lines(status: Mapping[str, Any], trend: str = "") -> list[str]:
+    """How far the run is, its losses, its learners. `trend`: the course of the training loss, drawn."""
+    run, learners = part(status, "run"), status.get("learners") or []
+    stepping = sum(learner.get("state") == "stepping" for learner in learners)
+    standbys = sum(learner.get("standbys") or 0 for learner in learners)
+    return [
+        f"{text(run.get('name'))}: {text(run.get('state'))}, {percent(run.get('progress'))}, "
+        f"syncer step {number(run.get('syncer_step'))} of {number(run.get('target_syncer_steps'))}, "
+        f"{elapsed(status)} elapsed, {seconds(run.get('eta_s'))} left",
+        f"training loss {number(training_loss(status), 3)}, "
+        f"held-out {loss(run.get('eval_loss'), run.get('loss_unit'))}{trend and f'  {trend}'}",
+        f"{stepping} of {len(learners)} learners stepping{f' and {standbys} standbys waiting' if standbys else ''}, "
+        f"{number(run.get('tokens_per_s'))} tokens/s, goodput {percent(run.get('goodput'))}",
+    ]
 
 
 def headline(status: Mapping[str, Any]) -> str:
     """The whole run in one line."""
-    run = part(status, "run")
-    learners = status.get("learners") or []
-    stepping = sum(learner.get("state") == "stepping" for learner in learners)
-    standbys = sum(learner.get("standbys") or 0 for learner in learners)
-    return (
-        f"{text(run.get('name'))}: {text(run.get('state'))}, "
-        f"syncer step {number(run.get('syncer_step'))} of {number(run.get('target_syncer_steps'))} "
-        f"({percent(run.get('progress'))}), {stepping} of {len(learners)} learners stepping"
-        f"{f' and {standbys} standbys waiting' if standbys else ''}, "
-        f"held-out loss {loss(run.get('eval_loss'), run.get('loss_unit'))}, "
-        f"{number(run.get('tokens_per_s'))} tokens/s, goodput {percent(run.get('goodput'))}, "
-        f"{seconds(run.get('eta_s'))} left"
-    )
+    return ", ".join(main_lines(status))
 
 
-def syncer_line(status: Mapping[str, Any]) -> str:
-    syncer = part(status, "syncer")
-    return (
+def away_lines(status: Mapping[str, Any]) -> list[str]:
+    """The learners of a running run that do not step, and what ended each of them last; and what the run waits for."""
+    going = part(status, "run").get("state") == "running"
+    gone = [each for each in status.get("learners") or [] if going and each.get("state") != "stepping"]
+    waits = [each for each in _conditions(status) if each.get("status") == "False"]
+    return [
+        *(
+            f"away: {text(each.get('name'))}, {text(each.get('state'))}, {text(each.get('last_fault'))}"
+            for each in gone
+        ),
+        *(text(each.get("message")) for each in waits if each.get("type") != "AllLearnersLive"),
+    ]
+
+
+def why(status: Mapping[str, Any]) -> str:
+    """Why a run has ended, or who is away and what it waits for."""
+    ended = [text(each.get("message")) for each in _conditions(status) if each.get("type") == "Ended"]
+    return "; ".join(ended or away_lines(status))
+
+
+# The states of a learner that comes for the first time, in their order, and what the run does meanwhile.
+STAGES = {"importing": "importing", "compiling": "compiling", "joining": "joining"}
+
+
+def stage(status: Mapping[str, Any]) -> str:
+    """What a run does that does not train yet, by its farthest learner; empty: it trains, or has ended."""
+    states = {learner.get("state") for learner in status.get("learners") or []}
+    if "stepping" in states or part(status, "run").get("state") not in (None, "starting", "running"):
+        return ""
+    return next((what for state, what in reversed(STAGES.items()) if state in states), "placing and starting learners")
+
+
+def details(status: Mapping[str, Any]) -> list[str]:
+    """All that a status says but its learners: with the syncer, the newest checkpoint and every condition."""
+    run, syncer = part(status, "run"), part(status, "syncer")
+    newest, kept = part(status, "durability").get("checkpoint"), "none yet"
+    if isinstance(newest, dict) and (written_at := status.get("written_at")) is not None:
+        age = seconds(max(0.0, written_at - newest.get("at", written_at)))
+        kept = f"{number(newest.get('snapshot'))}, at step {number(newest.get('syncer_step'))}, {age} old"
+    aux = ", ".join(f"{name} {brief(value)}" for name, value in (run.get("aux") or {}).items())
+    return [
+        *main_lines(status),
+        *([f"auxiliary values: {aux}"] if aux else []),
         f"syncer: step {number(syncer.get('syncer_step'))}, epoch {number(syncer.get('epoch'))}, "
-        f"quorum {text(syncer.get('quorum'))}, grace {seconds(syncer.get('grace_s'))}, "
-        f"pid {text(syncer.get('pid'))}"
-    )
-
-
-def shard_lines(status: Mapping[str, Any]) -> list[str]:
-    """The processes that hold and merge fragments, where the syncer does not do it itself."""
-    return [
-        f"shard {index}: pid {text(shard.get('pid'))}, node {text(str(shard.get('node') or '')[:8])}"
-        + (f", {shard['trouble']}" if shard.get("trouble") else "")
-        for index, shard in enumerate(part(status, "syncer").get("shards") or [])
+        f"quorum {text(syncer.get('quorum'))}, grace {seconds(syncer.get('grace_s'))}, pid {text(syncer.get('pid'))}",
+        f"checkpoint: {kept}",
+        *(
+            ": ".join(text(each.get(key)) for key in ("type", "status", "reason", "message"))
+            for each in _conditions(status)
+        ),
     ]
 
 
-def aux_line(status: Mapping[str, Any]) -> list[str]:
-    """The means of the task's auxiliary values over the learners' last steps; nothing where it has none."""
-    aux = part(status, "run").get("aux") or {}
-    return ["auxiliary values: " + ", ".join(f"{name} {brief(value)}" for name, value in aux.items())] if aux else []
-
-
-def link_lines(status: Mapping[str, Any]) -> list[str]:
-    """The links whose contributions have fewer bits than the run's recipe says."""
-    learners = [(each, part(each, "link")) for each in status.get("learners") or []]
-    codecs = {link.get("codec") for _, link in learners if link.get("codec")}
-    return [
-        f"link of {text(each.get('name'))}: {text(link.get('codec'))}"
-        for each, link in learners
-        if len(codecs) > 1 and link.get("codec")
-    ]
-
-
-def checkpoint_line(status: Mapping[str, Any]) -> str:
-    newest, written_at = part(status, "durability").get("checkpoint"), status.get("written_at")
-    if not isinstance(newest, dict) or written_at is None:
-        return "checkpoint: none yet"
-    age_s = max(0.0, written_at - newest.get("at", written_at))
-    snapshot, step = number(newest.get("snapshot")), number(newest.get("syncer_step"))
-    return f"checkpoint: {snapshot}, at step {step}, {seconds(age_s)} old"
-
-
-def conditions(status: Mapping[str, Any]) -> list[str]:
-    """The run's conditions, a line each: `Quorum: false, TooFewLearners: 1 of 2 learners live`."""
-    return [
-        f"{text(condition.get('type'))}: {text(condition.get('status'))}, "
-        f"{text(condition.get('reason'))}: {text(condition.get('message'))}"
-        for condition in part(status, "run").get("conditions") or []
-    ]
+def _conditions(status: Mapping[str, Any], reason: str | None = None) -> list[Mapping[str, Any]]:
+    found = part(status, "run").get("conditions") or []
+    return [each for each in found if reason is None or each.get("reason") == reason]
 
 
 def stretched(steps: float | None, asked: int) -> str:
@@ -166,30 +170,17 @@ def stretched(steps: float | None, asked: int) -> str:
     )
 
 
-def waiting(status: Mapping[str, Any], reason: str = "NoPlace") -> list[str]:
-    """Say which pool has no place and why, and whether the quorum is possible without it; or what the store says."""
-    conditions = part(status, "run").get("conditions") or []
-    return [text(each.get("message")) for each in conditions if each.get("reason") == reason]
-
-
-def states(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return all whose change is told at once: states, last faults, missing places, samples set aside."""
-    told = [(item.get("name"), item.get("state"), item.get("last_fault")) for item in status.get("learners") or []]
-    run, aside = part(status, "run"), part(status, "syncer").get("set_aside")
-    waits, stretched = (*waiting(status), *waiting(status, "StoreAway")), bool(waiting(status, "Stretched"))
-    return (run.get("state"), run.get("eval_fault"), *told, *waits, stretched, aside)
+# The reasons of conditions that are told when they come, and what is said once they have gone.
+TOLD = {"NoPlace": "every learner has a place", "StoreAway": "the store is back", "Stretched": ""}
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the changes, a line each: missing places, learners' states and last faults."""
-    old = {item.get("name"): item for item in before.get("learners") or []}
-    missed = waiting(before)
-    lines = [message for message in waiting(after) if message not in missed]
-    lines += ["every learner has a place"] if missed and not waiting(after) else []
-    away, back = waiting(after, "StoreAway"), waiting(before, "StoreAway")
-    lines += [message for message in away if message not in back] if away else ["the store is back"] * bool(back)
-    stretched, were = waiting(after, "Stretched"), waiting(before, "Stretched")
-    lines += [] if were else stretched
+    """Return what is told at once, a line each: what the run waits for, states, last faults, samples set aside."""
+    lines = []
+    for reason, gone in TOLD.items():
+        were, now = ([text(each.get("message")) for each in _conditions(of, reason)] for of in (before, after))
+        lines += [each for each in now if each not in were and (gone or not were)]
+        lines += [gone] if gone and were and not now else []
     failed = part(after, "run").get("eval_fault")
     if failed and failed != part(before, "run").get("eval_fault"):
         lines.append(f"an evaluation failed: {failed}")
@@ -199,27 +190,14 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     aside = part(after, "syncer").get("set_aside")
     if aside and aside != part(before, "syncer").get("set_aside"):
         lines.append(f"samples {aside[0]} to {aside[1] - 1} are set aside: two learners have ended on them")
+    old = {item.get("name"): item for item in before.get("learners") or []}
     for learner in after.get("learners") or []:
         name, earlier = text(learner.get("name")), old.get(learner.get("name"), {})
-        if learner.get("last_fault") and learner.get("last_fault") != earlier.get("last_fault"):
+        was, fault = (re.sub(r"[\d.]+", "", each.get("last_fault") or "") for each in (earlier, learner))
+        if fault and fault != was:  # once, whatever it counts
             lines.append(f"{name}: {learner['last_fault']}")
         if learner.get("state") != earlier.get("state"):
             lines.append(f"{name}: {text(earlier.get('state'))} -> {text(learner.get('state'))}")
-    return lines
-
-
-def lines(status: Mapping[str, Any]) -> list[str]:
-    """The whole status as aligned plain text."""
-    rows = [COLUMNS, *(row(learner) for learner in status.get("learners") or [])]
-    widths = [max(len(cells[column]) for cells in rows) for column in range(len(COLUMNS))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
-    return [
-        headline(status),
-        *aux_line(status),
-        *link_lines(status),
-        syncer_line(status),
-        *shard_lines(status),
-        checkpoint_line(status),
-        *conditions(status),
-        *table,
-    ]
+    states = [text(part(each, "run").get("state")) for each in (before, after)]
+    ends = bool(before) and states[0] != states[1]
+    return lines + [f"{text(part(after, 'run').get('name'))}: {' -> '.join(states)}"] * ends

@@ -181,7 +181,7 @@ def test_jobs_name_their_cluster_and_a_command_line_that_ours_accepts(manifest: 
     assert spec["clusterSelector"] == {"ray.io/cluster": cluster(manifest)["metadata"]["name"]}
     arguments = accepted(spec["entrypoint"])
     assert Path(arguments["recipe"]) == Path("/recipes") / name
-    assert arguments["run_dir"].startswith("/runs/")
+    assert arguments["overrides"][0].startswith("run.folder=/runs/")
     assert "COPY deploy/recipes /recipes" in (DEPLOY / "Dockerfile").read_text()
 
 

@@ -113,7 +113,7 @@ def test_a_slurm_job_starts_a_head_and_nodes_and_runs_on_them(slurm: Any) -> Non
     head, others = job.wait_for("--head"), job.wait_for("--exclude")
     assert "--nodelist n1 ray start --head --node-ip-address n1 --port 22345 --block" in head
     assert "--nodes 2 --ntasks 2 --exclude n1 ray start --address n1:22345 --block" in others
-    assert run.endswith(f"local.toml --run-dir {job.folder}/runs/one --address n1:22345")
+    assert run.endswith(f"local.toml --set run.folder={job.folder}/runs/one --address n1:22345")
     accepted(run)
     (job.folder / "calls.stop").touch()
     assert job.process.wait(DEADLINE_S) == 0

@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("outer", "learners", "orchestrator", "chaos")
 FOLDERS = (*PACKAGES, "deploy", "docs", "tests", "benchmarks", "examples")
 FENCE = re.compile(r"^(?P<fence>```+)(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=fence)", re.DOTALL | re.MULTILINE)
-FOREIGN_OPTIONS = {  # of Ray, pip and the benchmark scripts, where a page names the option alone
+FOREIGN_OPTIONS = {  # of Ray, pip, Typer and the benchmark scripts, where a page names the option alone
     "--entrypoint-label-selector", "--num-cpus", "--no-restart", "--runtime-env-json", "--write",
-    "--hypothesis-profile", "--only",
+    "--hypothesis-profile", "--only", "--install-completion",
 }  # fmt: skip
 
 

@@ -98,7 +98,16 @@ def write_real(name: str) -> None:
         recipe.write_text(TOML.format(name=name, learners=learners, slowdown=slowdown, more=more))
         overrides = [word for item in (RECIPE | settings).items() for word in ("--set", "{}={}".format(*item).lower())]
         overrides = [word.replace("sync.p=", "sync.P=").replace("sync.h=", "sync.H=") for word in overrides]
-        command = [sys.executable, "-m", "orchestrator", "run", str(recipe), "--run-dir", str(folder), *overrides]
+        command = [
+            sys.executable,
+            "-m",
+            "orchestrator",
+            "run",
+            str(recipe),
+            "--set",
+            f"run.folder={folder}",
+            *overrides,
+        ]
         if name == "resumed":
             _interrupted(command, folder)
         subprocess.run(command, check=True, env=os.environ | {"RAY_ADDRESS": ""})

@@ -56,7 +56,7 @@ def scavenged(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
     store = RunStore(folder / "run")
     cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     with cluster(("head", ""), cpus=3, autoscaling={"spot": SPOT}, **cache) as there:
-        place = ("--address", f"{HEAD}:{there.port}", "--run-dir", str(store.root))
+        place = ("--address", f"{HEAD}:{there.port}", "--set", f"run.folder={store.root}")
         client = diloco(there, folder, "run", "recipe.toml", *place)
         until(lambda: client.poll() is not None or len(stepping(store)) == 2, "both learners step")
         assert client.poll() is None, client.communicate()

@@ -105,7 +105,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
 
     with cluster(REGIONS, cpus=4, **cache) as there:
         # ---------------------------------------- diloco submit; its client dies; the run goes on to its end
-        place = ("--address", there.address, "--run-dir", f"file://{stores['ends'].root}")
+        place = ("--address", there.address, "--set", f"run.folder=file://{stores['ends'].root}")
         client = diloco(there, work, "submit", "recipe.toml", *place)
         until(lambda: client.poll() or stepping(stores["ends"], 1, 1), "both learners step")
         assert client.poll() is None, client.communicate()
@@ -129,7 +129,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         # ---------------------------------------- ray job submit; driver and a learner die; the run goes on
         command = ["ray", "job", "submit", "--address", there.address, "--working-dir", ".", "--no-wait"]
         command += ["--metadata-json", json.dumps({"run": "orphan"}), "--", "python", "-m", "orchestrator", "run"]
-        command += ["recipe.toml", "--set", "name=orphan", "--run-dir", str(stores["orphan"].root)]
+        command += ["recipe.toml", "--set", "name=orphan", "--set", f"run.folder={stores['orphan'].root}"]
         by_ray = there.run(BIN / command[0], *command[1:], cwd=long)
 
         command = ["job", "logs", "--follow", "--address", there.address, submitted["submission_id"]]
@@ -155,7 +155,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         psutil.Process(next(row["pid"] for row in rows if row["name"] == LEARNERS[1])).kill()
 
         # ---------------------------------------- diloco submit, and ray job stop
-        place = ("--address", there.address, "--run-dir", str(stores["halted"].root))
+        place = ("--address", there.address, "--set", f"run.folder={stores['halted'].root}")
         west = ("--set", 'run.control={region="us-west"}')
         halted = diloco(
             there, long, "submit", "recipe.toml", *place, "--set", "name=halted", "--no-wait", "--json", *west

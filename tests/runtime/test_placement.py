@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.run import LiveView
+from orchestrator.cli.terminal import LiveView
 from orchestrator.eventlog.facts import LearnerLost
 from orchestrator.eventlog.reader import read_run
 from orchestrator.store.run_store import RunStore
@@ -110,7 +110,7 @@ def test_a_run_whose_pool_has_no_place_says_so_with_the_quorum_that_is_impossibl
 ) -> None:
     """It gives up neither when the start of a learner times out, nor when nothing was committed for `idle_s`."""
     printed, limits = io.StringIO(), {"start_s": 4.0, "idle_s": 1.0}
-    view = LiveView(Console(file=printed, width=200))
+    view = LiveView(console=Console(file=printed, width=200))
     told: dict[str, tuple[int, str]] = {}  # by type: how many statuses came before, two a second at most; message
     states: dict[float, str] = {}  # by when the status was written
 

@@ -162,9 +162,9 @@ def test_list_shows_all_that_are_there_and_what_is_damaged(taken: RunStore) -> N
 def test_verify_passes_what_is_whole_and_names_what_is_damaged_with_the_code_of_a_failed_check(taken: RunStore) -> None:
     shown = invoke("checkpoint", "verify")
     assert (shown.exit_code, shown.stdout.count("whole")) == (0, 3)
-    told = json.loads(invoke("checkpoint", "verify", "demo", "2", "--json").stdout)
+    told = json.loads(invoke("checkpoint", "verify", "demo", "--checkpoint", "2", "--json").stdout)
     assert told == {"ok": True, "checkpoints": [{"snapshot": 2, "damage": []}], "journal": {"damage": []}}
-    absent = invoke("checkpoint", "verify", "demo", "7")
+    absent = invoke("checkpoint", "verify", "demo", "--checkpoint", "7")
     assert absent.exit_code == 2 and "there are 1, 2" in absent.stderr
     for victim, words in (
         ("checkpoints/000002/manifest", "DAMAGED  checkpoint 2\n         manifest: its checksum"),
@@ -175,7 +175,7 @@ def test_verify_passes_what_is_whole_and_names_what_is_damaged_with_the_code_of_
         flip(taken.path(victim))
         shown = invoke("checkpoint", "verify")
         assert (shown.exit_code, shown.stdout.count("DAMAGED")) == (5, 1) and words in shown.stdout
-        one = invoke("checkpoint", "verify", "demo", "1", "--json")
+        one = invoke("checkpoint", "verify", "demo", "--checkpoint", "1", "--json")
         assert one.exit_code == (5 if "1/syncer" in victim else 0), "of one: no other is read"
         assert json.loads(one.stdout)["ok"] == (one.exit_code == 0)
         flip(taken.path(victim))

@@ -23,6 +23,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import orchestrator.runtime
+from docs.commands import tree
+from orchestrator.__main__ import CHAOS
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.app import PROVE, CommandEntry, build
 from orchestrator.cli.errors import heard_or_not, reported
@@ -57,7 +59,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def record(*call: Any) -> dict[str, Any]:
         world["call"] = call
-        *_, on_status, _ = call
+        *_, on_status, _, _ = call
         on_status({"run": {"name": "local", "state": "running"}})
         if world["error"] is not None:
             raise world["error"]
@@ -105,7 +107,7 @@ def test_every_error_at_once_with_exit_code_2_within_5_s_of_work_without_ray_or_
             "-c",
             "import sys\nfrom orchestrator.cli.app import build\n"
             "try:\n    build()()\nfinally:\n    print('ray' in sys.modules, 'jax' in sys.modules)",
-            *("run", str(recipe), "--run-dir", str(tmp_path / "out" / "run")),
+            *("run", str(recipe), "--set", f"run.folder={tmp_path}/out/run"),
         ],
         cwd=tmp_path,
         env=HERE,
@@ -118,7 +120,7 @@ def test_every_error_at_once_with_exit_code_2_within_5_s_of_work_without_ray_or_
     assert done.stdout.strip() == "False True"
     for field in ("sync.quorum = 3", "inner.optimizer", "data.path", "task"):
         assert len(re.findall(rf"^{re.escape(field)}\b", done.stderr, re.MULTILINE)) == 1, done.stderr
-    assert done.stderr.count("\n    fix: ") == 4
+    assert done.stderr.count("\n    fix: ") == 4 and done.stderr.startswith("checking the recipe\n")
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.toml"]
 
@@ -191,10 +193,10 @@ def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_r
     assert invoke("run", LOCAL, "--set", "name=second").exit_code == 0
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "a.txt").write_text("mine")
-    assert "holds no run" in invoke("run", LOCAL, "--run-dir", "papers", "--fresh").stderr
+    assert "holds no run" in invoke("run", LOCAL, "--set", "run.folder=papers", "--fresh").stderr
     assert (tmp_path / "papers" / "a.txt").exists()
-    assert "is a file" in invoke("run", LOCAL, "--run-dir", "papers/a.txt").stderr
-    assert "object storage is not supported" in invoke("run", LOCAL, "--run-dir", "s3://bucket/a").stderr
+    assert "is a file" in invoke("run", LOCAL, "--set", "run.folder=papers/a.txt").stderr
+    assert "object storage is not supported" in invoke("run", LOCAL, "--set", "run.folder=s3://bucket/a").stderr
 
 
 def test_a_foreign_package_of_our_names_is_refused_by_run_and_doctor(tmp_path: Path) -> None:
@@ -222,12 +224,12 @@ def test_run_hands_over_recipe_store_starter_and_prints_the_summary_or_it_alone_
     assert (recipe.name, len(recipe.learners), given) == ("mine", 2, starter)
     assert store.root == Path.cwd() / "runs" / "mine"
     assert load(store.path("config.toml")).config_hash == recipe.config_hash
-    assert "local: running" in result.stdout  # progress
+    assert "placing and starting learners" in result.stderr
     assert "held-out loss      1.500" in result.stdout
     assert str(store.root) in result.stdout
     alone = invoke("run", LOCAL, "--json")
     assert json.loads(alone.stdout) == trained["summary"]
-    assert "local: running" in alone.stderr
+    assert "placing and starting learners" in alone.stderr
 
 
 def test_an_address_goes_to_a_cluster(trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,12 +340,52 @@ def test_stop_leaves_a_request_in_the_store_of_a_run_that_has_not_ended() -> Non
     assert abs(request["at"] - time.time()) < DEADLINE_S
 
 
-@pytest.mark.parametrize("words", [["--help"], ["status", "demo"]])
+def test_runs_are_listed_with_how_far_they_are_and_why_they_ended_the_last_written_first() -> None:
+    assert "no runs are kept in" in invoke("ls").stdout
+    ended = {"type": "Ended", "status": "True", "reason": "Stopped", "message": "asked for"}
+    run = {"state": "stopped", "progress": 0.4, "eval_loss": 2.5, "loss_unit": "nats/token", "conditions": [ended]}
+    RunStore.named("old").write_json("status.json", {"run": run, "written_at": time.time() - 7200})
+    going = {"run": {"state": "running"}, "learners": [{"name": "learner-a-0", "state": "down", "last_fault": "kill"}]}
+    RunStore.named("new").write_json("status.json", going | {"written_at": time.time()})
+    RunStore.named("dead").write_json("status.json", going | {"written_at": time.time() - 3600})
+    RunStore.named("torn").write_text("status.json", "{")
+    told = {row["run"]: (row["state"], row["why"]) for row in json.loads(invoke("ls", "--json").stdout)["runs"]}
+    assert list(told) == ["new", "dead", "old", "torn"]
+    assert told["new"] == ("running", "away: learner-a-0, down, kill")
+    assert told["old"] == ("stopped", "asked for")
+    assert told["dead"][0] == "lost" and "resumes it" in told["dead"][1] and "damaged" in told["torn"][1]
+    shown = invoke("ls", "runs").stdout
+    assert re.search(r"^old +stopped +40.0 % +2.500 nats/token +2:00:0\d ago +asked for *$", shown, re.MULTILINE), shown
+
+
+def test_commands_and_runs_are_completed_and_the_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("demo", "two"):
+        RunStore.named(name).write_json("status.json", {})
+    typing = (("diloco sta", "status"), ("diloco status t", "two"), ("diloco chaos inject kill syncer d", "demo"))
+    for typed, expected in typing:
+        words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_DILOCO_COMPLETE": "complete_bash"}
+        done = CliRunner().invoke(build(extensions=[CHAOS]), [], prog_name="diloco", env=words)
+        assert done.stdout.split() == [expected]
+    assert re.fullmatch(r"diloco \d+\.\d+\.\d+\n", invoke("--version").stdout)
+    assert "Usage: " in invoke("-h").stdout and "Usage: " in invoke("checkpoint", "list", "-h").stdout
+
+
+def test_every_command_on_a_run_takes_it_as_one_argument_that_may_be_left_out() -> None:
+    found = {words: [each for each in command.params if each.name == "run"] for words, command in tree().items()}
+    taking = {words: params[0] for words, params in found.items() if params}
+    assert len(taking) >= 15
+    for words, parameter in taking.items():
+        assert (parameter.param_type_name, parameter.metavar, parameter.required) == ("argument", "RUN", False), words
+        assert parameter._custom_shell_complete is not None, words
+
+
+@pytest.mark.parametrize("words", [["--help"], ["status", "demo"], ["ls"]])
 def test_help_and_status_start_at_once_for_they_import_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
+    """Nor does a run before its first words."""
     RunStore.named("demo").write_json("status.json", {})
     heavy = ("ray", "jax", "numpy", "pyarrow", "orchestrator.recipe.config", "chaos")
     code = (
-        "import sys\nfrom orchestrator.__main__ import main\n"
+        "import sys\nimport orchestrator.cli.run\nfrom orchestrator.__main__ import main\n"
         f"try:\n    main()\nfinally:\n    print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run(

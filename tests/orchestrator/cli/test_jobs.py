@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back_and_json_keeps_stdout_f
     server = Server()
     result = invoke(*arguments("http://h:8265"), "--json")
     record = json.loads(result.stdout)
-    assert (record["run"], record["run_dir"], record["status"]) == ("demo", SHARED, "SUCCEEDED")
+    assert (record["run"], record["run_folder"], record["status"]) == ("demo", SHARED, "SUCCEEDED")
     assert (result.exit_code, record["exit_code"], record["driver_exit_code"]) == (0, 0, 0)
     assert "three" in result.stderr
     assert json.loads(invoke(*arguments("http://h:8265"), "--json", "--no-wait").stdout)["status"] == "PENDING"

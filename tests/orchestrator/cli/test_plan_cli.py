@@ -15,6 +15,7 @@ import typer
 
 from orchestrator.cli import plan as command
 from orchestrator.cli.app import build
+from orchestrator.cli.planview import LINES_MOST
 from orchestrator.cli.recipes import prepare
 from orchestrator.runtime import launch
 from tests.orchestrator import calling
@@ -93,8 +94,8 @@ region = "east"
 """
     (tmp_path / "two.toml").write_text(Path(LOCAL).read_text() + fleet)
     node = ["--node", "name=west,CPU=9,region=us-west,labels.rack=7"]
-    one = [DEMO, *node, "--set", "fleet.step_s=0.1"]
-    two = ["two.toml", "--set", 'pools.0.region="west"', "--set", "sync.quorum=5"]
+    one = [DEMO, *node, "--set", "fleet.step_s=0.1", "--full"]
+    two = ["two.toml", "--full", "--set", 'pools.0.region="west"', "--set", "sync.quorum=5"]
     two += ["--node", "CPU=9,region=west", "--node", "CPU=9,region=east"]
     for given, code, parts in (
         (
@@ -137,9 +138,15 @@ region = "east"
         assert [part for part in parts if part not in shown.stdout] == []
 
 
+def test_a_plan_is_short_with_its_verdict_first_unless_all_of_it_is_asked_for() -> None:
+    short, full = (invoke(DEMO, "--node", "CPU=9", *more).stdout.splitlines() for more in ([], ["--full"]))
+    assert short[0] == full[0] and short[0].startswith("demo: can be placed")
+    assert len(short) <= LINES_MOST < len(full) and short[-1].endswith("details: --full")
+
+
 def test_every_command_that_it_offers_is_one_that_this_build_understands(tmp_path: Path) -> None:
     given = ["--set", "name=a-b", "--set", "inner.options={b1=0.9}"]
-    for more in ([], ["--run-dir", str(tmp_path / "a folder")], ["--address", "10.0.0.1:6379"]):
+    for more in ([], ["--set", f"run.folder={tmp_path}/a folder"], ["--address", "10.0.0.1:6379"]):
         commands = json.loads(invoke(LOCAL, *given, *more, "--node", "CPU=9", "--json").stdout)["commands"]
         assert len(commands) >= 3
         for line in commands:

@@ -43,7 +43,7 @@ def _recipe(tmp_path: Path) -> None:
 
 
 def arguments(address: str) -> list[str]:
-    return ["submit", "recipe.toml", "--address", address, "--run-dir", SHARED]
+    return ["submit", "recipe.toml", "--address", address, "--set", f"run.folder={SHARED}"]
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def server() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_a_wrong_recipe_and_wrong_places_are_refused_together(tmp_path: Path) -> None:
-    result = invoke("submit", "recipe.toml", "--set", "sync.quorum=9", "--run-dir", "runs/a")
+    result = invoke("submit", "recipe.toml", "--set", "sync.quorum=9", "--set", "run.folder=runs/a")
     assert result.exit_code == 2
-    for field in ("sync.quorum = 9", "--address", '--run-dir = "runs/a"'):
+    for field in ("sync.quorum = 9", "--address", 'run.folder = "runs/a"'):
         assert re.search(rf"^{re.escape(field)}: ", result.stderr, re.MULTILINE), result.stderr
     assert result.stderr.count("\n    fix: ") == 3
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
@@ -86,10 +86,10 @@ def test_a_wrong_recipe_and_wrong_places_are_refused_together(tmp_path: Path) ->
 def test_each_wrong_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     for given, field in (
-        (["--run-dir", SHARED, "--working-dir", "no-such"], "--working-dir"),
-        (["--run-dir", SHARED, "--working-dir", "inner"], "recipe"),
-        (["--run-dir", "s3://bucket/a"], "run-dir"),
-        ([], "--run-dir"),
+        (["--set", f"run.folder={SHARED}", "--working-dir", "no-such"], "--working-dir"),
+        (["--set", f"run.folder={SHARED}", "--working-dir", "inner"], "recipe"),
+        (["--set", "run.folder=s3://bucket/a"], "run.folder"),
+        ([], "run.folder"),
     ):
         result = invoke("submit", "recipe.toml", "--address", "http://127.0.0.1:1", *given)
         assert result.exit_code == 2 and f"\n{field}" in result.stderr, given
@@ -148,11 +148,11 @@ def test_the_entrypoint_is_diloco_run_with_the_same_settings(tmp_path: Path) -> 
     recipe = tmp_path / "recipes" / "a b.toml"
     about = {"run": "two", "config_hash": "h"}
     job = submission(recipe, tmp_path, SHARED, ["sync.quorum=1", 'name="two"'], True, about, {})
-    expected = ["python", "-m", "orchestrator", "run", "recipes/a b.toml", "--run-dir", SHARED]
+    expected = ["python", "-m", "orchestrator", "run", "recipes/a b.toml"]
     expected += ["--set", "sync.quorum=1", "--set", 'name="two"', "--fresh"]
     assert shlex.split(job.entrypoint) == expected
     assert re.fullmatch(r"diloco-two-\d{8}-\d{6}-[0-9a-f]{4}", job.submission_id)
-    assert job.metadata == {"run": "two", "config_hash": "h", "run_dir": SHARED}
+    assert job.metadata == {"run": "two", "config_hash": "h", "run_folder": SHARED}
 
 
 def test_the_driver_goes_where_the_runs_folder_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_one_command_submits_a_run_and_has_each_region_join_it(tmp_path: Path, m
             asked[self.address] = request
 
     monkeypatch.setattr(jobs, "connect", Taking)
-    words = ["submit", "recipe.toml", "--run-dir", SHARED, "--no-wait"]
+    words = ["submit", "recipe.toml", "--set", f"run.folder={SHARED}", "--no-wait"]
     words += [word for name in ("home", "eu", "ap") for word in ("--region", f"{name}=http://{name}:8265")]
     done = invoke(*words)
     assert done.exit_code == 0, done.stderr
@@ -332,10 +332,10 @@ def test_the_processes_of_a_job_and_of_a_local_cluster_have_one_heap_each(
 def test_inside_a_job_a_run_keeps_out_of_the_jobs_own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     about = {"runtime_env": {"working_dir": "gcs://a.zip"}, "metadata": {"job_submission_id": "id-1"}}
     monkeypatch.setenv(JOB_CONFIG, json.dumps(about))
-    for given in ([], ["--run-dir", "runs/a"], ["--run-dir", str(tmp_path / "run")]):
+    for given in ([], ["--set", "run.folder=runs/a"], ["--set", f"run.folder={tmp_path}/run"]):
         result = invoke("run", "recipe.toml", *given)
-        assert result.exit_code == 2 and "\n--run-dir" in result.stderr
-        assert "file:///shared/runs/NAME" in result.stderr
+        assert result.exit_code == 2 and "\nrun.folder" in result.stderr
+        assert "/shared/runs/NAME" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
     assert submission_id() == "id-1"
     outside = tmp_path.parent / "shared"

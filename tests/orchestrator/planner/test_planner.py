@@ -265,7 +265,7 @@ WARNINGS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [  # (recipe, 
     ({"pools": SPREAD, "sync": FULL}, {}, "sync.codec", "fp32"),
     ({"sync": FULL}, {"nodes": ["CPU=100,region=west"]}, "", "in one region"),
     ({"pools": SPREAD, "sync": FULL}, HERE, "", "on one machine"),
-    ({}, {"shared_store": False}, "run-dir", "/shared/run"),
+    ({}, {"shared_store": False}, "run.folder", "/shared/run"),
     ({}, {"shared_store": False, "nodes": ["CPU=100"]}, "", "one host"),
 ]
 

@@ -13,12 +13,14 @@ from rich.console import Console
 
 from orchestrator.analysis.summary import summarise
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.cli.run import LiveView, block, picture
+from orchestrator.cli.run import block
+from orchestrator.cli.terminal import TREND_MOST, LiveView, drawn, picture
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
 from orchestrator.report.headline import tiles
 from orchestrator.store import status_text as words
+from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import LearnerPlace, ProgressTracker, RunInfo, away, model
-from orchestrator.store.status_text import changes, lines
+from orchestrator.store.status_text import changes, details
 from outer.config import SyncConfig
 from tests.orchestrator.histories import history
 
@@ -132,10 +134,10 @@ def test_auxiliary_values_are_shown_of_each_learner_and_as_their_mean() -> None:
     assert status["run"]["aux"] == {"accuracy": 0.625, "norm": None}
     assert [each["aux"] for each in status["learners"]] == [rows[0]["aux"], {"accuracy": 0.75, "norm": None}, {}]
     json.dumps(status, allow_nan=False)
-    assert "auxiliary values: accuracy 0.625, norm -" in lines(status)
+    assert "auxiliary values: accuracy 0.625, norm -" in details(status)
     over = model(RECIPE, about("finished"), view(row(NAMES[0], alive=False, aux={"accuracy": 0.5})), {}, {})
     assert over["run"]["aux"] == {"accuracy": 0.5}, "the last ones, at the end"
-    assert not any("auxiliary" in line for line in lines(model(RECIPE, about(), view(), {}, {})))
+    assert not any("auxiliary" in line for line in details(model(RECIPE, about(), view(), {}, {})))
 
 
 def test_conditions_tell_whether_all_live_whether_the_quorum_is_met_and_whether_a_syncer_serves() -> None:
@@ -263,26 +265,23 @@ HOLLOW = [{}, {"run": None, "learners": None, "syncer": None}, hollow(STATUS)]
 
 
 def test_the_lines_say_what_is_asked_of_a_status_and_what_is_missing_is_a_dash() -> None:
-    shards = [{"pid": 7, "node": "ab" * 14, "trouble": ""}, {"pid": 8, "node": None, "trouble": "OSError: full"}, {}]
     status = STATUS | {
-        "syncer": STATUS["syncer"] | {"shards": shards},
         "run": STATUS["run"] | {"loss_unit": "nats/image"},
         "learners": changed(1, standbys=2)["learners"],
     }
-    text = "\n".join(lines(status))
+    text = "\n".join(details(status))
     for part in (
-        "demo: running, syncer step 25 of 100 (25.0 %), 3 of 3 learners stepping and 2 standbys waiting, held-out loss "
-        "2.500 nats/image, 40 tokens/s, goodput 80.0 %, 1:00 left",
+        "demo: running, 25.0 %, syncer step 25 of 100, 30.0 s elapsed, 1:00 left",
+        "training loss 2.200, held-out 2.500 nats/image",
+        "3 of 3 learners stepping and 2 standbys waiting, 40 tokens/s, goodput 80.0 %",
         "syncer: step 25, epoch 1, quorum 2, grace 0.1 s, pid 7",
-        "QuorumMet: True, Met: 3 live, K = 2",
-        "learner-east-0  stepping  7     768       2.200  24     0    0.1 s  11   -",
-        "shard 0: pid 7, node abababab\nshard 1: pid 8, node -, OSError: full\nshard 2: pid -, node -",
+        "QuorumMet: True: Met: 3 live, K = 2",
     ):
         assert part in text, text
-    assert "3 of 3 learners stepping, held-out loss 2.500, 40 tokens/s" in words.headline(STATUS)
+    assert "1:00 left, training loss 2.200, held-out 2.500, 3 of 3 learners stepping, 40" in words.headline(STATUS)
     for status in HOLLOW:
-        text = "\n".join(lines(status))
-        assert "None" not in text and "-: -, syncer step - of - (-)" in text
+        text = "\n".join(details(status))
+        assert "None" not in text and "-: -, -, syncer step - of -" in text
         assert words.progress(status) == 0.0
 
 
@@ -300,7 +299,7 @@ def test_durations() -> None:
 
 
 def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
-    text = block(SUMMARY, "/runs/demo")
+    text = block(SUMMARY, RunStore("/runs/demo"))
     for part in (
         "small: finished, NOT OK",
         "held-out loss      3.000, nats/token; 5.000 at the start",
@@ -308,18 +307,19 @@ def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
         "kill c at 9.5 s: detected after 1.0 s, recovered after 8.7 s",
         "1 of 2 passed, 1 failed (log), 1 not exercised",
         "failed log: a gap after 17",
-        "/runs/demo",
+        "report             none; see why: diloco report /runs/demo",
+        "next               diloco check /runs/demo, ",
     ):
         assert part in text, text
     troubled = SUMMARY | {"set_aside": [[300, 304], [320, 321]], "eval_fault": "no held-out data"}
-    text = block(troubled, "/runs/demo")
+    text = block(troubled, RunStore("/runs/demo"))
     assert "5, two learners had ended on 300 to 303, 320 to 320" in text
     assert "the last evaluation failed: no held-out data" in text
     shown = {tile.label: tile.detail for tile in tiles(troubled)}
     assert shown["Samples set aside"] == "two learners had ended on 300 to 303, 320 to 320"
     assert shown["Held-out loss"] == "the last evaluation failed: no held-out data"
-    assert "None" not in block(hollow(SUMMARY), "here")
-    assert "NOT OK" in block({}, "here")
+    assert "None" not in block(hollow(SUMMARY), RunStore("here"))
+    assert "NOT OK" in block({}, RunStore("here"))
 
 
 # ------------------------------------------------------------------ the live view
@@ -336,18 +336,62 @@ def test_the_picture_fits_any_terminal() -> None:
                 assert {"lag", "fault"} <= set("\n".join(shown).split())
 
 
-def test_a_terminal_gets_a_live_table() -> None:
-    file = io.StringIO()
-    shown = LiveView(Console(file=file, width=100, force_terminal=True, color_system=None, _environ={"TERM": "xterm"}))
-    shown.update(STATUS)
-    shown.update(changed(0, state="frozen", last_fault="freeze"))
-    shown.close()
-    assert "frozen" in file.getvalue() and "\x1b[" in file.getvalue()
+def starting(state: str) -> dict[str, Any]:
+    """The status of a run none of whose learners has trained yet."""
+    status = changed(0, state=state)
+    status["learners"] = status["learners"][:1]
+    return status
+
+
+def test_a_terminal_gets_stages_with_their_times_then_losses_who_is_away_why_and_the_last_events() -> None:
+    file, now = io.StringIO(), [0.0]
+    terminal = Console(file=file, width=100, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+
+    def screen() -> str:
+        console = Console(width=100)
+        with console.capture() as found:
+            console.print(shown._picture())
+        return found.get()
+
+    with LiveView("Ctrl-C: learners save", terminal, lambda: now[0]) as shown:
+        shown.stage("starting Ray")
+        now[0] = 3.0
+        shown.update(starting("down"))
+        now[0] = 4.5
+        shown.update(starting("compiling"))
+        now[0] = 6.0
+        assert screen().startswith(
+            "   3.0 s  starting Ray\n   1.5 s  placing and starting learners\n   1.5 s  compiling\n"
+        )
+        shown.update(STATUS)
+        assert "starting Ray" not in screen() and "Ctrl-C: learners save\n" in screen()
+        shown.update(changed(0, state="frozen", last_fault="freeze", loss=1.2))
+        for part in (
+            "loss 1.867, held-out 2.500  ███▁\n",
+            "away: learner-east-0, frozen, freeze",
+            "stepping -> frozen\n",
+        ):
+            assert part in screen(), screen()
+        shown.stage("stopping")
+        assert "\nstopping\n" in screen()
+    assert "\x1b[" in file.getvalue()
+
+
+def test_the_trend_of_a_run_without_end_is_as_long_as_ever() -> None:
+    shown = LiveView(console=Console(file=io.StringIO()))
+    for step in range(3_000):
+        shown.update(changed(0, loss=-float(step)))
+    assert TREND_MOST / 2 <= len(shown._losses) < TREND_MOST and drawn([3.0, 2.5, 2.0]) == "█▅▁"
 
 
 def test_elsewhere_it_speaks_every_five_seconds_and_at_changes() -> None:
     file, now = io.StringIO(), [0.0]
-    shown = LiveView(Console(file=file, width=40), json_mode=True, clock=lambda: now[0])
+    shown = LiveView(console=Console(file=file, width=40), clock=lambda: now[0])
+    shown.stage("starting Ray")
+    now[0] = 2.0
+    shown.update(starting("joining"))
+    assert file.getvalue().splitlines()[:2] == ["starting Ray", "joining (starting Ray took 2.0 s)"]
+    assert "training loss" not in file.getvalue()
 
     def said_at(second: float, status: dict[str, Any]) -> list[str]:
         file.truncate(0)
@@ -356,21 +400,22 @@ def test_elsewhere_it_speaks_every_five_seconds_and_at_changes() -> None:
         shown.update(status)
         return file.getvalue().splitlines()
 
-    assert said_at(0, STATUS)[-1].startswith("demo: running")
-    assert said_at(4.9, STATUS) == []
-    assert len(said_at(5.0, STATUS)) == 1
+    assert said_at(3.0, STATUS)[-1].startswith("demo: running")
+    assert said_at(7.9, STATUS) == []
+    assert len(said_at(8.0, STATUS)) == 1
     killed = changed(2, state="restarting", last_fault="kill")
-    assert said_at(6.0, killed)[:2] == [f"{NAMES[2]}: kill", f"{NAMES[2]}: stepping -> restarting"]
-    assert said_at(7.0, killed) == []
+    assert said_at(9.0, killed)[:2] == [f"{NAMES[2]}: kill", f"{NAMES[2]}: stepping -> restarting"]
+    assert said_at(9.1, killed) == []
     news = killed | {"syncer": {"set_aside": [300, 304]}, "run": killed["run"] | {"eval_fault": "slow"}}
-    assert said_at(7.5, news)[:2] == [
+    assert said_at(9.2, news)[:2] == [
         "an evaluation failed: slow",
         "samples 300 to 303 are set aside: two learners have ended on them",
     ]
     waiting = copy.deepcopy(killed)
     waiting["run"]["conditions"][0] |= {"status": "False", "reason": "NoPlace", "message": "pool a waits"}
-    assert said_at(8.0, waiting)[0] == "pool a waits", "at once"
-    assert said_at(8.1, waiting) == [], "and once"
-    assert said_at(8.2, killed)[0] == "every learner has a place"
-    assert said_at(9.0, {}) != []
-    shown.close()
+    assert said_at(9.3, waiting)[0] == "pool a waits", "at once"
+    assert said_at(9.4, waiting) == [], "and once"
+    assert said_at(9.5, killed)[0] == "every learner has a place"
+    ending = killed | {"run": killed["run"] | {"state": "ending"}}
+    assert said_at(9.6, ending)[0] == "demo: running -> ending"
+    assert said_at(15.0, {}) != []
