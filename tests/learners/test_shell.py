@@ -69,7 +69,7 @@ class Device:
 
     fragments = (Fragment(0, (Tensor("w", (3,), "float32"),)),)
     tokens_per_step, manifest, state_bytes = 8, {"seed": 0}, 0
-    device = DeviceTaken("cpu", "cpu", 1, 1, "one", "", {}, {})
+    device, chain = DeviceTaken("cpu", "cpu", 1, 1, "one", "", {}, {}), None
 
     def __init__(self) -> None:
         self.trainer = self.fragment_io = self
