@@ -18,7 +18,7 @@ from tests.simulation.planting import Mutant
 
 CATCHES = Path(__file__).with_name("catches.json")
 UNKNOWN = "unknown: "
-HANG_S = 60.0  # of CPU time; no seed takes so long, but a bug may
+HANG_S = 20.0  # of CPU time; no seed takes so long, but a bug may, and fill the memory meanwhile
 COLLECT = 5  # seeds between two collections of garbage, which costs more than a seed
 
 
