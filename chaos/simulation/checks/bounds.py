@@ -61,6 +61,7 @@ class Bounds:
         self._committed: dict[int, float] = {}  # by fragment, when its newest commit was seen
         self._tips: list[int] = [0] * options.fragments
         self._served: tuple[Process | None, float] = None, 0.0  # the orchestrator, and since when it runs
+        self._first_seen_s = 0.0  # that one
         self._wanted: set[str] = set()
         sync, messages_s = options.sync, options.latency_s + options.jitter_s
         slow = 1.1 * max(options.step_s.values())
@@ -158,13 +159,15 @@ class Bounds:
         """No standby outlasts its place, and no learner one of its ranks, where the orchestrator has not just begun."""
         virtual, now = self._virtual, self._time.now
         orchestrator = virtual.process
+        if self._served[0] is not orchestrator:
+            self._first_seen_s = now
         if self._served[0] is not orchestrator or not orchestrator.running or virtual.unseen_nodes:
             self._served = orchestrator, now
         for standby in virtual.standbys:
             at, by = virtual.places.given_back.get(standby.name, (math.inf, None))
-            looked_at = self._served[1] + SERVED_S  # by then it knows what an earlier orchestrator has left
-            late = standby.alive and not standby.incarnation and standby.made_at < at < now
-            late = late and now > (at + ENDED_S if at > looked_at else looked_at)
+            own = standby.made_at > self._first_seen_s  # or left by an earlier one, which takes a while to find
+            late = standby.alive and not standby.incarnation and standby.made_at < at
+            late = late and now > max(at + ENDED_S, self._served[1] + (ENDED_S if own else SERVED_S))
             if late and by is orchestrator.loop and orchestrator.running:
                 self._broken("bounds.standbys", f"a standby of {standby.name} is there, whose place was given back")
         if now < self._served[1] + SERVED_S or virtual.syncer is None or not virtual.syncer.serves:
