@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from orchestrator.analysis.checks import verdicts
-from orchestrator.analysis.database import connect, filled
+import duckdb
+
+from orchestrator.analysis.checks import prepare, verdicts
+from orchestrator.analysis.database import FAMILIES, connect, filled
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog import reader
 from orchestrator.eventlog.tables import LogPart
@@ -44,6 +46,13 @@ def check_run(run_dir: Path, progress: Callable[[int], None] = lambda facts: Non
         return [_judged("log.readable", 0, "facts", [str(error)]), *unread, *verdicts(connect())]
     begun = database.execute("SELECT max_by(config_hash, position) FROM RunStarted").fetchall()[0][0]
     return [*folder.verdicts(begun), *verdicts(database if folder.readable else connect())]
+
+
+def tables(log: reader.LogReader) -> duckdb.DuckDBPyConnection:
+    """The tables that the summary is computed from, of the whole log, for queries."""
+    database = filled(log.rest())
+    prepare(database, *FAMILIES)
+    return database
 
 
 class LogFolder:

@@ -64,13 +64,10 @@ def asked(reader: LogReader, sql: str) -> Iterator[dict[str, Any]]:
     """The rows of a query of the tables that the summary is computed from."""
     import duckdb
 
-    from orchestrator.analysis.checks import prepare
-    from orchestrator.analysis.database import FAMILIES, filled
+    from orchestrator.analysis.folder import tables
 
-    database = filled(reader.rest())
-    prepare(database, *FAMILIES)
     try:
-        found = database.execute(sql)
+        found = tables(reader).execute(sql)
     except duckdb.Error as error:
         fix = 'tables and columns: docs/run-folder.md, or --sql "SHOW TABLES" and "DESCRIBE steps"'
         raise InputError([Problem("--sql", sql, str(error), fix)]) from error

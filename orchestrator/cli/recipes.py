@@ -21,7 +21,7 @@ from orchestrator.recipe.validation import problems as semantic_problems
 from orchestrator.recipe.validation import resolve
 from orchestrator.store.run_store import RUNS, RunStore
 
-ROOMS = ("outer", "learners", "orchestrator", "chaos")
+ROOMS = ("outer", "learners", "orchestrator", "chaos", "diloco")
 
 
 def prepare(

@@ -16,7 +16,7 @@ import pytest
 from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("outer", "learners", "orchestrator", "chaos")
+ROOMS = ("outer", "learners", "orchestrator", "chaos", "diloco")
 MACHINES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for room in ("outer/protocol", "learners/protocol")

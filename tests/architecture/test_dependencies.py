@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("outer", "learners", "orchestrator", "chaos")
+ROOMS = ("outer", "learners", "orchestrator", "chaos", "diloco")
 BESIDE = ("tests", "benchmarks", "docs", "examples", "deploy")
 NAMES = {
     "yaml": "pyyaml",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("outer", "learners", "orchestrator", "chaos")
+PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
@@ -40,8 +40,9 @@ BUDGETS = {
     "orchestrator": 50,
     "chaos/simulation": 3560,
     "chaos": 470,
+    "diloco": 150,
 }
-TOTALS = {PACKAGES: 50_180, ("tests",): 37_050, ("benchmarks",): 7600}
+TOTALS = {PACKAGES: 50_330, ("tests",): 37_050, ("benchmarks",): 7600}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

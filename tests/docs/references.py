@@ -20,7 +20,7 @@ from docs import commands
 from orchestrator.recipe.config import Recipe
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("outer", "learners", "orchestrator", "chaos")
+PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 FOLDERS = (*PACKAGES, "deploy", "docs", "tests", "benchmarks", "examples")
 FENCE = re.compile(r"^(?P<fence>```+)(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=fence)", re.DOTALL | re.MULTILINE)
 FOREIGN_OPTIONS = {  # of Ray, pip, Typer and the benchmark scripts, where a page names the option alone

@@ -10,6 +10,7 @@ import pytest
 import ray
 from typer.testing import CliRunner
 
+import diloco
 from learners.protocol.facts import Adopted, Donated, LoopFailed, PhaseEntered, StateReceived
 from orchestrator.analysis.folder import check_run
 from orchestrator.cli.app import build
@@ -71,6 +72,22 @@ def test_the_files_say_what_the_log_does(plain):
             names = [name for name, about in manifest.items() if about["fragment"] == fragment]
             flat = b"".join(arrays[name].tobytes() for name in names)
             assert codec.digest(np.frombuffer(flat, np.uint8)) == digest, "final/ holds what was committed last"
+
+
+def test_python_reads_of_a_run_what_its_files_say(plain, tmp_path):
+    run = diloco.open(str(plain.folder))
+    assert run.losses().column("loss").to_pylist() == [each.loss for each in plain.facts(Evaluated)]
+    assert run.table("SELECT count(*) AS commits FROM commits").to_pylist() == [{"commits": 80}]
+    with pytest.raises(diloco.InputError, match="nowhere"):
+        run.table("SELECT * FROM nowhere")
+    with np.load(plain.folder / "final" / "parameters.npz", allow_pickle=False) as arrays:
+        assert {name: values.tobytes() for name, values in run.parameters().items()} == {
+            name: arrays[name].tobytes() for name in arrays.files
+        }
+    assert run.summary == plain.summary and run.status["run"]["state"] == "finished"
+    assert run.recipe.budget.syncer_steps == 80
+    assert all(verdict.stands for verdict in run.check())
+    assert "<html" in run.report(tmp_path / "page.html").read_text()
 
 
 def test_a_version_leaves_the_syncer_once_for_a_region(plain):

@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+import diloco
 import orchestrator.runtime
 from docs.commands import tree
 from orchestrator.__main__ import CHAOS
@@ -230,6 +231,17 @@ def test_run_hands_over_recipe_store_starter_and_prints_the_summary_or_it_alone_
     alone = invoke("run", LOCAL, "--json")
     assert json.loads(alone.stdout) == trained["summary"]
     assert "placing and starting learners" in alone.stderr
+
+
+def test_python_trains_by_a_file_or_a_recipe_as_the_command_does(trained: dict[str, Any]) -> None:
+    run = diloco.run(LOCAL, ["name=mine"])
+    recipe, _, _, *_ = trained["call"]
+    assert (recipe.name, run.store.root) == ("mine", Path.cwd() / "runs" / "mine")
+    again = diloco.run(recipe.model_copy(update={"name": "yours"}), ["pools.0.learners=2"], address="10.0.0.1:6379")
+    (given, _, address, *_), name = trained["call"], again.recipe.name
+    assert (given.name, len(given.learners), address, name) == ("yours", 2, "10.0.0.1:6379", "yours")
+    with pytest.raises(diloco.InputError, match=r"sync\.quorum"):
+        diloco.run(LOCAL, ["sync.quorum=9"])
 
 
 def test_an_address_goes_to_a_cluster(trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
