@@ -62,6 +62,7 @@ class _Region:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     kept: dict[int, list[str]] = field(default_factory=dict)  # by batch: its objects, which the region may not have had
     pending: dict[int, asyncio.Future[Any]] = field(default_factory=dict)  # calls that wait for their answer
+    sent_in: dict[int, int] = field(default_factory=dict)  # of these, those that are in a batch, and in which
     incarnation: int = 0  # its newest that is known
     next: int = 0  # its next batch
     open: set[int] = field(default_factory=set)  # batches that were read, some of whose arrays are not here yet
@@ -140,6 +141,7 @@ class Mail:
             return await answer
         finally:
             other.pending.pop(number, None)
+            other.sent_in.pop(number, None)
 
     def tell(self, region: str, name: str, method: str, arguments: Sequence[Any]) -> None:
         """Call a method in another region, whenever it can be reached."""
@@ -233,6 +235,8 @@ class Mail:
             sent, arrays, objects = [], list[NDArray[Any]](), [_batch(other.name, self.me, self.incarnation, number)]
             while may_say and other.waiting:
                 message, own = other.waiting.popleft()
+                if message.get("id") in other.pending:
+                    other.sent_in[message["id"]] = number
                 sent.append(message | {"arrays": [len(arrays), len(own)]})
                 arrays += own
                 objects += [message["large"]] if "large" in message else []
@@ -302,6 +306,7 @@ class Mail:
         except (Damaged, LookupError, TypeError, ValueError) as error:
             self._failed(error)
             self._give_up(other, list(other.pending), "a batch of its is damaged")
+            self._queue(other, {"lost": [other.incarnation, other.next]}, [])  # it gives up what it asked there
             sent, arrays, large = [], [], []
         other.heard_at = now()
         number, other.next = other.next, other.next + 1
@@ -368,6 +373,10 @@ class Mail:
 
     def _take(self, other: _Region, message: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Carry out a call, or give its answer to whoever waits for it."""
+        if "lost" in message:
+            asked = [each for each, batch in other.sent_in.items() if message["lost"] == [self.incarnation, batch]]
+            self._give_up(other, asked, "a batch for it was damaged")
+            return
         answered, number = message.get("re"), message.get("id")
         about = None if number is None else {"re": [other.incarnation, number]}
         try:

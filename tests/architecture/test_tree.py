@@ -29,7 +29,7 @@ BUDGETS = {
     "orchestrator/runtime": 2585,
     "orchestrator/compare": 775,
     "orchestrator/prepare": 830,
-    "orchestrator/regions": 1450,
+    "orchestrator/regions": 1455,
     "orchestrator/lifecycle": 2550,
     "orchestrator/watch": 720,
     "orchestrator/cli": 3290,

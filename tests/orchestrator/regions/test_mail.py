@@ -148,8 +148,8 @@ async def test_a_batch_that_is_damaged_costs_what_was_in_it_alone() -> None:
         create(name, [b"".join(parts)[:-1]] if name.startswith(f"{FOLDER}/far/") else parts)
 
     store.create = torn  # type: ignore[method-assign]
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(home.ask("far", "a", "echo", (1,)), 0.2)
+    with pytest.raises(Unreachable, match="a batch for it was damaged"):
+        await home.ask("far", "a", "waits", ())
     store.create = create  # type: ignore[method-assign]
     assert await home.ask("far", "a", "echo", (2,)) == ("home", "a", 2)
     assert len(errors) > before and far.reached("home")
