@@ -15,7 +15,7 @@ from outer.journal.journal_writer import JournalWriter
 from outer.journal.values import Stored
 from outer.ports import now
 from outer.protocol.facts import Record
-from outer.protocol.recorder import Numbered, Recorder, Run
+from outer.protocol.recorder import Numbered, Recorded, Recorder
 from outer.protocol.recovery import Entry
 
 
@@ -76,7 +76,7 @@ class LogFeed:
                 break
         return self.durable(writer, incarnation)
 
-    def recorded(self, runs: Sequence[Run]) -> None:
+    def recorded(self, runs: Sequence[Recorded]) -> None:
         """The journal has made these facts durable."""
         self._recorder.mark_durable(runs)
         self._news.set()

@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict
@@ -98,7 +98,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _trained(recipe: Recipe, seeds: list[int], folder: Path) -> list[dict[str, Any]]:
+def _trained(recipe: Recipe, seeds: Sequence[int], folder: Path) -> list[dict[str, Any]]:
     """The rows of all seeds, by seed: side by side on CPUs, one after the other on accelerators. Raises InputError."""
     rows, jobs, problems = [], [], []
     for seed in seeds:

@@ -27,7 +27,7 @@ from outer.journal.values import Stored
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.facts import Committed, FactsLost, Finished, Record
 from outer.protocol.fragments import Fragment
-from outer.protocol.recorder import Numbered, Run, runs_of
+from outer.protocol.recorder import Numbered, Recorded, runs_of
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 from outer.protocol.sample_spans import Borrowed, SpanPool
 
@@ -144,7 +144,7 @@ class Group:
         named = self.header.get("fields", {})
         return [_entry(item, named) for item in self.header.get("items", ()) if isinstance(item, dict)]
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[Recorded]:
         """Up to which fact of whom this group brings the log."""
         return [run for item in self.header.get("items", ()) for run in _runs(item, self.header["fields"])]
 
@@ -181,10 +181,10 @@ def encode(items: Iterable[Item], arrays: bool = True) -> dict[str, Any]:
     return {"items": written, "fields": named, "rows": rows}
 
 
-def runs(item: Item) -> Sequence[Run]:
+def runs(item: Item) -> Sequence[Recorded]:
     """Up to which fact of whom this item brings the log."""
     if isinstance(item, Logged):
-        return [Run(SYNCER, item.entry.epoch, item.number)]
+        return [Recorded(SYNCER, item.entry.epoch, item.number)]
     return runs_of(item.writer, item.incarnation, item.facts)
 
 
@@ -251,16 +251,16 @@ def _entry(item: Mapping[str, Any], named: Mapping[str, Sequence[str]]) -> Entry
     return decode_entry({**item, "record": record})
 
 
-def _runs(item: Any, named: Mapping[str, Sequence[str]]) -> Iterable[Run]:
+def _runs(item: Any, named: Mapping[str, Sequence[str]]) -> Iterable[Recorded]:
     if isinstance(item, dict):
-        yield Run(SYNCER, item["epoch"], item["number"])
+        yield Recorded(SYNCER, item["epoch"], item["number"])
         return
     writer, incarnation, first, facts = item
     for _, kind, told in facts:
         if kind == FactsLost.__name__:
             lost = dict(zip(named[kind], told, strict=True))
-            yield Run(lost["writer"], lost["incarnation"], lost["last"])
-    yield Run(writer, incarnation, first + len(facts) - 1)
+            yield Recorded(lost["writer"], lost["incarnation"], lost["last"])
+    yield Recorded(writer, incarnation, first + len(facts) - 1)
 
 
 # ------------------------------------------------------------------ the records' state

@@ -56,7 +56,7 @@ from outer.journal.groups import (
 )
 from outer.journal.object_store import Objects, prove, sweep
 from outer.protocol.facts import Committed, StateRebuilt
-from outer.protocol.recorder import Recorder, Run
+from outer.protocol.recorder import Recorded, Recorder
 from outer.protocol.recovery import JournalReplay, Recovered
 
 SNAPSHOT_GROUPS = 32  # groups between two snapshots of the records; with more fragments, as many as those
@@ -186,7 +186,7 @@ class StoredJournal:
                 self._fetch(fragment, position, seal, opened)
         for fragment, value in list(opened.values.items()):
             self._read(fragment, value, opened, here=not self._apart)
-        self._recorder.mark_durable(Run(*each) for each in self.segmented.writers)
+        self._recorder.mark_durable(Recorded(*each) for each in self.segmented.writers)
         self._inherited = self.rows > self.segmented.rows
         self._removable = set(past.positions)
         opened.found = copy.deepcopy(self._replay.found)
@@ -267,7 +267,7 @@ class StoredJournal:
 
     # -------------------------------------------------------------- writing
 
-    def write(self, items: Sequence[Item]) -> list[Run]:
+    def write(self, items: Sequence[Item]) -> list[Recorded]:
         """Make facts and records durable, in this order, in one request; returns up to which fact of whom they go.
 
         Raises StaleEpoch, and changes nothing, if a newer epoch has opened; ValueError, and changes nothing, for a

@@ -21,7 +21,7 @@ from outer.journal.object_store import Objects
 from outer.journal.values import Stored
 from outer.ports import now
 from outer.protocol.facts import StateRebuilt
-from outer.protocol.recorder import Numbered, Run
+from outer.protocol.recorder import Numbered, Recorded
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
 FOLDER = "journal"
@@ -44,7 +44,7 @@ class JournalWriter:
         failed: Failed,
         reach: Callable[[str], None],
         persistent: bool = True,
-        recorded: Callable[[Sequence[Run]], None] = lambda _: None,
+        recorded: Callable[[Sequence[Recorded]], None] = lambda _: None,
         segmenter: Segmenter | None = None,
         apart: bool = False,
         waited: Callable[[float, str], object] = lambda seconds, why: None,

@@ -18,7 +18,7 @@ NO_LONGER_HELD = "the learner no longer holds them"
 Numbered = tuple[int, float, Any]  # sequence number, wall time, fact
 
 
-class Run(NamedTuple):
+class Recorded(NamedTuple):
     """Facts of one incarnation up to this number are in the log, or recorded as lost there."""
 
     writer: str
@@ -33,7 +33,7 @@ class Recorder:
         """`state`: of an earlier Recorder."""
         self._taken: dict[tuple[str, int], int] = {}  # by writer and incarnation: the last number
         self._durable: dict[tuple[str, int], int] = {}
-        self.mark_durable(Run(str(writer), int(incarnation), int(last)) for writer, incarnation, last in state)
+        self.mark_durable(Recorded(str(writer), int(incarnation), int(last)) for writer, incarnation, last in state)
 
     def take(
         self, writer: str, incarnation: int, oldest: int, facts: Sequence[Numbered]
@@ -65,7 +65,7 @@ class Recorder:
         """Return the number to acknowledge: facts up to it are durable, or recorded as lost; -1: none."""
         return self._durable.get((writer, incarnation), -1)
 
-    def mark_durable(self, runs: Iterable[Run]) -> None:
+    def mark_durable(self, runs: Iterable[Recorded]) -> None:
         """A group of the log with these runs is durable."""
         for writer, incarnation, last in runs:
             key = (writer, incarnation)
@@ -88,7 +88,7 @@ class Recorder:
         return True
 
 
-def runs_of(writer: str, incarnation: int, facts: Sequence[Numbered]) -> list[Run]:
+def runs_of(writer: str, incarnation: int, facts: Sequence[Numbered]) -> list[Recorded]:
     """The runs of consecutive facts of one writer, with those of the losses among them."""
-    lost = [Run(f.writer, f.incarnation, f.last) for _, _, f in facts if type(f) is FactsLost]
-    return [*lost, Run(writer, incarnation, facts[-1][0])] if facts else []
+    lost = [Recorded(f.writer, f.incarnation, f.last) for _, _, f in facts if type(f) is FactsLost]
+    return [*lost, Recorded(writer, incarnation, facts[-1][0])] if facts else []

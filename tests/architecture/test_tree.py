@@ -34,7 +34,7 @@ BUDGETS = {
     "orchestrator/watch": 720,
     "orchestrator/cli": 3290,
     "orchestrator/eventlog": 1450,
-    "orchestrator/analysis": 640,
+    "orchestrator/analysis": 650,
     "orchestrator/telemetry": 400,
     "orchestrator/simulation": 2220,
     "orchestrator": 50,
@@ -42,7 +42,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 150,
 }
-TOTALS = {PACKAGES: 50_330, ("tests",): 37_050, ("benchmarks",): 7600}
+TOTALS = {PACKAGES: 50_330, ("tests",): 37_070, ("benchmarks",): 7600}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

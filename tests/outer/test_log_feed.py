@@ -10,7 +10,7 @@ import pytest
 
 from outer.log_feed import LogFeed
 from outer.protocol.facts import FactsLost, Finished
-from outer.protocol.recorder import Numbered, Run
+from outer.protocol.recorder import Numbered, Recorded
 from outer.protocol.recovery import Entry
 from tests.waiting import DEADLINE_S, in_a_loop
 
@@ -44,7 +44,7 @@ def test_facts_are_acknowledged_once_they_are_durable_and_taken_once() -> None:
     assert log.take("a", 1, facts(0, 1), 0) and log.take("a", 1, facts(0, 1, 2), 0)
     assert [number for _, _, number, _ in journal.taken] == [0, 1, 2]
     assert log.durable("a", 1) == -1
-    log.recorded([Run("a", 1, 1)])
+    log.recorded([Recorded("a", 1, 1)])
     assert log.durable("a", 1) == 1
 
 
@@ -82,8 +82,8 @@ async def test_last_facts_are_answered_when_they_are_durable_or_at_the_deadline(
     log.take("a", 1, facts(0, 1), 0)
     waiting = asyncio.ensure_future(log.made_durable("a", 1, 1, DEADLINE_S))
     await asyncio.sleep(0)
-    log.recorded([Run("a", 1, 0)])
+    log.recorded([Recorded("a", 1, 0)])
     await asyncio.sleep(0)
     assert not waiting.done()
-    log.recorded([Run("a", 1, 1)])
+    log.recorded([Recorded("a", 1, 1)])
     assert await waiting == await log.made_durable("a", 1, 7, 0.01) == 1

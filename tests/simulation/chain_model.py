@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from learners.protocol.fact_buffer import FactBuffer
-from outer.protocol.recorder import Recorder, Run
+from outer.protocol.recorder import Recorded, Recorder
 
 SYNCER = -1  # as a writer; learners are numbered from 0
 
@@ -205,7 +205,7 @@ class Model:
     def _restore(self, store: tuple[int | None, ...]) -> dict[tuple[int, int], int]:
         recorder = Recorder()
         entries = [each for each in self.entries(store) if self.rules.counts_gaps or not each.lost]
-        recorder.mark_durable(Run(str(each.writer), each.incarnation, each.last) for each in entries)
+        recorder.mark_durable(Recorded(str(each.writer), each.incarnation, each.last) for each in entries)
         return {(int(writer), incarnation): last for writer, incarnation, last in recorder.state()}
 
     def say(self, state: State, e: int) -> State:
@@ -253,7 +253,7 @@ class Model:
         recorder = Recorder(
             [str(n), *each] for n, each in enumerate(zip(epoch.incarnations, epoch.durable, strict=True))
         )
-        recorder.mark_durable(Run(str(each.writer), each.incarnation, each.last) for each in epoch.created)
+        recorder.mark_durable(Recorded(str(each.writer), each.incarnation, each.last) for each in epoch.created)
         durable = tuple(recorder.durable(str(n), each) for n, each in enumerate(epoch.incarnations))
         own = max((each.last + 1 for each in epoch.created if each.writer == SYNCER), default=state.announced[e])
         epoch = epoch._replace(created=(), durable=durable)

@@ -22,7 +22,7 @@ from outer.journal.groups import FactRun
 from outer.journal.journal import StaleEpoch, StoredJournal
 from outer.journal.object_store import Bytes
 from outer.protocol.facts import StepOpened
-from outer.protocol.recorder import Recorder, Run
+from outer.protocol.recorder import Recorded, Recorder
 from tests.orchestrator.eventlog.logs import Memory
 
 MOVES, LEARNERS = 150, ("a", "b")
@@ -70,7 +70,7 @@ class Epoch:
         if fresh:
             self.waiting.append(FactRun(writer, 1, fresh))
 
-    def work(self, chance: Random) -> list[Run]:
+    def work(self, chance: Random) -> list[Recorded]:
         """One request or a few; returns what is acknowledged. Raises StaleEpoch, OSError."""
         if not self.group and self.journal.needs_compaction:
             self.removable = self.journal.compact()
@@ -85,7 +85,7 @@ class Epoch:
                 self.group.append(FactRun("syncer", self.number, [(self.own, 1.0, StepOpened(self.own, None))]))
                 self.own += 1
             self.journal.write(self.group)
-            runs = [Run(run.writer, run.incarnation, run.facts[-1][0]) for run in self.group]
+            runs = [Recorded(run.writer, run.incarnation, run.facts[-1][0]) for run in self.group]
             self.group = []
             return runs
         return []

@@ -58,8 +58,8 @@ def run_one(scene: Scene, answer: Callable[[], Coroutine[Any, Any, tuple[bool, i
 
 def report_silence(scene: Scene, silent_s: float) -> None:
     """The syncer has heard nothing from that learner for so long."""
-    row = {"name": GOES, "incarnation": 1, "alive": False, "merged": False, "lease_age_s": silent_s}
-    scene.learners._watch_leases([row])
+    row = {"name": GOES, "incarnation": 1, "alive": False, "merged": False, "phase": "stepping"}
+    scene.learners._watch_leases([row | {"lease_age_s": silent_s}])
 
 
 async def look(scene: Scene, silent_s: float) -> State:

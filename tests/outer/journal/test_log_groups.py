@@ -18,7 +18,7 @@ from outer.journal.groups import FactRun, Group, Item, Logged, encode
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
 from outer.protocol.facts import FactsLost, StepOpened, SyncerStarted
-from outer.protocol.recorder import Run
+from outer.protocol.recorder import Recorded
 from outer.protocol.recovery import Entry
 from tests.outer.journal.records import committed
 
@@ -47,7 +47,7 @@ def test_a_group_holds_facts_and_records_in_their_order_and_gives_the_records_ba
     ]
     assert kinds == [["StepOpened", "StepOpened"], "Committed", ["StepOpened"]]
     assert written.rows == 4 and written.entries() == [items[1].entry]
-    assert written.runs() == [Run("a", 2, 8), Run("syncer", 1, 3), Run("syncer", 1, 4)]
+    assert written.runs() == [Recorded("a", 2, 8), Recorded("syncer", 1, 3), Recorded("syncer", 1, 4)]
     [(fragment, value)] = written.values()
     assert (fragment, value.version, value.arrays[0].tolist()) == (0, 1, [0.0, 0.0, 0.0])
 

@@ -18,7 +18,7 @@ from outer.journal.journal import inspect
 from outer.journal.journal_writer import FOLDER, JournalWriter
 from outer.journal.object_store import Folder
 from outer.protocol.facts import Committed, SpanGranted, StepOpened
-from outer.protocol.recorder import Run
+from outer.protocol.recorder import Recorded
 from outer.protocol.recovery import Entry
 from tests.outer.journal.records import committed
 from tests.waiting import DEADLINE_S, in_a_loop, until_async
@@ -56,7 +56,7 @@ class World:
         self.durable: list[int] = []
         self.deposed: list[str] = []
         self.reached: list[str] = []
-        self.recorded: list[Run] = []
+        self.recorded: list[Recorded] = []
         self.failed: list[BaseException] = []
         callbacks = (self._durable, self.deposed.append, self.failed.append, self.reached.append)
         self.waits: list[tuple[float, str]] = []
@@ -191,7 +191,7 @@ async def test_a_newer_epoch_deposes_and_nothing_more_is_told(tmp_path: Path) ->
     noted(world, 0)
     world.append(1)
     await until(lambda: world.deposed)
-    assert world.recorded == [Run("syncer", 1, 0)]
+    assert world.recorded == [Recorded("syncer", 1, 0)]
     assert len(world.deposed) == 1 and "epoch 1" in world.deposed[0]
     assert world.durable == [0] and world.reached[-1] == "journaling"
     successor.append(1)
@@ -255,7 +255,7 @@ async def test_facts_are_told_durable_once_they_are_and_those_that_come_together
         noted(world, first, 2)
     assert world.recorded == [] and world.writer.view()["facts_waiting"] == 10
     await until(lambda: world.recorded)
-    assert world.recorded == [Run("a", 1, last) for last in (1, 3, 5, 7, 9)] and world.durable == []
+    assert world.recorded == [Recorded("a", 1, last) for last in (1, 3, 5, 7, 9)] and world.durable == []
     assert world.groups == before + 1 and world.writer.view()["facts_waiting"] == 0
     assert (await World(tmp_path, 2).opened()).writer._journal.writers == [["a", 1, 9]]
 
@@ -272,7 +272,7 @@ async def test_a_record_takes_the_waiting_facts_along_at_once_and_they_are_told_
     world.append(0)
     noted(world, 1)
     await until(lambda: world.durable == [0])
-    assert world.recorded[:2] == [Run("a", 1, 0), Run("syncer", 1, 0)] and world.groups == before + 1
+    assert world.recorded[:2] == [Recorded("a", 1, 0), Recorded("syncer", 1, 0)] and world.groups == before + 1
 
 
 @in_a_loop
@@ -301,5 +301,5 @@ async def test_at_the_end_everything_is_written(tmp_path: Path) -> None:
     world.append(0)
     noted(world, 1, 3)
     await world.writer.finish()
-    assert world.recorded[-1] == Run("a", 1, 3) and world.durable == [0]
+    assert world.recorded[-1] == Recorded("a", 1, 3) and world.durable == [0]
     assert world.writer.view()["facts"] == 5

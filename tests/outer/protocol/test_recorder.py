@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outer.protocol.facts import FactsLost, StepPassed
-from outer.protocol.recorder import NO_LONGER_HELD, Recorder, Run, runs_of
+from outer.protocol.recorder import NO_LONGER_HELD, Recorded, Recorder, runs_of
 
 
 def facts(first: int, last: int) -> list[tuple[int, float, Any]]:
@@ -34,17 +34,17 @@ def test_the_two_newest_incarnations_of_a_writer_are_known_and_older_ones_refuse
     recorder = Recorder()
     for incarnation in (1, 2, 3):
         recorder.take("a", incarnation, 0, facts(0, 1))
-        recorder.mark_durable([Run("a", incarnation, 1)])
+        recorder.mark_durable([Recorded("a", incarnation, 1)])
     assert [recorder.durable("a", incarnation) for incarnation in (1, 2, 3)] == [-1, 1, 1]
     assert recorder.take("a", 1, 2, facts(2, 3)) == ([], None)
-    recorder.mark_durable([Run("a", 1, 3)])
+    recorder.mark_durable([Recorded("a", 1, 3)])
     assert recorder.take("a", 2, 0, facts(2, 3)) == (facts(2, 3), None), "the last facts of the one before"
     assert recorder.state() == [["a", 2, 1], ["a", 3, 1]]
 
 
 def test_the_runs_of_a_group_cover_the_losses_in_it() -> None:
     own = [(7, 0.5, StepPassed(3)), (8, 0.5, lost(2, 4)), (9, 0.5, StepPassed(4))]
-    assert runs_of("syncer", 2, own) == [Run("a", 1, 4), Run("syncer", 2, 9)]
+    assert runs_of("syncer", 2, own) == [Recorded("a", 1, 4), Recorded("syncer", 2, 9)]
     assert runs_of("b", 1, []) == []
     successor = Recorder()
     successor.mark_durable(runs_of("syncer", 2, own))
