@@ -18,7 +18,7 @@ demo: $(READY)       ## train one model on four learners through kills and a fre
 # Two workers. All tests that start Ray are in one of the two: see tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-test: $(READY)       ## what a newcomer runs: every room, the proofs in small, six real runs on Ray
+test: $(READY)       ## what a newcomer runs: every room, the proofs in small, five real runs on Ray
 	$(PYTEST) -m "not full" --hypothesis-profile=small
 
 test-all: $(READY)   ## what `make test` leaves out: the long tests, property tests with all their examples, the gate

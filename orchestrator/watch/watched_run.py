@@ -82,7 +82,7 @@ class WatchedRun:
             faults = [story(row | row["recovery_phases"], row["at_s"] or 0.0) for row in summary["faults"]]
             self._telling.state("stories", faults[: -STORIES_MAX - 1 : -1])
             broken = [each for each in summary["checks"] if each["status"] not in ("pass", "idle")]
-            told = {"ok": summary["ok"], "reason": summary["reason"], "broken": broken}
+            told = {key: summary.get(key) for key in ("ok", "reason", "goodput_time")} | {"broken": broken}
             self._telling.state("summary", told | {"checks": checks_words(summary["checks"])})
 
     def _now(self, status: Mapping[str, Any]) -> dict[str, float | None]:
@@ -100,7 +100,7 @@ class WatchedRun:
         processed, committed, merged, possible = (now - old for now, old in zip((*sums, live), then, strict=True))
         return {
             "tokens_per_s": _share(committed, at - before),
-            "goodput": _share(committed, processed),
+            "kept": _share(committed, processed),
             "participation": _share(merged, possible),
             "participation_so_far": _share(sums[2], live),
         }

@@ -10,7 +10,7 @@ from outer.protocol.facts import Committed
 from tests.runtime.results import assert_bit_equal, assert_kept
 from tests.runtime.script import BY_HAND, FOREVER, Script, inject, kill, said, stepping
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
 
 NAME = "islands"
 A, B, ALONE = "learner-i-0", "learner-i-1", "learner-t-0"

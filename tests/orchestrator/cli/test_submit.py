@@ -267,7 +267,7 @@ def test_a_checkout_is_sent_as_it_is_and_any_other_folder_with_the_packages(tmp_
     (tmp_path / "own.py").write_text("x = 1\n")
     with packed(tmp_path) as folder:
         names = {entry.name for entry in folder.iterdir()}
-        assert names == {"recipe.toml", "own.py", "outer", "learners", "orchestrator", "chaos"}
+        assert names == {"recipe.toml", "own.py", "outer", "learners", "orchestrator", "chaos", "diloco"}
         assert (folder / "own.py").read_text() == "x = 1\n"
         source = folder / "outer" / "protocol" / "manifest.py"
         assert runpy.run_path(str(source))["code_digest"]() == code_digest()
