@@ -137,7 +137,7 @@ class Fetcher:
             self._drive(result)
         finally:
             self._busy.pop(fragment, None)  # else nothing would fetch it any more
-            self._begin()
+        self._begin()
 
     def _due(self, fragment: int) -> float:
         return now() + self._rate.deadline_s(LATE_S, self._bytes(fragment))

@@ -32,6 +32,7 @@ class RunStore:
 
     def __init__(self, uri: str | Path) -> None:
         self.root = _folder(str(uri))
+        self._runs = RUNS.absolute()  # a job that ends may find its working directory gone
 
     @classmethod
     def named(cls, name: str) -> RunStore:
@@ -47,7 +48,7 @@ class RunStore:
     @property
     def name(self) -> str:
         """What names this run in a command: its name, if it is kept in runs/, else its folder or URI."""
-        return self.root.name if self.root.parent == RUNS.absolute() else str(self)
+        return self.root.name if self.root.parent == self._runs else str(self)
 
     @property
     def exists(self) -> bool:

@@ -203,8 +203,8 @@ class Bounds:
             if away:
                 self._broken("bounds.ready", f"{', '.join(away)} of {len(wanted)} do not step: {self._phases()}")
             for name, learner in virtual.learners.items():
-                asked = virtual.controller.units[name].incarnation
-                if learner.alive and asked.leaving and asked.number == learner.incarnation:
+                asked = virtual.controller.units[name].incarnation if learner.alive else None
+                if asked is not None and asked.leaving and asked.number == learner.incarnation:
                     self._broken("bounds.ready", f"{name} {asked.number} was asked to leave, and is there")
             self._shared_from = max(tip.number for tip in self._oracle.tips)
         self._look_at_steps()
