@@ -273,7 +273,7 @@ def test_the_lines_say_what_is_asked_of_a_status_and_what_is_missing_is_a_dash()
     for part in (
         "demo: running, 25.0 %, syncer step 25 of 100, 30.0 s elapsed, 1:00 left",
         "training loss 2.200, held-out 2.500 nats/image",
-        "3 of 3 learners stepping and 2 standbys waiting, 40 tokens/s, goodput 80.0 %",
+        "3 of 3 learners stepping and 2 standbys waiting, 40 tokens/s, 80.0 % of tokens kept",
         "syncer: step 25, epoch 1, quorum 2, grace 0.1 s, pid 7",
         "QuorumMet: True: Met: 3 live, K = 2",
     ):
