@@ -27,16 +27,8 @@ from orchestrator.eventlog.log_writer import LOGS
 from orchestrator.eventlog.tables import FLOAT, INT, SCHEMAS, TEXT, TIME, LogPart, as_parts
 from outer.protocol.facts import Committed
 
-FAMILIES = (
-    "base",
-    "books",
-    "roster",
-    "time",
-    "goodput",
-    "faults",
-    "lanes",
-    "series",
-)  # of sql/: each needs those before it
+# Of sql/: each needs those before it.
+FAMILIES = ("base", "books", "roster", "time", "goodput", "faults", "lanes", "series")
 MEMORY_MB = 400
 AT_ONCE = 2**19  # rows: an insertion takes its time, however few they are
 _TYPES = {INT: "BIGINT", FLOAT: "DOUBLE", TEXT: "VARCHAR"}

@@ -372,7 +372,7 @@ class Mail:
         self._take(other, message | {"arrays": [0, len(arrays or [])]}, arrays or [])
 
     def _take(self, other: _Region, message: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
-        """Carry out a call, or give its answer to whoever waits for it."""
+        """Carry out a call, or give its answer to the one that waits for it."""
         if "lost" in message:
             asked = [each for each, batch in other.sent_in.items() if message["lost"] == [self.incarnation, batch]]
             self._give_up(other, asked, "a batch for it was damaged")
