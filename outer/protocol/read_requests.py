@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import ReadMissed
-from outer.protocol.links import EARLY, Links, UnderWay
+from outer.protocol.links import AHEAD, EARLY, Links, UnderWay
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import Contribution, ReadRequest
 from outer.protocol.open_step import OpenStep, Stage, Wait, has_progress, unusable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
 
 REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
+IDLE = 2.0  # times the usual wait: so long a learner is waited for that could not be asked ahead
 SLOW_LINK = "slow_link"  # why an answer is not waited for: it takes longer than the others, and than usual
 
 
@@ -83,6 +84,13 @@ class ReadRequests:
         patient = 2 * len(slow) > len(asked) + len(coming) or not self._config.hurries
         waits = {each.name: self._wait(each, fragment, math.inf if patient else usual_s) for each in asked}
         waits |= {each.name: self._wait(each, fragment, room_s) for each in coming}
+        # Others were to be asked ahead. Where nothing is under way, they could not be: their fragments are always in
+        # open steps, or they adopt too late, or their links are taken for slower than they are.
+        idle = [each for each in able if each.name not in waits and not each.under_way]
+        for member in idle:
+            due_s = AHEAD * self._links.expected_s(member, fragment)
+            waits[member.name] = self._wait(member, fragment, due_s if due_s <= IDLE * usual_s else 0.0)
+        asked += idle
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
@@ -149,10 +157,13 @@ class ReadRequests:
                     continue
                 if ahead not in self._links.lead(member, fragment, step_s, room_s):
                     continue
+                if member.asked_ahead.get(fragment) == step:
+                    continue  # nothing would tell a second answer from the first
                 if not self._can_answer(member, fragment, versions[fragment]):
                     continue
                 deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
                 deadline_s = max(deadline_s, ahead * step_s)
+                member.asked_ahead[fragment] = step
                 member.under_way[fragment] = UnderWay(step, EARLY, len(member.under_way), now + deadline_s)
                 asked = step, fragment, EARLY, progress, deadline_s, self._links.codec(member)
                 self._out.send(member, ReadRequest(self._epoch, member.incarnation, *asked))

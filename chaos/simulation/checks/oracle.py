@@ -64,6 +64,7 @@ class Oracle:
         self.appends: dict[tuple[int, int], Append] = {}  # records, by epoch and sequence
         self.proposed: dict[tuple[int, int, int], MergedProposal] = {}  # by epoch, fragment and version: the newest
         self.again = set[ValueVersion]()  # lost ones, and those that were left: learners that hold one adopt again
+        self._lost: dict[tuple[int, Key], int] = {}  # by fragment and learner: the last own step in a lost version
         self._spans: set[int] = set()  # whose grant is durable
         self._lent: dict[Key, int] = {}  # samples, durably
         self._committed: dict[Key, int] = {}  # the last step of each that is in any durable version
@@ -140,6 +141,8 @@ class Oracle:
             tip = self.tips[fragment]
             while tip.number > left and tip.parent is not None:
                 self.again.add(tip)
+                for unit, step in tip.newest.items():
+                    self._lost[fragment, unit] = max(step, self._lost.get((fragment, unit), 0))
                 tip = tip.parent
             self.again.add(tip)
             self.tips[fragment] = tip
@@ -206,10 +209,10 @@ class Oracle:
             own = [one for one in (*version.lineage(), *after.ranges) if one.unit == unit]
             if reason := uneven(own):
                 self.broken("oracle.own", f"{name}: {reason}")
-        if effect.mode == "rebase" and after.since > max(merged, bootstrapped):
-            self.broken(
-                "oracle.kept", f"{name} and lost its own steps from {max(merged, bootstrapped)} to {after.since}"
-            )
+        # What went into a lost version stays counted, so a learner does not hand it in again.
+        kept_from = max(merged, bootstrapped, self._lost.get((effect.fragment, unit), 0))
+        if effect.mode == "rebase" and after.since > kept_from:
+            self.broken("oracle.kept", f"{name} and lost its own steps from {kept_from} to {after.since}")
 
     def contributed(self, content: Content, contribution: Any) -> None:
         """Check the claims of a learner about the payload that it hands out."""

@@ -10,7 +10,7 @@ from outer.protocol.facts import Committed, ReadFailed
 from outer.protocol.leases import IN_FLOOR, MARGIN, SLOWEST_LINK, LinkRate, longest_s
 from outer.protocol.link_estimate import LinkEstimate
 from outer.protocol.messages import ReadRequest
-from tests.transcripts.syncer_world import Bench, reading
+from tests.transcripts.syncer_world import Bench, bench, reading
 
 MIB = 2**20
 TIMEOUT_S = 2.0
@@ -67,6 +67,39 @@ def test_where_links_do_not_adapt_or_most_are_slow_all_are_waited_for(sync: dict
         if made.sent(ReadRequest, "a")[-1] == asked:
             next_read(made, 1.0)
     assert made.facts(ReadFailed) == []
+
+
+def test_who_could_not_be_asked_ahead_is_asked_at_the_step_and_waited_for_a_little_longer() -> None:
+    made = bench("a", "b", "c", elements=4 * MIB, sync={"P": 1, "H": 4, "grace": 0.0, "read_timeout_s": TIMEOUT_S})
+    for _ in range(4):
+        asked = {name: len(made.sent(ReadRequest, name)) for name in "abc"}
+        while len(made.sent(ReadRequest, "a")) == asked["a"]:
+            made.now += 1.0
+            made.step("a", "b")
+            if made.syncer.syncer_step % 4 == 3:  # c adopts as the fragment's next step is about to open
+                made.adopt("c")
+            made.step("c")
+        assert len(made.sent(ReadRequest, "c")) > asked["c"]
+        made.answer("a", "b", took_s=0.1)
+        made.now += 1.3  # others have a syncer step, a second
+        made.step("a")
+        made.answer("c", took_s=1.3)
+        made.adopt("a", "b")
+    assert [len(commit.participants) for commit in made.facts(Committed)] == [3] * 4
+
+
+def test_a_lost_answer_is_not_asked_ahead_again_for_the_same_step() -> None:
+    made = bench("a", "b", "c", elements=4 * MIB, sync={"P": 2, "H": 8, "read_timeout_s": 0.1, "grace": 0.0})
+    for second in range(100):
+        made.now += 1.0 if second % 5 else 9.0  # now and then all of them stall
+        made.step("a", "b", "c")
+        made.adopt("a", "b", "c")
+        reads = {name: made.sent(ReadRequest, name) for name in "abc"}
+        for name in "abc":
+            if reads[name] and (name != "c" or len(reads["c"]) == 1):  # later ones of c are lost
+                made.answer(name, took_s=3.0 if name == "c" else 0.1)
+    asked = [(each.syncer_step, each.attempt) for each in made.sent(ReadRequest, "c")]
+    assert any(attempt == 0 for _, attempt in asked) and len(asked) == len(set(asked))
 
 
 def test_three_lost_requests_are_no_sample_of_the_rate_and_cost_no_more_than_a_few_deadlines() -> None:
