@@ -29,7 +29,6 @@ def run(
     """Train by a recipe, or resume a run that was stopped or died."""
     with heard_or_not(), reported(as_json):
         hint = "Ctrl-C: the run goes on without this command" if address else "Ctrl-C: learners save, and the run stops"
-        hint += "; a live page: diloco watch"
         with apart(as_json), LiveView(hint) as view:  # a task prints, and Ray
             view.stage("checking the recipe")
             from orchestrator.cli.start import train
@@ -65,7 +64,7 @@ def code_of(summary: Mapping[str, Any]) -> int:
 
 WIDTH = 19  # of the labels
 HTML = "report.html"
-NEXT = ("check", "evaluate", "export", "replay")
+NEXT = ("watch", "check", "evaluate", "export", "replay")
 
 
 def block(summary: Mapping[str, Any], store: RunStore) -> str:

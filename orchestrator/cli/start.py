@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import typer
 
 from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.cli.terminal import LiveView
+from orchestrator.cli.watch import beside
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump
 from orchestrator.report.write import SUMMARY
+from orchestrator.runtime.job import config as job_config
 from orchestrator.runtime.job import misplaced
 from orchestrator.store.readers import RECIPE_FILE, object_of
 from orchestrator.store.resume import data_changed, occupied, reopen
@@ -50,9 +53,11 @@ def train(
         from orchestrator.runtime import launch  # Ray begins here, after everything that can be refused was
 
         more = starter, view.update, lock, view.stage
-        if address:
-            return store, launch.run_attached(resolved, store, address, *more)
-        return store, launch.run_embedded(resolved, store, *more)
+        watched = resolved.run.watch and job_config() is None  # nobody opens a page on a job's node
+        with beside(store, view.page) if watched else nullcontext():
+            if address:
+                return store, launch.run_attached(resolved, store, address, *more)
+            return store, launch.run_embedded(resolved, store, *more)
     except BaseException as error:
         lock.stop()
         if isinstance(error, KeyboardInterrupt) and (summary := object_of(store, SUMMARY)):

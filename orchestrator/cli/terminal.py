@@ -82,6 +82,12 @@ class LiveView:
         elif what:
             self._print(f"{what}{f' ({before} took {words.seconds(now - began)})' if before else ''}")
 
+    def page(self, address: str) -> None:
+        """Where the run's live page is."""
+        self._hint += f"; a live page: {address}"
+        if self._live is None:
+            self._print(f"a live page: {address}")
+
     def update(self, status: Mapping[str, Any]) -> None:
         if not self._trained:
             self.stage(what := words.stage(status))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from orchestrator.store.readers import located
 from orchestrator.store.run_store import RunStore, known_runs
 
 RUNS_MAX = 8
+SHUT_S, END_S = 0.2, 2.0  # between two looks at whether the run is over; for the page to end then
 
 
 def watch(
@@ -48,3 +50,29 @@ async def _serve(stores: Sequence[RunStore], port: int, strike: Any) -> None:
         typer.echo(f"http://{HOST}:{found}/{f'#token={server.token}' if server.token else ''}")
         typer.echo(f"shows {', '.join(map(name_of, stores))}; Ctrl-C ends it, not the runs")
         await asyncio.Event().wait()
+
+
+@contextlib.contextmanager
+def beside(store: RunStore, told: Callable[[str], None]) -> Iterator[None]:
+    """Serve this run's page within the block, from a thread that tells its address; nothing is told if it cannot."""
+    over = threading.Event()
+
+    async def serve() -> None:
+        from orchestrator.watch.server import HOST, WatchServer
+
+        async with WatchServer([store], failed=lambda error: None).serving(0) as port:
+            told(f"http://{HOST}:{port}/")
+            while not over.is_set():
+                await asyncio.sleep(SHUT_S)
+
+    def served() -> None:
+        with contextlib.suppress(OSError):
+            asyncio.run(serve())
+
+    thread = threading.Thread(target=served, name="watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(END_S)

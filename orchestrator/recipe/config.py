@@ -243,6 +243,7 @@ class RunConfig(Section):
     idle_s: PositiveFloat = Field(
         300.0, description="with no syncer step for this long the run fails; waiting for a place does not count"
     )
+    watch: bool = Field(True, description="serve the live page beside diloco run, on loopback, and print its address")
     dashboard: bool = Field(False, description="start Ray's dashboard with a local cluster")
     metrics: bool = Field(True, description="export Prometheus metrics through Ray: docs/metrics.md")
     control: dict[str, Annotated[str, Field(pattern=LABEL)]] = Field(

@@ -455,7 +455,11 @@ function link(text, cut) {
 function listen() {
   const source = new EventSource("events");
   source.onopen = () => link("live");
-  source.onerror = () => link(source.readyState === EventSource.CLOSED ? "the server answers no more: reload" : "cut off; connecting again", true);
+  source.onerror = () => {
+    const all = [...runs.values()];
+    if (all.length && all.every((run) => run.ended)) link(`over; see it again: diloco watch ${all.map((run) => run.name).join(" ")}`);
+    else link(source.readyState === EventSource.CLOSED ? "the server answers no more: reload" : "cut off; connecting again", true);
+  };
   source.onmessage = (event) => {
     const news = JSON.parse(event.data);
     const name = event.lastEventId.split("-")[0];

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import re
 import socket
 import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import build
+from orchestrator.cli.watch import beside
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.reader import LogReader
 from orchestrator.report.palette import ROLES
@@ -378,6 +382,16 @@ async def test_without_control_a_page_may_change_nothing(store: RunStore) -> Non
 
 
 # ------------------------------------------------------------------ the command and the page
+
+
+def test_beside_a_run_its_page_is_served_until_the_run_ends(store: RunStore) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    with beside(store, told.put):
+        address = told.get(timeout=60)
+        with urllib.request.urlopen(address, timeout=60) as page:
+            assert b"<title>" in page.read()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=60)
 
 
 def test_the_command_refuses_what_it_cannot_show(
