@@ -163,8 +163,10 @@ class Link:
     async def _report(self, message: Report, facts: list[Any], oldest: int) -> None:
         """Facts go along, and the answer says which are durable."""
         assert self._syncer is not None
-        with contextlib.suppress(NoAnswer):  # it may be lost; its facts are sent again after a while
+        try:
             self.facts.acknowledge(await self._syncer.ask("report", message, facts, oldest))
+        except NoAnswer:  # it may be lost, and until its facts come again, nobody takes later ones
+            self.facts.rewind()
 
     def upload(self) -> None:
         """Send the facts that are too many for one message, in the background."""

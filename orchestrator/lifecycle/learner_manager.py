@@ -99,11 +99,8 @@ class LearnerManager:
 
     def silent(self) -> set[str]:
         """Of those found the ones in other regions that did not answer: who knows whether they are there."""
-        return {
-            name
-            for name, (process, _) in self._found.items()
-            if self._recipe.joined_region(name) and not process.answered
-        }
+        found, apart = self._found.items(), self._recipe.joined_region
+        return {name for name, (process, _) in found if apart(name) and not process.answered}
 
     def give_up(self) -> None:
         """End those that were found."""
@@ -346,7 +343,7 @@ class LearnerManager:
             incarnation = saved.incarnation
         else:
             self._granting.add(name)
-            incarnation = await self._patience.granted(self._ports.records.grant, "incarnation", name)
+            incarnation = await self._patience.granted(self._ports.grant, self._number, "incarnation", name)
             self._granting.discard(name)
         process = self._processes[name] = LearnerHandle(name, incarnation, saved)
         self.controller.started(name, incarnation, self._recipe.pool_of(name).processes, resumed=exact)
@@ -415,9 +412,7 @@ class LearnerManager:
         if not self.controller.ended(name, incarnation, told):
             return
         self._emit(LearnerLost(name, incarnation, cause, detail))
-        self.processes.end(process)  # a living process whose loop failed
-        if process.ranks[1:]:  # and ranks that are frozen
-            self._probes.spawn(self.processes.kill(process, self.controller.units[name].incarnation.ranks))
+        self._end(process)
         await self._call("fence", name, incarnation, {"died": "killed"}.get(cause, cause))
         self.controller.lost(now(), name, incarnation, cause)
         if not self.controller.units[name].wanted:
@@ -429,14 +424,20 @@ class LearnerManager:
         """It is gone and has lost nothing. Its place is given back: that may be on a node that is ending, too."""
         name, incarnation = process.learner, process.incarnation
         why = self.controller.units[name].incarnation.leaving or "its process was asked to end"
-        self.controller.ended(name, incarnation, f"drained: {why}")
+        if not self.controller.ended(name, incarnation, f"drained: {why}"):
+            return
         # Its own last report has done this, unless that was lost on the way.
         await self._call("fence", name, incarnation, "drained")
-        self.processes.end(process)
+        self._end(process)
         self.processes.release(name)
         self.controller.left(name, incarnation)
         if not self._over():
             self._advance()
+
+    def _end(self, process: LearnerHandle) -> None:
+        self.processes.end(process)  # a living process whose loop failed
+        if process.ranks[1:]:  # and ranks that are frozen
+            self._probes.spawn(self.processes.kill(process, self.controller.units[process.learner].incarnation.ranks))
 
     def _fail(self, error: BaseException) -> None:
         self.failure = self.failure or error

@@ -101,12 +101,14 @@ class Ports:
     local: bool  # the cluster was started for this run, and has one node
 
     def require(self, number: int) -> None:
-        """End this process if a later orchestrator has a number: it would not know of what this one starts now.
-
-        Raises OSError.
-        """
+        """End this process if a later orchestrator has a number: it knows nothing of what starts. Raises OSError."""
         if (newest := self.records.granted("incarnation", ORCHESTRATOR)) > number:
             self.replaced(f"orchestrator {number} was followed by orchestrator {newest}")
+
+    def grant(self, number: int, kind: str, who: str) -> int:
+        """See RunStore.grant. A later orchestrator would look for the process with this number. Raises as `require`."""
+        self.require(number)
+        return self.records.grant(kind, who)
 
 
 def gist(error: Exception) -> str:

@@ -207,8 +207,7 @@ class SyncerManager:
 
     async def grant(self) -> int:
         """The number of the next epoch."""
-        await self._patience.granted(self._ports.require, self._number)
-        return await self._patience.granted(self._ports.records.grant, "epoch", "syncer")
+        return await self._patience.granted(self._ports.grant, self._number, "epoch", "syncer")
 
     def begin(self, epoch: int) -> None:
         """Start the first epoch since the run was started or resumed."""

@@ -162,10 +162,10 @@ class GatewayShell:
             await asyncio.sleep(COMES_S / 30.0)
         return peer or Absent(name)
 
-    async def serve_start_learner(self, name: str, incarnation: int, saved: Any, syncer: Peer, strange: bool) -> None:
-        processes = self._of_joined()
-        if processes.left_rank(name, incarnation, 0) is None:  # else this call comes twice
-            processes.start_learner(name, incarnation, saved, syncer, strange)
+    async def serve_start_learner(self, ranks: list[str], *given: Any) -> None:
+        """`ranks`: their processes' names. One of them is there where this call comes twice."""
+        if not any(map(self._find, ranks)):
+            self._of_joined().start_learner(*given)
 
     async def serve_end(self, name: str) -> None:
         if (process := self._find(name)) is not None:

@@ -115,9 +115,9 @@ class JoinedProcesses:
     ) -> Sequence[Peer]:
         if not (region := self._region_of(name)):
             return self._here.start_learner(name, incarnation, saved, syncer, strange)
-        self._to(region, GATEWAY).tell("start_learner", name, incarnation, saved, syncer, strange)
-        ranks = range(self._recipe.pool_of(name).processes)
-        return [self._to(region, self._label(name, incarnation, rank)) for rank in ranks]
+        ranks = [self._label(name, incarnation, rank) for rank in range(self._recipe.pool_of(name).processes)]
+        self._to(region, GATEWAY).tell("start_learner", ranks, name, incarnation, saved, syncer, strange)
+        return [self._to(region, rank) for rank in ranks]
 
     def left_rank(self, name: str, incarnation: int, rank: int) -> Peer | None:
         """One of another region is asked whether it is there."""

@@ -141,7 +141,7 @@ class Store(MemoryObjects):
         at, self.damaged = int(self._random() * len(content)), True
         MemoryObjects.remove(self, name)
         if chance < 0.75:
-            rest = [bytes([content[at] ^ 1]), content[at + 1 :]] if chance < 0.5 else []
+            rest = [bytes(each ^ 1 for each in content[at : at + 1]), content[at + 1 :]] if chance < 0.5 else []
             MemoryObjects.create(self, name, [content[:at], *rest])
 
     def heal(self) -> None:

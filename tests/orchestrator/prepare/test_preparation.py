@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,30 +35,13 @@ ROOT = Path(__file__).parents[3]
 BPE = 512
 
 
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
+def quiet(stage: str, done: int, total: int) -> None: ...
 
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker is this process: to spawn another takes seconds. Tests of processes undo it."""
-
-    class Here:
-        def __init__(self, *_: Any, **__: Any) -> None:
-            pass
-
-        def __enter__(self) -> Here:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        map = staticmethod(map)
-
-        def shutdown(self, **_: Any) -> None:
-            pass
-
-    monkeypatch.setattr(preparation, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(preparation, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
 
 
 def text_files(root: Path, count: int = 12) -> Path:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from orchestrator.regions import mail
+from orchestrator.regions.gateway import GatewayShell
 from orchestrator.regions.mail import FOLDER, LARGE, Mail
 from orchestrator.simulation.objects import MemoryObjects
 from outer.ports import Gone, Raised, Unreachable, insist
@@ -234,3 +236,15 @@ async def test_what_the_store_refuses_is_told_and_a_region_without_rights_does_n
     store.error = PermissionError("no region eu is invited")
     with pytest.raises(PermissionError, match="invited"):
         await beginning
+
+
+@pytest.mark.parametrize("there", ["", "a", "a/1"])
+@in_a_loop
+async def test_an_incarnation_of_which_any_rank_is_there_is_not_started_again(there: str) -> None:
+    """Its rank 0 may be dead. A gateway that is started anew reads a call again that the one before carried out."""
+    started: list[Any] = []
+    processes: Any = SimpleNamespace(start_learner=lambda *given: started.append(given))
+    store, find = MemoryObjects(), {there: Named()}.get
+    gateway = GatewayShell("far", "home", store, Named(), find, str, errors.append, None, processes)
+    await gateway._serve("home", "gateway", "start_learner", [["a", "a/1"], "a", 1])
+    assert started == ([] if there else [("a", 1)])

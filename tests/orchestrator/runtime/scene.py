@@ -90,6 +90,7 @@ class Processes:
         self.killed.append(process)
 
     async def kill(self, ranks: Any) -> str:
+        self.killed += ranks
         return ""
 
     async def unseen(self, node: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
 from orchestrator.lifecycle.actions import AskToLeave
-from orchestrator.lifecycle.controller import State
+from orchestrator.lifecycle.controller import RankState, State
 from orchestrator.lifecycle.learner_units import LearnerHandle
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.lifecycle.standbys import Standby
@@ -43,9 +43,7 @@ def test_an_orchestrator_that_follows_finds_those_that_no_status_showed_yet_and_
         async def identify(self) -> dict[str, Any]:
             return {"pid": 7, "node": "n"}
 
-        async def run(self) -> str:
-            await pending()
-            return ""
+        run = staticmethod(pending)
 
     for name in (STAYS, GOES, added, "evaluator", "orchestrator"):
         scene.store.grant("incarnation", name)
@@ -186,6 +184,20 @@ def test_what_is_left_of_a_gang_without_rank_0_is_ended(scene: Scene, monkeypatc
     assert scene.killed == [f"{GOES}.2/1", f"{GOES}.2/2"]
 
 
+def test_a_frozen_rank_of_one_that_left_is_killed_by_its_node_and_no_rank_of_its_successor(scene: Scene) -> None:
+    async def leave() -> None:
+        for incarnation in (1, 2):
+            unit.move(State.STARTING)
+            learners.controller.started(GOES, incarnation, 2)
+            await learners._left(LearnerHandle(GOES, 1, ranks=("rank 0", "rank 1")))
+        await asyncio.sleep(0.0)
+
+    learners, unit = scene.learners, scene.learners.controller.units[GOES]
+    learners._syncer, learners._over = Serving(scene.outer), lambda: True
+    asyncio.run(leave())
+    assert scene.killed == 2 * ["rank 0", "rank 1"] + 2 * [RankState()]
+
+
 def test_the_ranks_of_a_gang_that_was_not_led_hear_where_to_meet_once_a_frozen_rank_0_says_so(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,10 +273,10 @@ def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is
     asyncio.run(story())
 
 
-def test_an_orchestrator_that_was_succeeded_while_it_waited_for_a_place_starts_no_process_there(
+def test_an_orchestrator_that_was_succeeded_while_it_waited_for_a_place_takes_no_number_and_starts_no_process_there(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was frozen. Its successor has not found what was not there yet, and would never end it."""
+    """It was frozen. Its successor has not found what was not there yet, nor whose number is not the newest."""
     come, replaced = asyncio.Event(), list[str]()
 
     def end(why: str) -> None:
@@ -282,6 +294,8 @@ def test_an_orchestrator_that_was_succeeded_while_it_waited_for_a_place_starts_n
     scene.come = come.wait
     monkeypatch.setattr(scene.learners, "_ports", replace(scene.learners._ports, replaced=end))
     asyncio.run(story())  # Processes has no `start_learner`, nor `start_standby`
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(scene.learners._stand_by(Standby(GOES, "n")))
-    assert replaced == 2 * ["orchestrator 1 was followed by orchestrator 2"]
+    for late in scene.learners._stand_by(Standby(GOES, "n")), scene.learners._start(GOES):
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(late)
+    assert scene.store.granted("incarnation", GOES) == 1
+    assert replaced == 3 * ["orchestrator 1 was followed by orchestrator 2"]
