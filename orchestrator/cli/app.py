@@ -44,19 +44,18 @@ COMMANDS = (
     _entry(RUN, "join", "Give a run the learners of one more region, until it ends"),
     _entry(RUN, "scale", "Change the number of learners in a pool of a running job"),
     _entry(RUN, "stop", "Stop a running job cleanly", module="status"),
-    _entry(RUN, "compare", "Train a recipe in several ways, and set them side by side"),
+    _entry(RUN, "compare", "Train a recipe, and conventionally by Ray Train, and set both side by side"),
     _entry(RUN, "checkpoint", "Take, list and verify checkpoints", "app"),
     _entry(RUN, "door", "Serve a folder as the store of runs in other regions, over HTTPS"),
     _entry(RUN, "invite", "Make a region's token for a door", module="door"),
-    _entry(RUN, "data", "Prepare and check token shards", "app"),
+    _entry(RUN, "data", "Prepare token shards", "app"),
     _entry(WATCH, "ls", "List runs: how far each is, and why it ended", module="status"),
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
     _entry(WATCH, "watch", "Show runs on a live page, in the browser"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
     _entry(WATCH, "report", "Write report.html from a run's log as it is now", module="check"),
-    _entry(WATCH, "track", "Show a run's curves in TensorBoard, Weights & Biases or MLflow"),
+    _entry(WATCH, "track", "Show a run's curves in TensorBoard or Weights & Biases"),
     _entry(PLAN, "plan", "Show what a run needs, sends and survives, and whether it fits"),
-    _entry(PLAN, "doctor", "Check this machine: authentication, memory, cores, packages"),
     _entry(PLAN, "check-task", "Check that a task does what learners and syncer rely on"),
     _entry(PROVE, "check", "Make every check on a run's log"),
     _entry(PROVE, "replay", "Compute a recorded run again and compare it to the bit"),
@@ -71,14 +70,12 @@ class Wiring:
     """The functions of the room above, which the composition root hands in and commands find in their context."""
 
     starter: Callable[..., Any] | None  # starts chaos beside a run
-    faults: Callable[..., Any] | None = None  # (chaos, learners, seed): a plan's faults, and endless random ones
     strike: Callable[..., str] | None = None  # (store, kind, target): injects a fault, and says what happened
 
 
 def build(
     extensions: Sequence[CommandEntry] = (),
     starter: Callable[..., Any] | None = None,
-    faults: Callable[..., Any] | None = None,
     strike: Callable[..., str] | None = None,
 ) -> typer.Typer:
     """Return the command line. `extensions` are further commands; the others as in Wiring."""
@@ -96,7 +93,7 @@ def build(
 
     @app.callback()
     def root(context: typer.Context, version: Version = False) -> None:
-        context.obj = Wiring(starter, faults, strike)
+        context.obj = Wiring(starter, strike)
 
     return app
 
