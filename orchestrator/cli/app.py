@@ -5,10 +5,9 @@ A command's module is imported when that command is asked for. `--help` needs na
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -110,42 +109,24 @@ Version = Annotated[
 
 
 class Root(TyperGroup):
-    """`diloco` itself."""
+    """`diloco` itself. Its commands are names and summaries; one is imported when it is called."""
 
     entries: Sequence[CommandEntry] = ()
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings | {"commands": Imported({each.name: each for each in self.entries})})
+        commands = [TyperCommand(each.name, help=each.summary, rich_help_panel=each.panel) for each in self.entries]
+        super().__init__(**settings | {"commands": commands})
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with self._by_summary():
-            super().format_help(ctx, formatter)
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, self.imported()[str(name)]() if found else None, rest
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        with self._by_summary():
-            return super().shell_complete(ctx, incomplete)
-
-    @contextmanager
-    def _by_summary(self) -> Iterator[None]:
-        """Let the commands be their names and summaries, none of them imported."""
-        imported = self.commands
-        self.commands = {
-            each.name: TyperCommand(each.name, help=each.summary, rich_help_panel=each.panel) for each in self.entries
-        }
-        yield
-        self.commands = imported
-
-
-class Imported(UserDict[str, Any]):
-    """The commands of a group by name, each imported when it is looked up."""
-
-    def __getitem__(self, name: str) -> Any:
-        if isinstance(found := super().__getitem__(name), CommandEntry):
-            self[name] = found = _command(found)
-        return found
+    def imported(self) -> dict[str, Callable[[], Any]]:
+        """What imports each command, by its name."""
+        return {each.name: partial(_command, each) for each in self.entries}
 
 
 def _command(entry: CommandEntry) -> Any:
