@@ -35,7 +35,7 @@ docs: $(READY)       ## write anew what the docs take from the code and the test
 	$(BIN)/python -m docs.renew
 
 bench: $(READY)      ## the measurements that docs/benchmarks.md reports; about half an hour
-	$(BIN)/python benchmarks/isolation.py
+	$(BIN)/python benchmarks/standby.py --only without
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/elastic.py
 	$(BIN)/python benchmarks/planning.py

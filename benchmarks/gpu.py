@@ -5,7 +5,7 @@
 
 Phases, in this order; each prints its row as soon as it ends, and a row with `error` if it fails or is late:
 
-    device      `diloco doctor --gpu`: platform, memory, copies, bits
+    device      the checks at a learner's start: platform, memory, copies, bits
     copies      bandwidth between host and device, by the size of a copy, plain and pinned
     bare-N      N processes step without any sync: tokens per second, utilisation, device memory against `plan`
     synced-N    the same as a run with N learners, and its rate over bare-N's; with two, one is killed, and the time
@@ -31,7 +31,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +161,11 @@ class Bench:
             return answer(process, deadline, errors)
 
     def device(self, deadline: float) -> dict[str, Any]:
-        from orchestrator.cli.doctor import device_findings
-
-        found = list(device_findings(self._options.devices, deadline - time.monotonic()))
-        return {"ok": all(each.status != "failure" for each in found), "findings": [asdict(each) for each in found]}
+        command = [sys.executable, "-m", "learners.training.devices.device_checks", self._options.devices]
+        left_s = deadline - time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=left_s, check=True, cwd=ROOT)
+        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
+        return {"ok": all(each["status"] != "failure" for each in found), "findings": found}
 
     def bare(self, learners: int, deadline: float) -> dict[str, Any]:
         from orchestrator.planner.sizing import memory

@@ -16,7 +16,7 @@ HIDDEN = {"--help", "--json"}  # explained once, above the table
 def tree() -> dict[str, Any]:
     """Every command by its words without `diloco`, such as `chaos inject`; the values are click's commands."""
     root: Any = typer.main.get_command(build(extensions=[CHAOS]))
-    return dict(_leaves(root.commands, "", None))
+    return dict(_leaves({name: load() for name, load in root.imported().items()}, "", None))
 
 
 def _leaves(commands: Mapping[str, Any], above: str, panel: str | None) -> Iterator[tuple[str, Any]]:

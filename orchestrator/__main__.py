@@ -1,4 +1,4 @@
-"""The composition root, the only file above the doors: hands chaos's commands, starter and plans to the CLI.
+"""The composition root, the only file above the doors: hands chaos's commands and starter to the CLI.
 
 It imports them when they are asked for: most commands need neither.
 """
@@ -23,13 +23,6 @@ def _start(*arguments: Any, **options: Any) -> Any:
     return start(*arguments, **options)
 
 
-def faults(chaos: Any, learners: list[str], seed: int) -> tuple[Any, Any]:
-    from chaos.plans import plan, random_faults
-
-    planned = plan(chaos, learners, seed)
-    return planned, random_faults(chaos, learners, seed, len(planned))
-
-
 def strike(*arguments: Any) -> str:
     from chaos.cli import strike
 
@@ -41,7 +34,7 @@ CHAOS = CommandEntry(PROVE, "chaos", "Inject faults into a running job, or simul
 
 def main() -> None:
     prepare_process()
-    build(extensions=[CHAOS], starter=_start, faults=faults, strike=strike)()
+    build(extensions=[CHAOS], starter=_start, strike=strike)()
 
 
 if __name__ == "__main__":

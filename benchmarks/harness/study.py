@@ -10,17 +10,20 @@ Writes a run's folder for each seed, which every command takes; finished seeds a
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from scipy.special import stdtrit
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -30,10 +33,19 @@ from benchmarks.harness.seed_run import ROW_FILE, finished_row, train_apart  # n
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported  # noqa: E402
 from orchestrator.cli.options import AsJson  # noqa: E402
 from orchestrator.cli.recipes import prepare  # noqa: E402
-from orchestrator.compare.comparison import LossDifference, difference, spread  # noqa: E402
 from orchestrator.recipe.config import ChaosConfig, Recipe  # noqa: E402
 from orchestrator.recipe.problems import InputError, Problem  # noqa: E402
 from orchestrator.store.run_store import RUNS  # noqa: E402
+
+
+@dataclass(frozen=True)
+class LossDifference:
+    """The first ones' held-out losses minus the second ones', over paired seeds."""
+
+    seeds: tuple[int, ...]
+    each: tuple[float, ...]
+    mean: float
+    half_width: float | None  # of Student's 95 % interval; None for one seed
 
 
 def study(
@@ -126,6 +138,34 @@ def _trained(recipe: Recipe, seeds: Sequence[int], folder: Path) -> list[dict[st
             typer.echo(f"seed {row['seed']}: {words}", err=True)
             rows.append(row)
     return sorted(rows, key=lambda row: int(row["seed"]))
+
+
+# ------------------------------------------------------------------ paired differences
+
+
+def difference(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> LossDifference | None:
+    """None where no seed is in both with a finite loss."""
+    before = {row["seed"]: row["eval_loss"] for row in theirs if row["eval_loss"] is not None}
+    pairs = [(row["seed"], row["eval_loss"] - before[row["seed"]]) for row in ours if _both(row, before)]
+    if not pairs:
+        return None
+    seeds, each = zip(*pairs, strict=True)
+    return LossDifference(seeds, each, statistics.fmean(each), half_width(each) if len(each) > 1 else None)
+
+
+def _both(row: dict[str, Any], others: dict[int, float]) -> bool:
+    return row["eval_loss"] is not None and row["seed"] in others
+
+
+def spread(losses: Sequence[float]) -> tuple[float | None, float | None]:
+    """The mean and half of Student's 95 % interval, as far as so many losses have them."""
+    mean = statistics.fmean(losses) if losses else None
+    return mean, half_width(losses) if len(losses) > 1 else None
+
+
+def half_width(samples: Sequence[float]) -> float:
+    """Half of Student's 95 % interval for the mean of two or more independent samples."""
+    return float(stdtrit(len(samples) - 1, 0.975)) * statistics.stdev(samples) / math.sqrt(len(samples))
 
 
 def _words(found: LossDifference | None) -> str:

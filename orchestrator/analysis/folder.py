@@ -32,10 +32,10 @@ def check_run(run_dir: Path, progress: Callable[[int], None] = lambda facts: Non
     `progress` is called with the number of facts so far.
     A damaged log is `violated`, a missing one `unknown`; all other verdicts are then `unknown`.
     """
-    folder = LogFolder(run_dir)
+    log = reader.LogReader(run_dir)
 
     def parts() -> Iterator[LogPart]:
-        for part in folder.reader.rest():
+        for part in log.rest():
             yield part
             progress(part.stop)
 
@@ -45,7 +45,7 @@ def check_run(run_dir: Path, progress: Callable[[int], None] = lambda facts: Non
         unread = [_unknown(name, NO_LOG) for name in ("log.chain", "log.seal")]
         return [_judged("log.readable", 0, "facts", [str(error)]), *unread, *verdicts(connect())]
     begun = database.execute("SELECT max_by(config_hash, position) FROM RunStarted").fetchall()[0][0]
-    return [*folder.verdicts(begun), *verdicts(database if folder.readable else connect())]
+    return [*_whole(run_dir, log, begun), *verdicts(connect() if log.findings.unreadable else database)]
 
 
 def tables(log: reader.LogReader) -> duckdb.DuckDBPyConnection:
@@ -55,39 +55,28 @@ def tables(log: reader.LogReader) -> duckdb.DuckDBPyConnection:
     return database
 
 
-class LogFolder:
-    """Read `reader` to its end, then ask for `verdicts`."""
+def _whole(run_dir: Path, log: reader.LogReader, begun: str | None) -> list[Verdict]:
+    """What the chains and the seal say of a log that was read to its end. `begun`: the hash in its RunStarted."""
+    found, facts = log.findings, log.rows
+    recipe = _recipe(run_dir, begun)
+    if not facts and not found.unreadable:
+        nothing = f"no events in {run_dir}"
+        return [*(_unknown(name, nothing) for name in ("log.readable", "log.chain", "log.seal")), recipe]
+    readable = _judged("log.readable", facts, "facts", found.unreadable)
+    if found.unknown and not found.unreadable:
+        readable = _unknown("log.readable", f"{found.unknown} facts are of kinds that this version does not know")
+    return [readable, _judged("log.chain", facts, "facts", found.unlinked), _seal(run_dir, log), recipe]
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self.reader = reader.LogReader(run_dir)
 
-    @property
-    def readable(self) -> bool:
-        return not self.reader.findings.unreadable
-
-    def verdicts(self, config_hash: str | None) -> list[Verdict]:
-        """`config_hash`: of the log's most recent RunStarted; None: there is none."""
-        found, facts = self.reader.findings, self.reader.rows
-        recipe = _recipe(self._run_dir, config_hash)
-        if not facts and not found.unreadable:
-            nothing = f"no events in {self._run_dir}"
-            return [*(_unknown(name, nothing) for name in ("log.readable", "log.chain", "log.seal")), recipe]
-        readable = _judged("log.readable", facts, "facts", found.unreadable)
-        if found.unknown and self.readable:
-            readable = _unknown("log.readable", f"{found.unknown} facts are of kinds that this version does not know")
-        chain = _judged("log.chain", facts, "facts", found.unlinked)
-        return [readable, chain, self._seal(facts), recipe]
-
-    def _seal(self, facts: int) -> Verdict:
-        try:
-            ends = reader.sealed(self._run_dir)
-        except ValueError as error:
-            return _judged("log.seal", 0, "sealed facts", [str(error)])
-        if ends is None:
-            return _unknown("log.seal", "the run has no seal.json: it did not end")
-        told = reader.differs(self.reader, ends)
-        return _judged("log.seal", facts, "sealed facts", [told] if told else [])
+def _seal(run_dir: Path, log: reader.LogReader) -> Verdict:
+    try:
+        ends = reader.sealed(run_dir)
+    except ValueError as error:
+        return _judged("log.seal", 0, "sealed facts", [str(error)])
+    if ends is None:
+        return _unknown("log.seal", "the run has no seal.json: it did not end")
+    told = reader.differs(log, ends)
+    return _judged("log.seal", log.rows, "sealed facts", [told] if told else [])
 
 
 def _recipe(run_dir: Path, begun: str | None) -> Verdict:

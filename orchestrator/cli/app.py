@@ -5,10 +5,9 @@ A command's module is imported when that command is asked for. `--help` needs na
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -44,19 +43,18 @@ COMMANDS = (
     _entry(RUN, "join", "Give a run the learners of one more region, until it ends"),
     _entry(RUN, "scale", "Change the number of learners in a pool of a running job"),
     _entry(RUN, "stop", "Stop a running job cleanly", module="status"),
-    _entry(RUN, "compare", "Train a recipe in several ways, and set them side by side"),
+    _entry(RUN, "compare", "Train a recipe, and conventionally by Ray Train, and set both side by side"),
     _entry(RUN, "checkpoint", "Take, list and verify checkpoints", "app"),
     _entry(RUN, "door", "Serve a folder as the store of runs in other regions, over HTTPS"),
     _entry(RUN, "invite", "Make a region's token for a door", module="door"),
-    _entry(RUN, "data", "Prepare and check token shards", "app"),
+    _entry(RUN, "data", "Prepare token shards", "app"),
     _entry(WATCH, "ls", "List runs: how far each is, and why it ended", module="status"),
     _entry(WATCH, "status", "Show a run's latest status, or follow the run to its end"),
     _entry(WATCH, "watch", "Show runs on a live page, in the browser"),
     _entry(WATCH, "log", "Print a run's log, one event a line, in its order"),
     _entry(WATCH, "report", "Write report.html from a run's log as it is now", module="check"),
-    _entry(WATCH, "track", "Show a run's curves in TensorBoard, Weights & Biases or MLflow"),
+    _entry(WATCH, "track", "Show a run's curves in TensorBoard or Weights & Biases"),
     _entry(PLAN, "plan", "Show what a run needs, sends and survives, and whether it fits"),
-    _entry(PLAN, "doctor", "Check this machine: authentication, memory, cores, packages"),
     _entry(PLAN, "check-task", "Check that a task does what learners and syncer rely on"),
     _entry(PROVE, "check", "Make every check on a run's log"),
     _entry(PROVE, "replay", "Compute a recorded run again and compare it to the bit"),
@@ -71,14 +69,12 @@ class Wiring:
     """The functions of the room above, which the composition root hands in and commands find in their context."""
 
     starter: Callable[..., Any] | None  # starts chaos beside a run
-    faults: Callable[..., Any] | None = None  # (chaos, learners, seed): a plan's faults, and endless random ones
     strike: Callable[..., str] | None = None  # (store, kind, target): injects a fault, and says what happened
 
 
 def build(
     extensions: Sequence[CommandEntry] = (),
     starter: Callable[..., Any] | None = None,
-    faults: Callable[..., Any] | None = None,
     strike: Callable[..., str] | None = None,
 ) -> typer.Typer:
     """Return the command line. `extensions` are further commands; the others as in Wiring."""
@@ -96,7 +92,7 @@ def build(
 
     @app.callback()
     def root(context: typer.Context, version: Version = False) -> None:
-        context.obj = Wiring(starter, faults, strike)
+        context.obj = Wiring(starter, strike)
 
     return app
 
@@ -113,42 +109,24 @@ Version = Annotated[
 
 
 class Root(TyperGroup):
-    """`diloco` itself."""
+    """`diloco` itself. Its commands are names and summaries; one is imported when it is called."""
 
     entries: Sequence[CommandEntry] = ()
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings | {"commands": Imported({each.name: each for each in self.entries})})
+        commands = [TyperCommand(each.name, help=each.summary, rich_help_panel=each.panel) for each in self.entries]
+        super().__init__(**settings | {"commands": commands})
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with self._by_summary():
-            super().format_help(ctx, formatter)
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, self.imported()[str(name)]() if found else None, rest
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        with self._by_summary():
-            return super().shell_complete(ctx, incomplete)
-
-    @contextmanager
-    def _by_summary(self) -> Iterator[None]:
-        """Let the commands be their names and summaries, none of them imported."""
-        imported = self.commands
-        self.commands = {
-            each.name: TyperCommand(each.name, help=each.summary, rich_help_panel=each.panel) for each in self.entries
-        }
-        yield
-        self.commands = imported
-
-
-class Imported(UserDict[str, Any]):
-    """The commands of a group by name, each imported when it is looked up."""
-
-    def __getitem__(self, name: str) -> Any:
-        if isinstance(found := super().__getitem__(name), CommandEntry):
-            self[name] = found = _command(found)
-        return found
+    def imported(self) -> dict[str, Callable[[], Any]]:
+        """What imports each command, by its name."""
+        return {each.name: partial(_command, each) for each in self.entries}
 
 
 def _command(entry: CommandEntry) -> Any:

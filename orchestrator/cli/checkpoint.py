@@ -1,4 +1,4 @@
-"""`diloco checkpoint now|list|verify`: a run's checkpoints, through its store alone."""
+"""`diloco checkpoint now|list`: a run's checkpoints, through its store alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from orchestrator.store import checkpoints
 from orchestrator.store import status_text as words
 from orchestrator.store.readers import located, recipe_of, status_if_any
 from orchestrator.store.run_store import RunStore
-from outer.journal.chain import identity
 from outer.journal.framing import Damaged
 from outer.journal.object_store import Objects, objects
 
@@ -27,7 +26,6 @@ POLL_S = 0.2
 app = typer.Typer(help="Take, list and verify checkpoints.", no_args_is_help=True)
 
 Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds to wait for it.")]
-Number = Annotated[int | None, typer.Option("--checkpoint", metavar="N", help="This one [all, and the journal].")]
 
 
 @contextmanager
@@ -96,22 +94,31 @@ def _failure(store: RunStore, before: int) -> str:
     return f"checkpoint {failed[0].snapshot} failed: {failed[0].reason}" if failed else ""
 
 
-# ------------------------------------------------------------------ list, verify
+# ------------------------------------------------------------------ list
 
 
 @app.command("list")
-def list_(run: Run = None, as_json: AsJson = False) -> None:
-    """List a run's checkpoints, oldest first. Reads their manifests alone; `verify` reads every byte."""
+def list_(
+    run: Run = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte, the journal's too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List a run's checkpoints, oldest first; exit code 5 if one is damaged, as far as their manifests show."""
     with reported(as_json):
         store = located(run)
         with kept(store) as where:
-            found = checkpoints.listed(where, time.time())
+            found = checkpoints.listed(where, time.time(), verify)
+            journal = checkpoints.journal_damage(where) if verify else []
         if as_json:
-            typer.echo(json.dumps({"checkpoints": found}))
-            return
-        for each in found:
-            typer.echo(_line(each))
-        typer.echo(f"{len(found)} checkpoint{'s' * (len(found) != 1)} in {where}")
+            typer.echo(json.dumps({"checkpoints": found} | ({"journal": {"damage": journal}} if verify else {})))
+        else:
+            for each in found:
+                typer.echo(_line(each))
+            typer.echo(f"{len(found)} checkpoint{'s' * (len(found) != 1)} in {where}")
+            if verify:
+                typer.echo(f"journal: {'; '.join(['DAMAGED', *journal]) if journal else 'whole'}")
+        if journal or any(each["damage"] for each in found):
+            raise typer.Exit(CHECK_FAILED)
 
 
 def _line(each: dict[str, Any]) -> str:
@@ -125,39 +132,7 @@ def _line(each: dict[str, Any]) -> str:
     return f"{each['snapshot']:>6}  {'; '.join([about, *notes])}"
 
 
-@app.command()
-def verify(run: Run = None, snapshot: Number = None, as_json: AsJson = False) -> None:
-    """Read every byte of the checkpoints and the journal; exit code 5 if any is damaged."""
-    with reported(as_json):
-        store = located(run)
-        with kept(store) as where:
-            numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
-            if snapshot is not None and snapshot not in numbers:
-                raise InputError([unknown("--checkpoint", snapshot, numbers)])
-            journal = checkpoints.journal_damage(where) if snapshot is None else []
-            run = identity(where, checkpoints.JOURNAL)
-            wanted = numbers if snapshot is None else [snapshot]
-            damage = {number: checkpoints.checkpoint_damage(where, number, run) for number in wanted}
-        ok = not journal and not any(damage.values())
-        if as_json:
-            told = [{"snapshot": number, "damage": wrong} for number, wrong in damage.items()]
-            typer.echo(json.dumps({"ok": ok, "checkpoints": told, "journal": {"damage": journal}}))
-        else:
-            for number, wrong in damage.items():
-                _tell(f"checkpoint {number}", wrong)
-            if snapshot is None:
-                _tell("journal", journal)
-        if not ok:
-            raise typer.Exit(CHECK_FAILED)
-
-
-def _tell(what: str, wrong: list[str]) -> None:
-    typer.echo(f"{'DAMAGED' if wrong else 'whole':8} {what}")
-    for each in wrong:
-        typer.echo(f"         {each}")
-
-
-def unknown(field: str, value: int | str, numbers: list[int]) -> Problem:
+def unknown(field: str, value: str, numbers: list[int]) -> Problem:
     """The problem of a checkpoint that does not exist."""
     there = f"there are {', '.join(map(str, numbers))}" if numbers else "there is none: diloco checkpoint now takes one"
     return Problem(field, value, "is no checkpoint of this run", there)

@@ -1,4 +1,4 @@
-"""`diloco compare RECIPE`: train a recipe in several ways, and set them side by side."""
+"""`diloco compare RECIPE`: train a recipe, and conventionally by Ray Train, and set both side by side."""
 
 from __future__ import annotations
 
@@ -20,21 +20,15 @@ from orchestrator.store.run_store import RUNS, RunStore, alone
 from orchestrator.store.status_text import number
 
 if TYPE_CHECKING:
-    from orchestrator.cli.app import Wiring
-    from orchestrator.compare.modes import Case
     from orchestrator.compare.runs import ComparedRun
 
 RESULT, LOCK = "compare.json", "compare.lock"
 
 
 def compare(
-    context: typer.Context,
     recipe: RecipeFile,
-    modes: Annotated[str, typer.Option(help="Also diloco, streaming.")] = "decoupled,data_parallel",
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many, from the recipe's on.")] = 1,
-    chaos: Annotated[bool, typer.Option("--chaos", help="Also train under the recipe's [chaos].")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.json [runs/NAME-compare].")
+        Path | None, typer.Option(metavar="FOLDER", help="For MODE and compare.json [runs/NAME-compare].")
     ] = None,
     address: Annotated[
         str | None,
@@ -43,28 +37,15 @@ def compare(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe in several ways, and set them side by side; the same command continues."""
+    """Train a recipe, and conventionally by Ray Train, and set both side by side; the same command continues."""
     with heard_or_not(), reported(as_json):
         from orchestrator.compare import comparison, runs
-        from orchestrator.compare.modes import chosen, reference
+        from orchestrator.compare.modes import unfit
 
-        asked = chosen(modes)
-        base = reference(asked)
         with apart(as_json):
-            resolved = prepare(recipe, overrides)
-            if chaos and not resolved.chaos.active:
-                fix = "write [[chaos.faults]] or chaos.mtbf_s"
-                raise InputError([Problem("--chaos", None, "the recipe's [chaos] has no faults", fix)])
-            if address and chaos and any(mode.by_ray_train for mode in asked):
-                fix = "leave out --chaos, or data_parallel in --modes"
-                problem = "has ranks of Ray Train that the plan cannot strike: they are on other hosts"
-                raise InputError([Problem("--address", address, problem, fix)])
-            plan, resolved = resolved.chaos if chaos else None, runs.in_tokens(resolved)
-            folder, numbers = out or RUNS / f"{resolved.name}-compare", range(resolved.seed, resolved.seed + seeds)
-            all_runs = runs.planned(resolved, asked, numbers, folder, plan)
-            if not resolved.eval.every:
-                fix = "give the syncer steps between two held-out losses, some twenty for a run"
-                raise InputError([Problem("eval.every", 0, "leaves nothing to compare but first and last losses", fix)])
+            resolved = runs.in_tokens(prepare(recipe, overrides, further=unfit))
+            folder = out or RUNS / f"{resolved.name}-compare"
+            all_runs = runs.planned(resolved, folder)
         store = RunStore(folder)
         with ExitStack() as held:
             try:
@@ -73,11 +54,9 @@ def compare(
             except OSError as error:
                 fix = "wait until another command has ended, or give another --out"
                 raise InputError([Problem("--out", str(folder), f"cannot be used: {error}", fix)]) from error
-            _train([run for run in all_runs if not run.finished], context.obj, as_json, address)
-        found: dict[Case, list[Any]] = {}
-        for run in all_runs:
-            found.setdefault(run.case, []).append(run.outcome())
-        result = comparison.compared(found, base)
+            _train([run for run in all_runs if not run.finished], as_json, address)
+        found = {run.mode: run.outcome() for run in all_runs}
+        result = comparison.compared(found)
         with apart(as_json):
             ring = runs.ideal_ring(resolved)
         told = comparison.as_json(result, str(folder), ring) | {"name": resolved.name}
@@ -88,8 +67,8 @@ def compare(
             for table in comparison.tables(result, ring):
                 Console().print(table)
             typer.echo(comparison.sentence(result))
-            typer.echo(f"{folder / RESULT}; the runs are beside it, in MODE/seed-N")
-        failed = [run for run in all_runs if not run.outcome().ok]
+            typer.echo(f"{folder / RESULT}; the runs are beside it")
+        failed = [run for run in all_runs if not found[run.mode].ok]
         for run in failed:
             typer.echo(f"warning: {run.store.root} is NOT OK: {runs.reason(run)}", err=True)
         if failed:
@@ -99,7 +78,7 @@ def compare(
 # ------------------------------------------------------------------ training
 
 
-def _train(waiting: Sequence[ComparedRun], by: Wiring, as_json: bool, address: str | None) -> None:
+def _train(waiting: Sequence[ComparedRun], as_json: bool, address: str | None) -> None:
     from orchestrator.compare import runs
 
     newest: dict[Path, float] = {}  # held-out loss, by the run's folder
@@ -108,9 +87,9 @@ def _train(waiting: Sequence[ComparedRun], by: Wiring, as_json: bool, address: s
         if isinstance(news["eval_loss"], float):
             newest[run.store.root] = news["eval_loss"]
         words = f"held-out loss {number(newest.get(run.store.root), 4)}"
-        bars.show(f"{run.case.name}, seed {run.recipe.seed}", news["progress"], 1.0, words)
+        bars.show(run.mode, news["progress"], 1.0, words)
 
     with Bars() as bars, apart(as_json):
         for run in waiting:
-            runs.train(run, by.starter, by.faults, show, address)
+            runs.train(run, show, address)
             show(run, {"progress": 1.0, "eval_loss": None})

@@ -1,4 +1,4 @@
-"""`diloco data prepare|check`: text tokenized into shards for [data] kind = "tokens", and shards checked."""
+"""`diloco data prepare`: text tokenized into shards for [data] kind = "tokens"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.cli.options import AsJson
 from orchestrator.cli.progress import Bars
 from orchestrator.recipe.problems import InputError, Problem
 
-app = typer.Typer(help="Prepare and check token shards.", no_args_is_help=True)
+app = typer.Typer(help="Prepare token shards.", no_args_is_help=True)
 
 NAMED_MOST = 20
 HELD_OUT_MOST = 0.5
@@ -75,44 +75,6 @@ def prepare(
             )
             typer.echo(f'in the recipe: [data] kind = "tokens", path = "{out}"')
         if record["unreadable"]:
-            raise typer.Exit(CHECK_FAILED)
-
-
-@app.command("check")
-def check(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A prepared folder, or the URI of one.")],
-    as_json: AsJson = False,
-) -> None:
-    """Read every shard of a prepared folder, and name each that is missing or has changed.
-
-    Of a URI, it fills this host's cache.
-    """
-    with reported(as_json):
-        from learners.training.data.shard_folder import ShardFolder
-        from orchestrator.prepare import shards
-
-        try:
-            place = ShardFolder(folder)
-        except ValueError as error:
-            text, _, fix = str(error).removeprefix(f"data.path = {folder!r}: ").rpartition("; ")
-            raise InputError([Problem("DIR", folder, text, fix)]) from error
-        manifest = place.manifest
-        files = (*manifest.train, *manifest.held_out)
-        total, done = sum(shard.tokens for shard in files) * manifest.itemsize, 0
-        with Bars() as bars:
-
-            def shown(count: int) -> None:
-                nonlocal done
-                done += count
-                _show(bars, "reading", done, total)
-
-            damaged = shards.damages(place, cores(), shown)
-        if as_json:
-            typer.echo(json.dumps({"path": folder, "digest": place.digest, "shards": len(files), "damaged": damaged}))
-        else:
-            _name(damaged, "damaged")
-            typer.echo(f"{len(files)} shards with {total:,} bytes: {'NOT whole' if damaged else 'whole'}")
-        if damaged:
             raise typer.Exit(CHECK_FAILED)
 
 

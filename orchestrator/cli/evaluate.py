@@ -79,7 +79,7 @@ def of_checkpoint(store: RunStore, wanted: str) -> ExportedModel:
             return export.of_checkpoint(store, where, snapshot)
         except Damaged as error:
             others = ", ".join(str(number) for number in numbers if number != snapshot) or "none"
-            fix = f"give another: {others}; which are whole: diloco checkpoint verify"
+            fix = f"give another: {others}; which are whole: diloco checkpoint list --verify"
             problem = Problem("--checkpoint", wanted, f"checkpoint {snapshot} is damaged: {error}", fix)
             raise InputError([problem]) from error
 

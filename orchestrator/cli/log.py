@@ -12,9 +12,8 @@ import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import Run
-from orchestrator.eventlog.events import finite, kind_of
-from orchestrator.eventlog.facts import REGISTRY
-from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.eventlog.events import finite
+from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import status_text as words
 from orchestrator.store.readers import located, status_of
 from orchestrator.store.run_store import RunStore
@@ -30,18 +29,12 @@ POLL_S = 0.5
 def log(
     run: Run = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
-    kind: Annotated[list[str] | None, typer.Option("--kind", help="Only facts of this kind; more than once.")] = None,
     sql: Annotated[str | None, typer.Option("--sql", help="Instead, what this query of its tables gives.")] = None,
 ) -> None:
     """Print a run's log, one event a line, in its order; exit code 5 if some of it is damaged or missing."""
     with reported():
-        if sql is not None and (follow or kind):
-            raise InputError([Problem("--sql", sql, "asks the whole log", "leave out --follow and --kind")])
-        kinds = frozenset(kind or ())
-        if unknown := sorted(kinds - REGISTRY.keys()):
-            near = nearest(unknown[0], list(REGISTRY))
-            fix = f'did you mean "{near}"?' if near else "docs/run-folder.md lists the kinds"
-            raise InputError([Problem("--kind", unknown[0], "is no kind of fact", fix)])
+        if sql is not None and follow:
+            raise InputError([Problem("--sql", sql, "asks the whole log", "leave out --follow")])
         from orchestrator.eventlog.reader import LogReader
 
         store = located(run)
@@ -50,8 +43,7 @@ def log(
             sys.stdout.write(json.dumps(finite(row), default=str) + "\n")
         for part in () if sql is not None else following(store, reader) if follow else reader.rest():
             for event in () if part is None else part.events():
-                if not kinds or kind_of(event.fact) in kinds:
-                    sys.stdout.write(event.to_json() + "\n")
+                sys.stdout.write(event.to_json() + "\n")
             if part is None:
                 sys.stdout.flush()
         sys.stdout.flush()

@@ -38,7 +38,7 @@ def show(plan: Plan, commands: Sequence[str], console: Console, full: bool) -> N
             ("traffic of payloads", [_fragments(plan), _traffic(plan), *_compared(plan)]),
             ("links", _links(plan)),
             ("memory, without activations and data", [_memory(plan, full)]),
-            ("faults and what follows", _survived(plan, full)),
+            ("faults and what follows", _survived(plan)),
             ("rates, and where they come from", list(_rates(plan)) if full else []),
         ):
             if lines or heading == "warnings: none":
@@ -177,13 +177,12 @@ def _rates(plan: Plan) -> Iterator[str]:
         yield f"{name}: {rate.value:.3g} {rate.unit} ({rate.source})"
 
 
-def _survived(plan: Plan, full: bool) -> list[Any]:
-    """A table of losses and their effects, in words if `full`, and how often to expect them."""
-    table = Table("lost", "commits", *["what happens"] * full, box=None, pad_edge=False, header_style="dim")
-    table.columns[0].no_wrap = True
+def _survived(plan: Plan) -> list[Any]:
+    """A table of losses and what they do to commits, and how often to expect them."""
+    table = _grid("lost", "commits", left=2)
     for one in plan.fault_outcomes:
         stop = "stop until you act" if one.stopped_s is None else f"stop for {seconds(one.stopped_s)}"
-        table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, *[Text(one.words)] * full)
+        table.add_row(Text(one.lost), stop if one.stopped_s != 0.0 else "go on")
     told = plan.expected
     each = ", ".join(f"{name} {number(hours)} h" for name, hours in told.unit_mtbf_hours.items())
     return [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,15 +17,12 @@ from orchestrator.cli.options import AsJson, Run, Task
 from orchestrator.cli.progress import Bars
 from orchestrator.cli.recipes import permit
 from orchestrator.eventlog.events import finite
-from orchestrator.eventlog.facts import RunStarted
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import host_only
-from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE, located, recipe_of
 from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:
-    from orchestrator.eventlog.tables import LogPart
     from orchestrator.replay.incarnation import Key
     from orchestrator.replay.replayer import Replayer
     from orchestrator.replay.tape import Said
@@ -45,67 +42,53 @@ def replay(
 ) -> None:
     """Compute a recorded run again and compare it to the bit; exit code 5 if it differs, or was not fully recorded."""
     with reported(as_json):
-        _replay(_log(run), until, task, rule or [], as_json)
+        _replay(located(run), until, task, rule or [], as_json)
 
 
-@dataclass(frozen=True)
-class _Log:
-    store: RunStore
-    said: Mapping[Key, Said]
-    config_hash: str | None  # with which it was begun, or resumed last
-    last_step: int  # of the syncer
-    sealed: bool
+# What a replay takes for granted of a log.
+PREMISES = (
+    "log.readable", "log.chain", "log.seal", "log.recipe", "log.sequence", "durable.records", "versions.chain",
+    "versions.adopted", "versions.clocks", "merges.once", "merges.weights", "merges.counters", "merges.current",
+    "replayable.steps", "replayable.states",
+)  # fmt: skip
 
 
-def _log(run: str | None) -> _Log:
-    """A run's log, unchanged as far as its chains and its seal show. Raises InputError."""
-    from orchestrator.analysis.folder import LogFolder
+def _sound(store: RunStore) -> tuple[Mapping[Key, Said], bool]:
+    """A run's log, by writer, and whether it is sealed. Raises InputError where a check that a replay needs fails."""
+    from orchestrator.analysis.folder import check_run
+    from orchestrator.eventlog.reader import LogReader
     from orchestrator.replay.tape import said_in
 
-    store = located(run)
     run_dir = str(store.root)
     try:
-        folder, last_step = LogFolder(store.root), 0
-        begun: str | None = None
-
-        def taken() -> Iterator[LogPart]:
-            nonlocal begun, last_step
-            for part in folder.reader.rest():
-                for event in part.only(("commits",), ("RunStarted", "StepPassed")).events():
-                    if isinstance(fact := event.fact, RunStarted):
-                        begun = fact.config_hash
-                    else:
-                        last_step = max(last_step, fact.syncer_step)
-                yield part
-
-        said = said_in(taken())
-        intact = folder.verdicts(begun)
+        found = {verdict.name: verdict for verdict in check_run(store.root)}
+        said = said_in(LogReader(store.root).rest())
     except (OSError, ValueError) as error:
         fix = "restore the log; one of a later version needs that version"
         raise InputError([Problem("RUN", run_dir, f"its log cannot be read: {error}", fix)]) from error
-    for verdict in intact:
-        if verdict.status == "violated" and verdict.name != "log.recipe":
-            fix = "restore the log as it was written; what else is wrong with it: diloco check " + run_dir
-            raise InputError([Problem("RUN", run_dir, f"its log was changed: {verdict.name}: {verdict.reason}", fix)])
+    for verdict in map(found.__getitem__, PREMISES):
+        if verdict.status == "violated":
+            fix = f"restore the log and {RECIPE_FILE} as they were written; what else is wrong: diloco check {run_dir}"
+            raise InputError([Problem("RUN", run_dir, f"cannot be replayed: {verdict.name}: {verdict.reason}", fix)])
     if not said:
         raise InputError([Problem("RUN", run_dir, "holds no log", "give the folder of a run that has begun")])
-    whole = any(verdict.name == "log.seal" and verdict.status == "pass" for verdict in intact)
+    whole = found["log.seal"].status == "pass"
     if not whole:
         typer.echo(f"{run_dir}: not sealed: it may have been cut", err=True)
-    return _Log(store, said, begun, last_step, whole)
+    return said, whole
 
 
 # ------------------------------------------------------------------ the numbers again
 
 
-def _replay(log: _Log, until: int | None, allowed: str | None, rules: list[str], as_json: bool) -> None:
+def _replay(store: RunStore, until: int | None, allowed: str | None, rules: list[str], as_json: bool) -> None:
+    said, sealed = _sound(store)
     with host_only():  # accelerators are the processes' that repeat the learners
         from orchestrator.replay.replayer import play
     from orchestrator.replay.environment import needed
     from orchestrator.replay.incarnation import TapeError
     from orchestrator.replay.tape import tape_of
 
-    store = log.store
     recipe = recipe_of(store)
     permit(recipe.task, allowed)
     named = [each for each in (recipe.outer.merge, recipe.outer.optimizer) if ":" in each]
@@ -114,40 +97,23 @@ def _replay(log: _Log, until: int | None, allowed: str | None, rules: list[str],
             permit(named[0] if named else recipe.outer.merge, each, "--rule")
     for each in named:
         permit(each, each if each in rules else None, "--rule")
-    _check_recipe(log)
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # as for a run
     try:
-        tape = tape_of(log.said, until)
-        _check_until(until, log.last_step, bool(tape.commits))
+        tape = tape_of(said, until)
         with Bars() as bars, apart(True):  # whatever the task prints
             outcome = play(tape, recipe, needed(tape), partial(_show, bars, len(tape.commits)))
     except TapeError as error:
         fix = f"what else the log tells of this: diloco check {store.root}"
         raise InputError([Problem("RUN", str(store.root), f"cannot be replayed: {error}", fix)]) from error
-    outcome |= {"name": recipe.name, "sealed": log.sealed}
+    outcome |= {"name": recipe.name, "sealed": sealed}
     if as_json:
         typer.echo(json.dumps(finite(outcome), allow_nan=False))
     else:
         typer.echo("\n".join(_told(outcome)))
     if outcome["bit_equal"] is not True:
         raise typer.Exit(CHECK_FAILED)
-
-
-def _check_recipe(log: _Log) -> None:
-    here = hash_in(log.store.path(RECIPE_FILE))
-    begun = log.config_hash or here
-    if begun != here:
-        message = f"its {RECIPE_FILE} has the config hash {here}, and by its log the run was begun with {begun}"
-        raise InputError([Problem("RUN", str(log.store.root), message, f"restore {RECIPE_FILE}")])
-
-
-def _check_until(until: int | None, last: int, commits: bool) -> None:
-    if until is None or (commits and until <= last):
-        return
-    bounds = f"the run's last syncer step is {last}" if commits else "nothing was committed until then"
-    raise InputError([Problem("--until", until, bounds, "give a syncer step between the first commit and the last")])
 
 
 def _told(outcome: Mapping[str, Any]) -> list[str]:

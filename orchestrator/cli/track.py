@@ -23,13 +23,13 @@ from orchestrator.telemetry.tracking import SINKS, Curves, Sink
 def track(
     to: Annotated[
         list[str],
-        typer.Option(metavar="KIND:TARGET", help="tensorboard:FOLDER, wandb:PROJECT or mlflow:URI; more than once."),
+        typer.Option(metavar="KIND:TARGET", help="tensorboard:FOLDER or wandb:PROJECT; more than once."),
     ],
     run: Run = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
     every: Annotated[int, typer.Option(min=1, help="Syncer steps between two points.")] = 10,
 ) -> None:
-    """Show a run's curves in TensorBoard, Weights & Biases or MLflow; exit code 5 if some of its log is damaged."""
+    """Show a run's curves in TensorBoard or Weights & Biases; exit code 5 if some of its log is damaged."""
     with reported():
         from orchestrator.eventlog.reader import LogReader
 
@@ -57,7 +57,7 @@ def track(
 def _sink(text: str, name: str, identity: str) -> Sink:
     kind, _, target = text.partition(":")
     if kind not in SINKS or not target:
-        near, fix = nearest(kind, SINKS), "write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI"
+        near, fix = nearest(kind, SINKS), "write tensorboard:FOLDER or wandb:PROJECT"
         fix = f"did you mean {near}?" if near and near != kind else fix
         raise InputError([Problem("--to", text, f"is no KIND:TARGET of {', '.join(SINKS)}", fix)])
     try:

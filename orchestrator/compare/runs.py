@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from orchestrator.compare.modes import Case, Mode, transformed
+from orchestrator.compare.modes import DATA_PARALLEL, MODES, arm
 from orchestrator.eventlog.reader import intact
 from orchestrator.planner.sizing.traffic import ring_s
-from orchestrator.recipe.config import ChaosConfig, Recipe
+from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.recipe.toml_text import dump, stored_hash
@@ -38,14 +36,12 @@ class RunOutcome:
     """
 
     config_hash: str
-    seed: int
     ok: bool
     state: str | None
     loss_unit: str
     eval_loss: float | None
     curve: tuple[Point, ...]
     committed: int
-    processed: int
     steps: float
     wall_s: float | None
     tokens_per_s: float | None
@@ -53,8 +49,6 @@ class RunOutcome:
     participation: float | None
     up_bytes: float | None
     down_bytes: float | None
-    faults: int
-    recoveries: tuple[float, ...]
 
     @property
     def converged(self) -> bool:
@@ -65,11 +59,6 @@ class RunOutcome:
     def finished(self) -> bool:
         """Whether it came to the end of its budget."""
         return self.state == "finished"
-
-    @property
-    def goodput_tokens(self) -> float | None:
-        """Tokens committed / tokens processed."""
-        return self.committed / self.processed if self.processed else None
 
     def at_tokens(self, tokens: float) -> float | None:
         """The held-out loss after so many committed tokens, interpolated; None where the run did not get there."""
@@ -115,14 +104,13 @@ def save(store: RunStore, found: RunOutcome) -> None:
 def loaded(told: Mapping[str, Any]) -> RunOutcome:
     """Return the result that `save` wrote."""
     curve = tuple((int(tokens), float(at), float(loss)) for tokens, at, loss in told["curve"])
-    return RunOutcome(**dict(told) | {"curve": curve, "recoveries": tuple(told["recoveries"])})
+    return RunOutcome(**dict(told) | {"curve": curve})
 
 
 def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
     summary = data.summary
     up, down = summary["wire_bytes"]["up"], summary["wire_bytes"]["down"]
     each = 1.0 / data.steps if data.steps else 0.0
-    faults = summary["faults"]
     return _made(
         recipe,
         summary,
@@ -132,8 +120,6 @@ def _of_data(data: Data, recipe: Recipe) -> RunOutcome:
         participation=(summary["participation"] or {}).get("mean"),
         up_bytes=None if up is None else up * each,
         down_bytes=None if down is None else (down + data.peer_bytes) * each,
-        faults=len(faults),
-        recoveries=tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
     )
 
 
@@ -150,34 +136,30 @@ def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: i
         participation=None,
         up_bytes=sent,
         down_bytes=sent,
-        faults=sum(1 for fault in found.faults if fault.get("injected")),
-        recoveries=tuple(each.recovery_s for each in found.restarts if each.recovery_s is not None),
     )
 
 
 def _made(recipe: Recipe, told: Mapping[str, Any], loss_unit: str, **more: Any) -> RunOutcome:
     """`told`: the summary, whose names mean the same for both."""
     same = {name: told[name] for name in ("ok", "state", "eval_loss", "wall_s", "tokens_per_s", "goodput_time")}
-    same |= {name: told["tokens"][name] for name in ("committed", "processed")}
-    return RunOutcome(config_hash=recipe.config_hash, seed=recipe.seed, loss_unit=loss_unit, **same, **more)
+    committed = told["tokens"]["committed"]
+    return RunOutcome(config_hash=recipe.config_hash, loss_unit=loss_unit, committed=committed, **same, **more)
 
 
-Starter = Callable[..., Any]  # starts chaos beside a run
-Faults = Callable[..., tuple[Sequence[Any], Iterator[Any]]]  # (chaos, learners, seed): planned ones, random ones
 OnNews = Callable[["ComparedRun", Mapping[str, Any]], None]  # a run; its progress in [0, 1] and newest held-out loss
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run of the comparison: a case, and a recipe with its seed."""
+    """One run of the comparison."""
 
-    case: Case
+    mode: str
     recipe: Recipe
     store: RunStore
 
     @property
     def finished(self) -> bool:
-        if self.case.mode.by_ray_train:
+        if self.mode == DATA_PARALLEL:
             return (object_of(self.store, OUTCOME_FILE) or {}).get("state") == "finished"
         state = ((status_if_any(self.store) or {}).get("run") or {}).get("state")
         return state == "finished" and self.store.path("summary.json").exists()
@@ -188,7 +170,7 @@ class ComparedRun:
 
 
 def in_tokens(recipe: Recipe) -> Recipe:
-    """The recipe with its budget in tokens: syncer steps are not the same work in all modes. Raises InputError."""
+    """The recipe with its budget in tokens: syncer steps are not the same work in both modes. Raises InputError."""
     if recipe.budget.tokens is not None:
         return recipe
     task = build_task(recipe)
@@ -197,38 +179,18 @@ def in_tokens(recipe: Recipe) -> Recipe:
     return Recipe.model_validate(recipe.canonical() | {"budget": budget, "fleet": recipe.fleet})
 
 
-def planned(
-    recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path, chaos: ChaosConfig | None
-) -> list[ComparedRun]:
-    """Every run, case by case; with `chaos`, each mode also under it.
-
-    Raises InputError with every mode that the recipe cannot have, and every folder that holds something else.
-    """
-    runs, problems = list[ComparedRun](), list[Problem]()
-    for mode in modes:
-        for plan in (None, chaos) if chaos else (None,):
-            case = Case(mode, plan is not None)
-            try:
-                made = transformed(recipe, mode, plan)
-            except InputError as error:
-                problems += error.problems
-                continue
-            for seed in seeds:
-                place = folder.absolute() / case.folder / f"seed-{seed}"
-                one = ComparedRun(case, _seeded(made, seed, case), RunStore(place))
-                problems += _occupied(one)
-                runs.append(one)
-    if problems:
-        raise InputError(list(dict.fromkeys(problems)))
+def planned(recipe: Recipe, folder: Path) -> list[ComparedRun]:
+    """Both runs. Raises InputError with every folder that holds something else."""
+    runs = []
+    for mode in MODES:
+        made, store = arm(recipe), recipe.durability.store
+        if store is not None:  # each run has its own
+            own = {"store": f"{store.rstrip('/')}/{mode}"}
+            made = made.model_copy(update={"durability": made.durability.model_copy(update=own)})
+        runs.append(ComparedRun(mode, made, RunStore(folder.absolute() / mode)))
+    if problems := [problem for one in runs for problem in _occupied(one)]:
+        raise InputError(problems)
     return runs
-
-
-def _seeded(recipe: Recipe, seed: int, case: Case) -> Recipe:
-    plain = recipe.canonical() | {"seed": seed, "fleet": recipe.fleet}
-    if recipe.durability.store is not None:  # each run has its own
-        own = f"{recipe.durability.store.rstrip('/')}/{case.folder}/seed-{seed}"
-        plain["durability"] = plain["durability"] | {"store": own}
-    return Recipe.model_validate(plain)
 
 
 def _occupied(run: ComparedRun) -> Iterator[Problem]:
@@ -249,22 +211,15 @@ def _occupied(run: ComparedRun) -> Iterator[Problem]:
 # ------------------------------------------------------------------ training
 
 
-def train(
-    run: ComparedRun, starter: Starter | None, faults: Faults | None, on_news: OnNews, address: str | None
-) -> None:
-    """Train one run on a cluster or a local Ray, or continue it where its learners do not wait for each other.
-
-    `starter`, `faults`: as the composition root gives them; None: no faults.
-    """
+def train(run: ComparedRun, on_news: OnNews, address: str | None) -> None:
+    """Train one run on a cluster or a local Ray, or continue it."""
     run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
-    if run.case.mode.by_ray_train:
-        _by_ray_train(run, faults, on_news, address)
+    if run.mode == DATA_PARALLEL:
+        _by_ray_train(run, on_news, address)
         return
     from orchestrator.runtime import launch
 
     store = run.store
-    if run.recipe.sync.overlap == "strict" and not store.empty:
-        shutil.rmtree(store.root)  # a syncer whose learners wait has one epoch: nobody takes it over
     store.create()
     if not store.empty:
         reopen(store)
@@ -275,22 +230,18 @@ def train(
         on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
 
     if address:
-        summary = launch.run_attached(run.recipe, store, address, starter, tell, detach=False)
+        summary = launch.run_attached(run.recipe, store, address, None, tell, detach=False)
     else:
-        summary = launch.run_embedded(run.recipe, store, starter, tell)
+        summary = launch.run_embedded(run.recipe, store, None, tell)
     if summary["state"] == "stopped":  # by an interrupt, which is for the whole comparison
         raise KeyboardInterrupt
 
 
-def _by_ray_train(run: ComparedRun, faults: Faults | None, on_news: OnNews, address: str | None) -> None:
+def _by_ray_train(run: ComparedRun, on_news: OnNews, address: str | None) -> None:
     from orchestrator.runtime.data_parallel import trainer
-    from orchestrator.runtime.data_parallel.checkpoint_interval import interval
 
-    recipe, chaos = run.recipe, run.recipe.chaos
-    planned = faults(chaos, list(recipe.learners), recipe.seed) if faults else ((), iter(()))
-    every = interval(chaos, planned[0], recipe.durability.every_s)
-    print(f"{run.store.root}: a checkpoint every {every}", file=sys.stderr)
-    found = trainer.run(recipe, run.store, every, planned, lambda news: on_news(run, news), address)
+    recipe = run.recipe
+    found = trainer.run(recipe, run.store, lambda news: on_news(run, news), address)
     with host_only():
         from learners.training.task import loss_unit
     task, tokens, elements = _sizes(recipe)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
 from orchestrator.planner.checks import checked
@@ -21,29 +20,29 @@ from orchestrator.recipe.problems import Problem
 
 def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Problem] = ()) -> Plan:
     """The plan of a resolved recipe. `busy`: warnings about the nodes, which the caller found."""
-    context = _completed(context, recipe)
-    wanted = capacity.services(recipe, context.local, context.syncer_region)
+    step_s, syncer_region = recipe.fleet.step_s, recipe.fleet.syncer_region
+    wanted = capacity.services(recipe, context.local, None if context.local else syncer_region)
     placement = capacity.place(recipe.learners, wanted, context.nodes, context.local)
-    regions, pace = _regions(recipe, context, placement), _pace(recipe, shapes, context.step_s)
+    regions, pace = _regions(recipe, context, placement), _pace(recipe, shapes, step_s)
     rows, hub_node = flows.table(shapes.fragments, recipe.sync), placement.services.get("syncer")
     moved = flows.traffic(
         rows,
         recipe.sync,
         {name: regions[name] for name in recipe.learners},
-        regions.get("syncer", context.syncer_region),
+        regions.get("syncer", syncer_region),
         pace.syncer_steps,
         shapes.parameter_bytes,
         shapes.inner_state_bytes,
         pace.step_s,
     )
-    hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or flows.home(recipe)
+    hub = syncer_region or regions.get("syncer") or flows.home(recipe)
     loads = (
         *flows.of_regions(recipe, moved, hub, pace.step_s),
         *flows.of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
     )
     read_s = (flows.DOWN_BYTES * shapes.elements + sum(shapes.outer_state_bytes)) / STORE.value
     losses = expected(recipe)
-    foreseen = forecast(recipe, shapes, context.step_s, hub) if context.forecast else None
+    foreseen = forecast(recipe, shapes, step_s, hub) if context.forecast else None
     whole = foreseen if foreseen is not None and foreseen.whole else None
     committed = None if whole is None else whole.committed
     with_quorum = 1.0 - losses.below_quorum
@@ -64,17 +63,11 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         loads=loads,
         round_steps=flows.round_steps(recipe, loads),
         expected=losses,
-        fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s, FAILOVER.value + read_s),
+        fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, FAILOVER.value + read_s),
         forecast=foreseen,
-        cost=cost(recipe, shapes.step_tokens, context.step_s, run_tokens, committed, run_s),
+        cost=cost(recipe, shapes.step_tokens, step_s, run_tokens, committed, run_s),
     )
     return checked(plan, busy)
-
-
-def _completed(context: PlanContext, recipe: Recipe) -> PlanContext:
-    """The context, completed from the recipe's `fleet`. A local node has no region."""
-    region = context.syncer_region or (None if context.local else recipe.fleet.syncer_region)
-    return replace(context, step_s=context.step_s or recipe.fleet.step_s, syncer_region=region)
 
 
 def _regions(recipe: Recipe, context: PlanContext, placement: capacity.Placement) -> dict[str, str | None]:

@@ -30,8 +30,6 @@ class PlanContext:
     source: Literal["declared", "this machine", "cluster"]
     store: str  # the run's folder
     shared_store: bool  # it is on a network file system
-    step_s: float | None = None  # of one inner step, without a pool's slowdown; None: as in `fleet`
-    syncer_region: str | None = None  # likewise
     forecast: bool = True  # or none is made
 
     @property

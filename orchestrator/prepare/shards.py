@@ -1,20 +1,17 @@
-"""Parts joined to shards of equal size, and every shard of a folder checked against its manifest."""
+"""Parts joined to shards of equal size."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 
-from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard, changed
-from learners.training.data.shard_folder import ShardFolder
+from learners.training.data.manifest import BLOCK_BYTES, Shard
 
 COPY_BYTES = 64 * BLOCK_BYTES
 
@@ -79,42 +76,3 @@ def _blocks(span: TokenSpan, itemsize: int) -> Iterator[bytes]:
                 raise OSError(f"{span.path} is shorter than its record says")
             left -= len(block)
             yield block
-
-
-# ------------------------------------------------------------------ check
-
-
-def damages(folder: ShardFolder, workers: int, show: Callable[[int], None]) -> list[str]:
-    """Read every shard whole: one line for each that is missing, changed or has a token outside the vocabulary.
-
-    `show` gets the bytes of each shard that was read.
-    """
-    manifest, found = folder.manifest, folder.problems()
-    missing = {line.split()[0] for line in found}
-    shards = [shard for shard in (*manifest.train, *manifest.held_out) if shard.name not in missing]
-
-    def one(shard: Shard) -> list[str]:
-        try:
-            lines = changed(folder.file(shard.name), shard.sha256)
-            if shard.sums not in missing:
-                lines += changed(folder.file(shard.sums), shard.sums_sha256)
-            return lines or _outside(folder.file(shard.name), manifest)
-        except OSError as error:
-            return [f"{shard.name} cannot be copied: {error}"]
-
-    with ThreadPoolExecutor(workers) as pool:
-        for shard, lines in zip(shards, pool.map(one, shards), strict=True):
-            found += lines
-            show(shard.tokens * manifest.itemsize)
-    return found
-
-
-def _outside(path: Path, manifest: Manifest) -> list[str]:
-    if np.iinfo(manifest.dtype).max < manifest.vocabulary:
-        return []
-    tokens: Any = np.memmap(path, dtype=np.dtype(manifest.dtype).newbyteorder("<"), mode="r")
-    step = COPY_BYTES // manifest.itemsize
-    most = max(int(tokens[at : at + step].max()) for at in range(0, len(tokens), step))
-    return [f"{path.name} has a token {most:,} outside the vocabulary of {manifest.vocabulary:,}"] * (
-        most >= manifest.vocabulary
-    )

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learners.protocol.facts import DeviceTaken
-from orchestrator.replay.incarnation import Adopt, Give, InheritState, Key, Read, TapeError, named
+from orchestrator.replay.incarnation import Give, InheritState, Key, Read
 from orchestrator.replay.tape import Tape, merged_read
 
 Order = tuple[int, int, int]  # number of the participant, over all commits; its stretch; the moment in it
@@ -33,7 +33,7 @@ class Stretch:
 
 
 def stretches(tape: Tape) -> Iterator[list[Stretch]]:
-    """For each commit what has to be done before it, donors first. Raises TapeError."""
+    """For each commit what has to be done before it, donors first."""
     done: Counter[Key] = Counter()
     number = 0
     for commit in tape.commits:
@@ -42,14 +42,13 @@ def stretches(tape: Tape) -> Iterator[list[Stretch]]:
             key = (one.learner, one.incarnation)
             place = tape.incarnations[key].places[merged_read(tape.rules, commit, one)]
             for found in _up_to(tape, key, place, done):
-                _check(tape, *found, commit.syncer_step)
-                before.append(Stretch(found[0], found[2], commit.syncer_step, (number, len(before))))
+                before.append(Stretch(*found, commit.syncer_step, (number, len(before))))
             number += 1
         yield before
 
 
-def _up_to(tape: Tape, key: Key, place: int, done: Counter[Key]) -> Iterator[tuple[Key, int, int]]:
-    """(incarnation, first moment, last moment): this incarnation's, and before it what its donors do."""
+def _up_to(tape: Tape, key: Key, place: int, done: Counter[Key]) -> Iterator[tuple[Key, int]]:
+    """(incarnation, last moment): this incarnation's, and before it what its donors do."""
     if done[key] > place:
         return
     first, done[key] = done[key], place + 1
@@ -58,15 +57,7 @@ def _up_to(tape: Tape, key: Key, place: int, done: Counter[Key]) -> Iterator[tup
         moment = moments[position]
         if isinstance(moment, InheritState):
             yield from _up_to(tape, moment.donor, tape.incarnations[moment.donor].places[Give(key)], done)
-    yield key, first, place
-
-
-def _check(tape: Tape, key: Key, first: int, last: int, syncer_step: int) -> None:
-    for position in range(first, last + 1):
-        moment = tape.incarnations[key].moments[position]
-        if isinstance(moment, Adopt) and moment.version >= syncer_step:
-            version = f"version {moment.version} of fragment {moment.fragment}"
-            raise TapeError(f"{named(key)} adopts {version} before it is committed")
+    yield key, place
 
 
 # ------------------------------------------------------------------ what is compared

@@ -1,12 +1,11 @@
 """The tape of a run, from its log: the commits, and what they depend on in every incarnation.
 
-Raises TapeError where the log is incomplete or contradicts itself.
+A log that passed the checks (orchestrator/analysis) does not contradict itself. Raises TapeError where it lacks what a
+commit depends on.
 """
 
 from __future__ import annotations
 
-import graphlib
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,14 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.eventlog.tables import LogPart, part_of
-from orchestrator.replay.incarnation import IncarnationReader, IncarnationTape, Key, Need, Read, TapeError, named
+from orchestrator.replay.incarnation import IncarnationReader, IncarnationTape, Key, Need, Read, TapeError
 from outer.protocol.facts import Committed, Participant, SyncerStarted
-from outer.protocol.open_step import weight
-
-TOLERANCE = 1e-9  # of a weight; what is less shows in the digests
 
 
 @dataclass(frozen=True)
@@ -72,14 +67,14 @@ def record(events: Iterable[Event], until: int | None = None) -> Tape:
 
 def tape_of(said: Mapping[Key, Said], until: int | None = None) -> Tape:
     """The same from each writer's facts."""
-    for key, each in said.items():
-        each.check(key)
     rules = _rules(said)
-    every = _commits(said, rules)
+    every = _commits(said)
     commits = tuple(commit for commit in every if until is None or commit.syncer_step <= until)
-    versions = _versions(commits, rules)
+    fragments = len(rules.sizes)
     needs = _needs(rules, commits, said)
-    incarnations = {key: IncarnationReader(key, said[key], need, versions).read() for key, need in needs.items()}
+    incarnations = {
+        key: IncarnationReader(key, said.get(key, ()), need, fragments).read() for key, need in needs.items()
+    }
     orchestrator = [fact for (writer, _), facts in said.items() if writer == "orchestrator" for fact in facts]
     return Tape(
         rules=rules,
@@ -92,69 +87,21 @@ def tape_of(said: Mapping[Key, Said], until: int | None = None) -> Tape:
 
 
 def _rules(said: Mapping[Key, Iterable[object]]) -> SyncerStarted:
-    """The first epoch's SyncerStarted; later epochs must have the same fragments."""
-    begun = [fact for _, facts in _epochs(said) for fact in facts if isinstance(fact, SyncerStarted)]
-    if not begun:
+    """The first epoch's SyncerStarted."""
+    begun = (fact for facts in _epochs(said) for fact in facts if isinstance(fact, SyncerStarted))
+    if (first := next(begun, None)) is None:
         raise TapeError("no SyncerStarted is in the log: no syncer ever ran")
-    for other in begun[1:]:
-        if (other.fragments, other.sizes) != (begun[0].fragments, begun[0].sizes):
-            raise TapeError(f"epoch {other.epoch} of the syncer has other fragments than epoch {begun[0].epoch}")
-    return begun[0]
+    return first
 
 
-def _epochs(said: Mapping[Key, Iterable[object]]) -> list[tuple[Key, Iterable[object]]]:
-    return sorted((key, facts) for key, facts in said.items() if key[0] == "syncer")
+def _epochs(said: Mapping[Key, Iterable[object]]) -> list[Iterable[object]]:
+    return [facts for (writer, _), facts in sorted(said.items()) if writer == "syncer"]
 
 
-def _commits(said: Mapping[Key, Iterable[object]], rules: SyncerStarted) -> list[Committed]:
+def _commits(said: Mapping[Key, Iterable[object]]) -> list[Committed]:
     """Every commit once; a later epoch may repeat an earlier one's."""
-    by_step: dict[int, Committed] = {}
-    for _, facts in _epochs(said):
-        for fact in facts:
-            if isinstance(fact, Committed) and by_step.setdefault(fact.syncer_step, fact) != fact:
-                raise TapeError(f"syncer step {fact.syncer_step} committed in two ways")
-    newest = [0] * len(rules.sizes)
-    for step, commit in sorted(by_step.items()):
-        if not 0 <= commit.fragment < len(newest):
-            raise TapeError(f"syncer step {step}: there is no fragment {commit.fragment}")
-        if commit.base_version != newest[commit.fragment]:
-            raise TapeError(
-                f"syncer step {step}: it merges onto version {commit.base_version} of fragment {commit.fragment}, "
-                f"whose newest before it is {newest[commit.fragment]}: a commit is missing, or one too many"
-            )
-        newest[commit.fragment] = step
-        _check_weights(commit, rules)
-    return [commit for _, commit in sorted(by_step.items())]
-
-
-def _check_weights(commit: Committed, rules: SyncerStarted) -> None:
-    """By the rule that the epoch names, normalised over the commit.
-
-    Of a contribution on an older base at most H steps count, with their tokens.
-    """
-    where = f"syncer step {commit.syncer_step}"
-    if not commit.participants or any(one.steps < 1 or one.tokens < 1 for one in commit.participants):
-        raise TapeError(f"{where}: a contribution without steps or tokens, or none at all")
-    if any(not 0 <= one.age <= rules.base_window for one in commit.participants):
-        raise TapeError(f"{where}: a contribution has a base further behind than base_window = {rules.base_window}")
-    raw = []
-    for one in commit.participants:
-        share = min(1.0, rules.round_steps / one.steps) if one.age else 1
-        raw.append(weight(rules.weights, share * one.tokens, share * one.steps, one.age))
-    for one, due in zip(commit.participants, raw, strict=True):
-        if not abs(one.weight - due / math.fsum(raw)) <= TOLERANCE:
-            raise TapeError(
-                f"{where}: {one.learner} {one.incarnation} weighs {one.weight!r}, and its counters give "
-                f"{due / math.fsum(raw)!r}"
-            )
-
-
-def _versions(commits: Sequence[Committed], rules: SyncerStarted) -> list[set[int]]:
-    """The versions of each fragment."""
-    versions = [{0} for _ in rules.sizes]
-    for commit in commits:
-        versions[commit.fragment].add(commit.syncer_step)
-    return versions
+    told = {fact.syncer_step: fact for facts in _epochs(said) for fact in facts if isinstance(fact, Committed)}
+    return [commit for _, commit in sorted(told.items())]
 
 
 # ------------------------------------------------------------------ who is needed, and when
@@ -165,31 +112,16 @@ def _needs(rules: SyncerStarted, commits: Sequence[Committed], said: Mapping[Key
     needs: dict[Key, Need] = defaultdict(Need)
     for commit in commits:
         for one in commit.participants:
-            key, read = (one.learner, one.incarnation), merged_read(rules, commit, one)
-            if key not in said:
-                raise TapeError(f"syncer step {commit.syncer_step}: the log holds no word of {named(key)} itself")
-            if read in needs[key].reads:
-                raise TapeError(f"syncer step {commit.syncer_step}: {named(key)} had merged into it before")
-            needs[key].reads[read] = (commit.syncer_step, one)
-    origins: dict[Key, list[Key]] = {}
+            needs[one.learner, one.incarnation].reads[merged_read(rules, commit, one)] = commit.syncer_step
     waiting = list(needs)
     while waiting:
         joiner = waiting.pop()
-        received = next((fact for fact in said[joiner] if isinstance(fact, StateReceived)), None)
-        origins[joiner] = []
-        if received is None or received.source != "peer":
-            continue
-        donor = (received.donor, received.donor_incarnation)
-        if donor not in said:
-            raise TapeError(f"{named(joiner)} starts from the state of {named(donor)}, of which the log holds no word")
-        if donor not in needs:
-            waiting.append(donor)
-        needs[donor].gives[joiner] = (received.donor_step, received.versions)
-        origins[joiner] = [donor]
-    try:
-        graphlib.TopologicalSorter(origins).prepare()
-    except graphlib.CycleError as error:
-        raise TapeError(f"these start from each other's states: {', '.join(map(named, error.args[1]))}") from error
+        received = next((fact for fact in said.get(joiner, ()) if isinstance(fact, StateReceived)), None)
+        if received is not None and received.source == "peer":
+            donor = (received.donor, received.donor_incarnation)
+            if donor not in needs:
+                waiting.append(donor)
+            needs[donor].gives[joiner] = (received.donor_step, received.versions)
     return needs
 
 
@@ -208,27 +140,13 @@ class Said(Iterable[object]):
     def __init__(self) -> None:
         self._tables: dict[str, list[pa.Table]] = {name: [] for name in COLUMNS}
         self._objects: dict[int, object] = {}  # by sequence
-        self._others: list[int] = []  # the sequences of facts that are left out
 
     def add(self, sequence: int, fact: object) -> None:
-        if isinstance(fact, KEPT) and sequence not in self._objects:  # else `check` finds it twice
+        if isinstance(fact, KEPT):
             self._objects[sequence] = fact
-        else:
-            self._others.append(sequence)
 
     def add_rows(self, name: str, rows: pa.Table) -> None:
         self._tables[name].append(rows)
-
-    def check(self, key: Key) -> None:
-        """Raises TapeError where a fact is missing, or there twice."""
-        columns = [rows["sequence"].to_numpy() for tables in self._tables.values() for rows in tables]
-        numbers = np.sort(np.concatenate([*columns, np.array([*self._objects, *self._others], np.int64)]))
-        wrong = np.flatnonzero(numbers != np.arange(len(numbers)))
-        if len(wrong):
-            first = int(wrong[0])
-            if numbers[first] < first:
-                raise TapeError(f"{named(key)}: its fact {numbers[first]} is told twice")
-            raise TapeError(f"{named(key)}: its fact {first} is missing, and later ones are there")
 
     def __iter__(self) -> Iterator[object]:
         steps = ((number, _step(*values)) for number, *values in self._rows("steps"))

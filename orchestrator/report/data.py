@@ -63,19 +63,11 @@ class Lane:
 
     learner: str
     incarnation: int
-    requested: float | None
     phases: tuple[tuple[float, float, str], ...]  # start, stop, phase: placing, importing, compiling, ...
     frozen: tuple[Span, ...]
     expired: tuple[Span, ...]  # without a lease
     dead: Span | None  # from its death to the next incarnation's request, or to the end
     reason: str  # why it was fenced or lost; empty while it lives
-    steps: int
-    tokens: int
-
-    @property
-    def begun(self) -> float | None:
-        """When its first step began."""
-        return next((start for start, _, phase in self.phases if phase == "stepping"), None)
 
 
 @dataclass(frozen=True)
@@ -198,7 +190,7 @@ def lanes(rows: Any, end: float, origin: float) -> list[Lane]:
         for who, at, other in rows(f"SELECT who, t, {columns} FROM {table} ORDER BY position"):
             of.setdefault(who, []).append((at, other))
     found = []
-    for who, learner, number, requested, begun, over, died, noticed, again, reason, steps, tokens in rows("FROM drawn"):
+    for who, learner, number, requested, begun, over, died, noticed, again, reason in rows("FROM drawn"):
         stop = died if died is not None else noticed if over in ("stopped", "drained") and noticed else end
         marks = [(requested, "placing")] if requested is not None else []
         marks += [(at, PHASES.get(phase, phase)) for at, phase in spans["phases"].get(who, ())]
@@ -214,7 +206,6 @@ def lanes(rows: Any, end: float, origin: float) -> list[Lane]:
             Lane(
                 learner,
                 number,
-                None if requested is None else requested - origin,
                 tuple(drawn),
                 tuple((at - origin, until - origin) for at, until in spans["frozen"].get(who, ()) if at < until),
                 tuple(
@@ -224,8 +215,6 @@ def lanes(rows: Any, end: float, origin: float) -> list[Lane]:
                 ),
                 None if died is None else (died - origin, max(died, end if again is None else again) - origin),
                 reason,
-                steps,
-                tokens,
             )
         )
     return found

@@ -100,11 +100,9 @@ def _learners(data: Data) -> ReportSection:
     if learners > figures.LEARNERS_MOST:
         caption += f" The first {figures.LEARNERS_MOST} of {learners} learners are drawn."
     left = data.lanes_left_out
-    lead = (f"{left:,} earlier incarnations are left out of the figure and the table.",) if left else ()
+    lead = (f"{left:,} earlier incarnations are left out of the figure.",) if left else ()
     pictures = (Picture(figures.draw_lanes, words, caption),)
-    return ReportSection(
-        "learners", "Learners", lead, pictures, _kept(tables.incarnations(data), tables.participation(data))
-    )
+    return ReportSection("learners", "Learners", lead, pictures, _kept(tables.participation(data)))
 
 
 def _time(data: Data) -> ReportSection:
@@ -116,9 +114,7 @@ def _time(data: Data) -> ReportSection:
         "Every second of every configured learner, from the first learner step to the last commit, is in exactly one "
         "category. The second figure leaves productive time out."
     )
-    return ReportSection(
-        "time", "Where the time went", (), (Picture(figures.draw_time, words, caption),), _kept(tables.time(data))
-    )
+    return ReportSection("time", "Where the time went", (), (Picture(figures.draw_time, words, caption),))
 
 
 def _merges(data: Data) -> ReportSection:

@@ -54,24 +54,7 @@ def megabytes(count: float | None) -> str:
     return DASH if count is None else f"{count / 1e6:,.1f}"
 
 
-# ------------------------------------------------------------------ learners and time
-
-
-def incarnations(data: Data) -> Table:
-    rows = (
-        (
-            lane.learner,
-            str(lane.incarnation),
-            seconds(lane.requested),
-            seconds(lane.begun),
-            number(lane.steps),
-            number(lane.tokens),
-            lane.reason or "not fenced",
-        )
-        for lane in data.lanes
-    )
-    columns = "learner|incarnation|requested at|stepping from|steps|tokens|fenced as"
-    return table("Incarnations", columns, rows, (1, 2, 3, 4, 5))
+# ------------------------------------------------------------------ learners
 
 
 def auxiliaries(data: Data) -> Table:
@@ -89,25 +72,6 @@ def held_out(data: Data) -> Table:
     return table("Last held-out metrics", "name|value", rows, (1,))
 
 
-def time(data: Data) -> Table:
-    """Seconds by category, without categories of no time."""
-    learners = list(data.seconds)
-    names = [n for n in (data.summary["goodput_categories"] or {}) if any(data.seconds[who].get(n) for who in learners)]
-    shares = data.summary["goodput_categories"] or {}
-    rows = [
-        (
-            name,
-            *(f"{data.seconds[who][name]:.2f}" if data.seconds[who][name] else "0" for who in learners),
-            percent(shares[name]),
-        )
-        for name in names
-    ]
-    return table(
-        "Seconds by category", "|".join(("category", *map(_column, learners), "share of all")), rows,
-        range(1, len(learners) + 2),
-    )  # fmt: skip
-
-
 def participation(data: Data) -> Table:
     shares = (data.summary["participation"] or {}).get("by_learner") or {}
     rounds = data.summary["round_steps"] or {}
@@ -115,10 +79,6 @@ def participation(data: Data) -> Table:
     rows = [(name, percent(share), number(made.get(name), 1)) for name, share in shares.items()]
     columns = f"learner|share of the commits|inner steps in a round ({number(rounds.get('asked'))} asked for)"
     return table("Share of the commits that each took part in, and its rounds", columns, rows, (1, 2))
-
-
-def _column(name: str) -> str:
-    return name.replace("|", "¦")
 
 
 # ------------------------------------------------------------------ outer steps

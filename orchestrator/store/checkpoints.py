@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Po
 
 from outer.journal import checkpoint_parts as parts
 from outer.journal import journal
+from outer.journal.chain import identity
 from outer.journal.framing import Damaged
 from outer.journal.object_store import Objects
 
@@ -175,9 +176,12 @@ def exact_learners(manifest: CheckpointManifest, epochs: int, incarnations: Mapp
 # ------------------------------------------------------------------ listing and verifying
 
 
-def listed(store: Objects, now: float) -> list[dict[str, Any]]:
-    """Every checkpoint in order, as its manifest describes it; `damage`: what shows without reading the parts."""
-    found = []
+def listed(store: Objects, now: float, verify: bool = False) -> list[dict[str, Any]]:
+    """Every checkpoint in order, as its manifest describes it.
+
+    `damage`: with `verify` all that is found by reading every byte, else what shows without reading the parts.
+    """
+    found, run = [], identity(store, JOURNAL) if verify else None
     for snapshot in known(store):
         names = store.names(f"{parts.FOLDER}/{snapshot:06d}")
         if parts.object_key(snapshot, parts.MANIFEST) not in names:
@@ -189,15 +193,10 @@ def listed(store: Objects, now: float) -> list[dict[str, Any]]:
                 found.append({"snapshot": snapshot, "damage": [f"{parts.MANIFEST}: {error}"]})
             continue
         absent = [part.part for part in manifest.parts if parts.object_key(snapshot, part.part) not in names]
-        damage = [f"{part}: it is missing" for part in absent]
-        found.append(describe(manifest, now) | {"damage": damage})
+        wrong = damage(store, snapshot, run) if verify else [f"{part}: it is missing" for part in absent]
+        if complete(store, snapshot):  # a manifest is the first to be removed
+            found.append(describe(manifest, now) | {"damage": wrong})
     return found
-
-
-def checkpoint_damage(store: Objects, snapshot: int, run: str | None) -> list[str]:
-    """`damage`, but empty for a checkpoint that was removed meanwhile."""
-    wrong = damage(store, snapshot, run)
-    return wrong if complete(store, snapshot) else []  # the manifest is removed first
 
 
 def journal_damage(store: Objects) -> list[str]:

@@ -117,7 +117,7 @@ def model(
             ),
             "tokens_processed": processed,
             "tokens_committed": tokens,
-            "goodput": committed / processed if processed else None,
+            "kept_share": committed / processed if processed else None,
             "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
             "pools": _pools(recipe, about),

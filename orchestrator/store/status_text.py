@@ -93,7 +93,7 @@ def main_lines(status: Mapping[str, Any], trend: str = "") -> list[str]:
         f"training loss {number(training_loss(status), 3)}, "
         f"held-out {loss(run.get('eval_loss'), run.get('loss_unit'))}{trend and f'  {trend}'}",
         f"{stepping} of {len(learners)} learners stepping{f' and {standbys} standbys waiting' if standbys else ''}, "
-        f"{number(run.get('tokens_per_s'))} tokens/s, {percent(run.get('goodput'))} of tokens kept",
+        f"{number(run.get('tokens_per_s'))} tokens/s, {percent(run.get('kept_share'))} of tokens kept",
     ]
 
 

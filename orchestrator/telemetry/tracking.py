@@ -107,7 +107,7 @@ class Curves:
 
 
 SUFFIX = ".diloco"  # of TensorBoard's files that are ours
-TAG, STEP = "diloco.run", "syncer_step"
+STEP = "syncer_step"
 
 
 class Sink:
@@ -161,30 +161,7 @@ class WeightsAndBiases(Sink):
         self._run.finish()
 
 
-class MLflow(Sink):
-    """A run of the default experiment at the tracking URI `target`, found again by a tag."""
-
-    def __init__(self, target: str, name: str, identity: str) -> None:
-        library: Any = importlib.import_module("mlflow")
-        self._client, self._metric = library.MlflowClient(tracking_uri=target), library.entities.Metric
-        known = self._client.search_runs(["0"], f"tags.`{TAG}` = '{identity}'", max_results=1)
-        tags = {TAG: identity, "mlflow.runName": name}
-        self._id = known[0].info.run_id if known else self._client.create_run("0", tags=tags).info.run_id
-        sent = {name: self._client.get_metric_history(self._id, name) for name in SERIES}
-        self.newest = {name: max(each.step for each in known) for name, known in sent.items() if known}
-
-    def write(self, point: Point) -> None:
-        at = int(1000 * point.at)
-        finite = {name: value for name, value in point.values.items() if math.isfinite(value)}
-        metrics = [self._metric(name, value, at, point.step) for name, value in finite.items()]
-        self._client.log_batch(self._id, metrics=metrics)
-
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
-
-
 SINKS: dict[str, Callable[[str, str, str], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
-    "mlflow": MLflow,
 }

@@ -100,7 +100,7 @@ class WatchedRun:
         processed, committed, merged, possible = (now - old for now, old in zip((*sums, live), then, strict=True))
         return {
             "tokens_per_s": _share(committed, at - before),
-            "kept": _share(committed, processed),
+            "kept_share": _share(committed, processed),
             "participation": _share(merged, possible),
             "participation_so_far": _share(sums[2], live),
         }

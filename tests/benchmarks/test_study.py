@@ -19,18 +19,19 @@ from typer.testing import CliRunner
 from benchmarks.harness.lockstep import LockStep
 from benchmarks.harness.modes import transformed
 from benchmarks.harness.seed_run import ROW_FILE, SeedRun
-from benchmarks.harness.study import study
-from learners.protocol.facts import StepFinished
+from benchmarks.harness.study import difference, study
+from learners.protocol.facts import Adopted, StepFinished
 from learners.training.step import make_step, schedule, step_key, transformation
 from orchestrator.analysis.folder import check_run
-from orchestrator.compare.comparison import difference
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
 from orchestrator.store.export import of_run
 from orchestrator.store.run_store import RunStore
+from outer.protocol.facts import Committed
 from outer.protocol.schedule import Budget
 from tests.replay.shaken import OneProcess, Points, recipe
 
@@ -91,6 +92,37 @@ def test_two_seeds_differ_and_differences_are_paired() -> None:
 
 
 # ------------------------------------------------------------------ the modes
+
+
+def said(folder: Path, mode: str, kind: type[Any]) -> list[Any]:
+    """The facts of a kind that a run of a mode tells."""
+    assert trained(folder, transformed(WANTED, mode))["ok"]
+    return [event.fact for event in read_run(folder) if isinstance(event.fact, kind)]
+
+
+def test_diloco_merges_the_whole_model_of_all_learners_every_round_and_all_wait_for_it(tmp_path: Path) -> None:
+    commits = said(tmp_path, "diloco", Committed)
+    assert [commit.syncer_step for commit in commits] == [6, 12, 18, 24, 30]
+    assert {commit.fragment for commit in commits} == {0}
+    for commit in commits:
+        assert {(each.learner, each.step) for each in commit.participants} == {
+            (name, commit.syncer_step) for name in WANTED.learners
+        }
+    adopted = [event.fact for event in read_run(tmp_path) if isinstance(event.fact, Adopted) and event.fact.version]
+    assert adopted and all(fact.after_step == fact.version for fact in adopted), "before the next step"
+
+
+def test_streaming_merges_each_fragment_of_all_and_adopts_it_tau_steps_later(tmp_path: Path) -> None:
+    commits = said(tmp_path, "streaming", Committed)
+    assert {commit.fragment for commit in commits} == set(range(5))
+    assert all({each.step for each in commit.participants} == {commit.syncer_step} for commit in commits)
+    adopted = [event.fact for event in read_run(tmp_path) if isinstance(event.fact, Adopted) and event.fact.version]
+    assert adopted and {fact.after_step - fact.version for fact in adopted} == {2}
+
+
+def test_a_mode_that_there_is_not_is_told_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"did you mean diloco\?"):
+        transformed(WANTED, "dilocco")
 
 
 @pytest.mark.parametrize(("mode", "batch"), [("data_parallel", 8), ("single", 2)])

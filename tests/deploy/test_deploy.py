@@ -190,7 +190,7 @@ def accepted(command: str) -> dict[str, Any]:
     words = shlex.split(command)
     assert words[:4] == ["python", "-m", "orchestrator", "run"]
     group: Any = typer.main.get_command(build())
-    return dict(group.commands["run"].make_context("run", words[4:]).params)
+    return dict(group.imported()["run"]().make_context("run", words[4:]).params)
 
 
 def test_commands_of_the_runbook_are_ones_that_ours_accepts() -> None:

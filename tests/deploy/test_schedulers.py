@@ -96,7 +96,7 @@ def accepted(line: str) -> None:
     words = shlex.split(line.partition("orchestrator ")[2])
     command = typer.main.get_command(build())
     with command.make_context("diloco", words[:1], resilient_parsing=True) as context:
-        command.commands[words[0]].make_context(words[0], words[1:], parent=context)  # type: ignore[attr-defined]
+        command.imported()[words[0]]().make_context(words[0], words[1:], parent=context)  # type: ignore[attr-defined]
 
 
 def ray_start(line: str) -> dict[str, Any]:

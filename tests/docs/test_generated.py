@@ -78,4 +78,4 @@ def test_brackets_in_the_help_of_options_are_shown() -> None:
 def test_the_summaries_of_help_which_imports_no_command_are_the_commands_own() -> None:
     shown = {each.name: each.summary for each in (*COMMANDS, CHAOS)}
     root: Any = typer.main.get_command(build(extensions=[CHAOS]))
-    assert shown == {name: commands.summary(command) for name, command in root.commands.items()}
+    assert shown == {name: commands.summary(load()) for name, load in root.imported().items()}

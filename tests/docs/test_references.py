@@ -38,7 +38,7 @@ PLANTED = [  # in a page, each of them alone
     "    diloco run \\\n        my-run.toml --frehs\n",
     "Add `--follows` to it.",
     "`python benchmarks/nothing.py`",
-    "    python benchmarks/isolation.py --no-such-option\n",
+    "    python benchmarks/standby.py --no-such-option\n",
     "`python -m docs.nothing`",
     "    make tests\n",
     "Set `sync.quorom`.",

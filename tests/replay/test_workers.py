@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.replay import workers
-from orchestrator.replay.crew import stretches
 from orchestrator.replay.environment import ONE_THREAD, Environment
-from orchestrator.replay.incarnation import Adopt, TapeError
+from orchestrator.replay.incarnation import TapeError
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import Tape, record
 from orchestrator.replay.workers import Workers, shares
@@ -30,17 +29,6 @@ def run(shaken_run: Callable[..., Shaken]) -> Shaken:
 @pytest.fixture(scope="module")
 def tape(run: Shaken) -> Tape:
     return record(run.events)
-
-
-def test_an_adoption_before_its_commit_is_refused_and_not_waited_for(tape: Tape) -> None:
-    key, incarnation = next(iter(tape.incarnations.items()))
-    place = next(at for at, m in enumerate(incarnation.moments) if isinstance(m, Adopt) and m.version == 0)
-    moments = list(incarnation.moments)
-    last = tape.commits[-1].syncer_step
-    moments[place] = Adopt(0, last, "overwrite", None)
-    changed = replace(incarnation, moments=tuple(moments))
-    with pytest.raises(TapeError, match=rf"{key[0]} {key[1]} adopts version {last} of fragment 0 before"):
-        list(stretches(replace(tape, incarnations={**tape.incarnations, key: changed})))
 
 
 def test_learners_share_the_cores_as_they_had_them_in_the_run(

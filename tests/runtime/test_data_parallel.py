@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,11 @@ import ray
 
 from benchmarks.harness.modes import transformed
 from benchmarks.harness.seed_run import SeedRun
+from benchmarks.under_kills import ranks
 from learners.protocol.facts import StepFinished
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
-from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import STEPS_FILE, History, lines
 from orchestrator.runtime.data_parallel.trainer import train_on
 from orchestrator.store.export import of_run
@@ -41,11 +43,10 @@ def wanted(name: str, corpus: str, **sections: Any) -> Recipe:
     return recipe(name, corpus, **{"pools": pools, "budget": budget, "eval": {"every": 10, "sequences": 8}} | sections)
 
 
-def trained(given: Recipe, folder: Path, *faults: Any, checkpoint_steps: int | None = None) -> History:
+def trained(given: Recipe, folder: Path, on_news: Callable[[Any], None] = lambda news: None) -> History:
     store = RunStore(folder)
     store.create()
-    every = Interval(0.0, checkpoint_steps)
-    return train_on(namespace(given.name), given, store, every, (faults, iter(())), lambda news: None)
+    return train_on(namespace(given.name), given, store, on_news)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -77,24 +78,25 @@ def test_both_arms_of_a_comparison_are_trained_on_a_cluster_that_is_there(
         words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )
     assert done.returncode == 0, done.stderr
-    rows = {row["mode"]: row["seeds"][0] for row in json.loads(done.stdout)["rows"]}
+    rows = {row["mode"]: row for row in json.loads(done.stdout)["rows"]}
     assert {mode: (row["state"], row["ok"]) for mode, row in rows.items()} == dict.fromkeys(
         ("decoupled", "data_parallel"), ("finished", True)
     )
     for mode in rows:
-        assert RunStore(tmp_path / "out" / mode / "seed-0").read_json("cluster.json")["address"] == address
+        assert RunStore(tmp_path / "out" / mode).read_json("cluster.json")["address"] == address
 
 
 class AfterCheckpoint:
-    """A kill that is due at the second checkpoint: by then Ray Train knows the first."""
-
-    kind, learner, duration_s = "kill", "learner-t-1", 0.0
+    """Kills a rank at the second checkpoint: by then Ray Train knows the first."""
 
     def __init__(self, folder: Path) -> None:
-        self._log = folder / STEPS_FILE
+        self._log, self._killed = folder / STEPS_FILE, False
 
-    def is_due(self, now_s: float, step: int) -> bool:
-        return [line["kind"] for line in lines(self._log)].count("checkpoint") > 1
+    def __call__(self, news: Any) -> None:
+        if self._killed or [line["kind"] for line in lines(self._log)].count("checkpoint") < 2:
+            return
+        self._killed = True
+        os.kill(ranks()[-1], signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_losses_are_those_of_the_harness_within_rounding(
 
 def test_its_folder_says_what_was_done_and_holds_the_model(by_ray_train: tuple[Path, History]) -> None:
     folder, found = by_ray_train
-    assert (found.finished, found.step, found.processed, found.restarts) == (True, STEPS, STEPS, [])
+    assert (found.finished, found.step, found.processed, found.restarts) == (True, STEPS, STEPS, 0)
     summary = RunStore(folder).read_json("summary.json")
     assert summary["tokens"] == {"committed": STEPS * 8 * 16, "processed": STEPS * 8 * 16}
     assert 0.0 < summary["goodput_time"] <= 1.0
@@ -126,15 +128,11 @@ def test_its_folder_says_what_was_done_and_holds_the_model(by_ray_train: tuple[P
 
 def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(ray_cluster: Any, corpus: str, tmp_path: Path) -> None:
     """Many checkpoints, so that it comes before the end; the losses after it are those of a run without a fault."""
-    kill = AfterCheckpoint(tmp_path / "run")
-    given = wanted("killed", corpus, budget={"syncer_steps": 100})
-    found = trained(given, tmp_path / "run", kill, checkpoint_steps=5)
-    assert found.finished and found.step == 100
-    assert [fault["injected"] for fault in found.faults] == [True]
-    (restart,) = found.restarts
-    assert restart.resumed_at_step > 0
-    assert found.processed == 100 + restart.lost_steps
-    assert restart.outage_s is not None and restart.recovery_s is not None and restart.outage_s <= restart.recovery_s
+    given = wanted("killed", corpus, budget={"syncer_steps": 400}, durability={"every_s": 0.01})
+    found = trained(given, tmp_path / "run", AfterCheckpoint(tmp_path / "run"))
+    assert found.finished and found.step == 400 and found.restarts == 1
+    starts = [line["step"] for line in lines(tmp_path / "run" / STEPS_FILE) if line["kind"] == "started"]
+    assert starts[0] == 0 and starts[1] > 0, "from a checkpoint"
     assert [line["kind"] for line in lines(tmp_path / "run" / STEPS_FILE)].count("attached") == 1
     assert found.checkpoints and found.goodput_time is not None and found.goodput_time < 1.0
     calm = SeedRun(transformed(given, "data_parallel"), tmp_path / "calm")

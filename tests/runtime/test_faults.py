@@ -1,7 +1,7 @@
 """Every fault that strikes a learner from within, one after the other in one run: it fires, harms nobody and heals.
 
 Each is injected once the one before it has healed and everyone steps. How much a fault costs is measured by
-benchmarks/isolation.py and benchmarks/recovery.py.
+benchmarks/standby.py and benchmarks/recovery.py.
 """
 
 import math

@@ -195,7 +195,7 @@ class TokenStream:
             raise self._refused(f"{name} cannot be read: {error.strerror or error}") from error
 
     def _refused(self, what: str) -> ValueError:
-        return ValueError(f"{self._where}: {what}; see which shards are whole: diloco data check")
+        return ValueError(f"{self._where}: {what}; restore it: the manifest has every shard's SHA-256")
 
 
 def _checked(data: DataConfig) -> ShardFolder:

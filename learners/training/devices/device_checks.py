@@ -1,6 +1,7 @@
 """Whether the devices that JAX took are the right ones, and compute the same bits every time.
 
-A learner calls `at_start`. `diloco doctor --gpu` runs this module as a process, which prints a finding a line.
+A learner calls `at_start`. As a program (`python -m learners.training.devices.device_checks gpu`) it prints a finding a
+line.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def at_start(platform: str, granted: Sequence[str] | None = None) -> dict[str, s
 
 
 def findings(platform: str) -> Iterator[DeviceFinding]:
-    """The checks of `diloco doctor --gpu`, thorough ones. After a failure nothing more is tried."""
+    """Thorough checks, those of the program. After a failure nothing more is tried."""
     if platform == "gpu":
         yield (visible := visible_devices(os.environ, None))
         yield (fraction := memory_fraction(os.environ))

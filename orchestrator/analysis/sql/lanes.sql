@@ -3,7 +3,7 @@
 -- The incarnations that are drawn: the newest 1,000, of the learners that were wanted first.
 CREATE OR REPLACE TEMP TABLE drawn AS
 WITH places AS (SELECT learner, min({position: position, part: part}) AS place FROM wanted GROUP BY learner)
-SELECT who, learner, incarnation, requested, begun, over, died, noticed, again, reason, steps, tokens
+SELECT who, learner, incarnation, requested, begun, over, died, noticed, again, reason
 FROM roster LEFT JOIN places USING (learner)
 QUALIFY row_number() OVER (ORDER BY coalesce(requested, begun, attached) DESC NULLS LAST) <= 1000
 ORDER BY place NULLS LAST, learner, incarnation;

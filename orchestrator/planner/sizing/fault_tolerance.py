@@ -19,9 +19,7 @@ class FaultOutcome:
     """One loss and its effect."""
 
     lost: str
-    commits_go_on: bool
-    stopped_s: float | None  # without a commit; 0: none; None: until a user acts
-    words: str
+    stopped_s: float | None  # without a commit; 0: commits go on; None: until a user acts
 
 
 @dataclass(frozen=True)
@@ -57,40 +55,24 @@ def _counts(alive: list[float]) -> list[float]:
     return found
 
 
-# ------------------------------------------------------------------ in words
+# ------------------------------------------------------------------ what may be lost
 
 
-def fault_outcomes(
-    recipe: Recipe, hub: str | None, shared_store: bool, step_s: float | None, failover_s: float
-) -> tuple[FaultOutcome, ...]:
-    """A row for each kind of loss. `hub`: the syncer's region, if known. `step_s`: of a syncer step. `failover_s`: from
-    a syncer's death to the next commit.
+def fault_outcomes(recipe: Recipe, hub: str | None, shared_store: bool, failover_s: float) -> tuple[FaultOutcome, ...]:
+    """A row for each kind of loss; docs/failures.md says what happens. `hub`: the syncer's region, if known.
+
+    `failover_s`: from a syncer's death to the next commit.
     """
-    return (*_learners(recipe, step_s), *_groups(recipe, hub), *_services(recipe, shared_store, failover_s))
+    return (*_learners(recipe), *_groups(recipe, hub), *_services(recipe, shared_store, failover_s))
 
 
-def _learners(recipe: Recipe, step_s: float | None) -> Iterator[FaultOutcome]:
-    count, quorum, sync = len(recipe.learners), recipe.quorum, recipe.sync
-    lease = max(sync.lease_s, sync.lease_steps * (step_s or 0.0))
-    back = recipe.fleet.outage_s
-    given = "a peer's state" if sync.recover == "peer" else "the syncer's versions and fresh moments"
-    spare = count - quorum
+def _learners(recipe: Recipe) -> Iterator[FaultOutcome]:
+    count = len(recipe.learners)
+    spare = count - recipe.quorum
     if spare:
-        yield FaultOutcome(
-            f"any {spare} of {count} learners" if spare > 1 else f"any one of {count} learners",
-            True,
-            0.0,
-            f"the others go on. A dead learner is fenced at once, a silent one after {lease:g} s; each is back after "
-            f"about {back:.0f} s with {given}. A fragment loses its steps since the last read, at most "
-            f"{sync.round_steps + sync.overlap_steps}; their samples are leased again",
-        )
-    yield FaultOutcome(
-        "any learner" if not spare else f"{spare + 1} learners or more" if count > 1 else "the learner",
-        False,
-        back,
-        f"fewer than K = {quorum} remain: no commit until one is back, after about {back:.0f} s. The others keep "
-        "stepping, and no commit is lost",
-    )
+        yield FaultOutcome(f"any {spare} of {count} learners" if spare > 1 else f"any one of {count} learners", 0.0)
+    more = "any learner" if not spare else f"{spare + 1} learners or more" if count > 1 else "the learner"
+    yield FaultOutcome(more, recipe.fleet.outage_s)
 
 
 def _groups(recipe: Recipe, hub: str | None) -> Iterator[FaultOutcome]:
@@ -103,63 +85,26 @@ def _groups(recipe: Recipe, hub: str | None) -> Iterator[FaultOutcome]:
 
 
 def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> FaultOutcome:
-    left, quorum = len(recipe.learners) - size, recipe.quorum
-    holds = left >= quorum
-    with_syncer = kind == "region" and name == hub
     spot = fleet_pool(recipe, name).spot if kind == "pool" else 1.0
     often = f", {1.0 - spot:.0%} of the day," if spot < 1.0 else ""
     lost = f"{kind} {name}{often} with {size} of {len(recipe.learners)} learners"
-    if with_syncer:
-        words = "the syncer, and probably the orchestrator, run there too: see their rows"
-        return FaultOutcome(f"{lost} and the syncer", False, None, words)
-    if holds:
-        return FaultOutcome(lost, True, 0.0, f"{left} remain, K = {quorum}: the run goes on with {left} learners")
-    fix = f"sync.quorum = {left} or less would go on" if left else f"spread the learners over more {kind}s"
-    away = (1.0 - spot) * DAY_S if often else recipe.fleet.outage_s
-    return FaultOutcome(lost, False, away, f"only {left} remain, K = {quorum}: no commit; {fix}")
+    if kind == "region" and name == hub:
+        return FaultOutcome(f"{lost} and the syncer", None)
+    if len(recipe.learners) - size >= recipe.quorum:
+        return FaultOutcome(lost, 0.0)
+    return FaultOutcome(lost, (1.0 - spot) * DAY_S if often else recipe.fleet.outage_s)
 
 
 def _services(recipe: Recipe, shared_store: bool, failover_s: float) -> Iterator[FaultOutcome]:
     """The syncer, the orchestrator, the store, and everything at once."""
-    every_s, back = recipe.durability.every_s, recipe.fleet.outage_s
-    journal, safe = recipe.durability.mode == "journal", _outlives_node(recipe, shared_store)
-    kept = "from the journal, so no commit is lost"
-    if not journal:
-        kept = "from the newest checkpoint and the newer fragments that learners hold; the outer momentum since then "
-        kept += "is lost"
-    yield FaultOutcome(
-        "the syncer's process",
-        False,
-        failover_s,
-        f"a dead one is replaced at once, a silent one {recipe.run.syncer_lease_s:g} s later; the next one resumes "
-        f"{kept}, however old the run is. Learners keep stepping",
-    )
-    elsewhere = f"as for its process: the next one starts elsewhere, {kept}"
-    one_disk = (
-        "the journal is on one node's disk. If that node is lost, no commit until the disk is back; set "
-        "durability.store to object or shared storage"
-    )
-    stuck = journal and not safe
-    yield FaultOutcome("the syncer's node", False, None if stuck else failover_s, one_disk if stuck else elsewhere)
-    yield FaultOutcome(
-        "the orchestrator",
-        True,
-        0.0,
-        "learners and syncer go on, but no dead learner is replaced until the orchestrator is: by the shell that "
-        "started the run, or else by `diloco run` with the same name",
-    )
-    if journal:
-        store = "commits wait until it takes them again, and learners keep stepping; if damaged, see docs/failures.md"
-        disk = "" if safe else ", if the journal's disk comes back"
-        end = f"`diloco run` resumes at the newest commit{disk}; learners get the newest checkpoint's moments"
-    elif every_s:
-        store = "it holds checkpoints alone"
-        end = f"`diloco run` resumes from the newest checkpoint: up to {every_s:g} s of commits are lost"
-    else:
-        store = "it holds checkpoints alone, and the first is written when the run is stopped"
-        end = "all is lost: no checkpoint is written before a stop"
-    yield FaultOutcome("the store, full or away", not journal, None if journal else 0.0, store)
-    yield FaultOutcome("everything at once", False, back if journal or every_s else None, end)
+    journal = recipe.durability.mode == "journal"
+    stuck = journal and not _outlives_node(recipe, shared_store)
+    yield FaultOutcome("the syncer's process", failover_s)
+    yield FaultOutcome("the syncer's node, with the journal's disk" if stuck else "the syncer's node",
+                       None if stuck else failover_s)  # fmt: skip
+    yield FaultOutcome("the orchestrator", 0.0)
+    yield FaultOutcome("the store, full or away", None if journal else 0.0)
+    yield FaultOutcome("everything at once", recipe.fleet.outage_s if journal or recipe.durability.every_s else None)
 
 
 def _outlives_node(recipe: Recipe, shared_store: bool) -> bool:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from orchestrator.recipe import resources as shape
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.recipe.resources import ACCELERATOR, POD_TYPE, REGION
-from orchestrator.recipe.tpu_slices import GENERATIONS, is_topology
+from orchestrator.recipe.tpu_slices import GENERATIONS
 
 GIB = 2**30
 LABEL = "labels."  # begins the key of a label in a node's text
@@ -168,21 +168,14 @@ def distinct(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _problems(table: NodeTable) -> Iterator[Problem]:
-    """A node without resources, and a TPU host that does not fit its slice: a node is one host, with its own chips."""
-    resources, topology, place = table.__pydantic_extra__, table.topology, "--node topology"
-    if not resources:
+    """A node without resources, and a slice that there is not."""
+    if not table.__pydantic_extra__:
         named = table.model_dump(exclude_unset=True)
         yield Problem("--node", named, "names no resource: nothing could run there", f"write for example {EXAMPLE}")
-    if topology is None:
-        return
-    generation, tpus = GENERATIONS.get(str(table.accelerator)), resources.get("TPU", 0)
-    if generation is None:
-        yield Problem(place, topology, "is the form of a TPU slice, and no TPU is named", "write accelerator=TPU-V6E")
-    elif not is_topology(topology):
-        yield Problem(place, topology, "is no topology", "write for example topology=2x4")
-    elif tpus != (chips := generation.host_chips(topology)):
-        message = f"a host of such a {generation.name} slice has {chips} TPU, not {tpus:g}"
-        yield Problem(place, topology, message, f"write TPU={chips}, and count=N for several hosts")
+    generation = GENERATIONS.get(str(table.accelerator))
+    if table.topology is not None and (generation is None or not generation.has(table.topology)):
+        fix = "write for example accelerator=TPU-V6E,topology=2x4"
+        yield Problem("--node topology", table.topology, f"is no slice of {table.accelerator or 'a TPU'}", fix)
 
 
 def _is_private(kind: str) -> bool:

@@ -1,7 +1,7 @@
-"""The log of a data-parallel run: a JSON line for each start, step, checkpoint and fault; and what it adds up to.
+"""The log of a data-parallel run: a JSON line for each start, step and checkpoint; and what it adds up to.
 
 The first rank writes `steps.jsonl`, to which the command adds a line `attached` when it starts; the evaluator writes
-`evaluations.jsonl`, the command `faults.jsonl`. A line is written whole, so a killed writer leaves at most one that is
+`evaluations.jsonl`. A line is written whole, so a killed writer leaves at most one that is
 cut, which readers skip. Times are Unix seconds; the time from the last line before an `attached` to it, in which no
 command ran, does not count.
 
@@ -22,8 +22,7 @@ from typing import Any
 
 from orchestrator.store.run_store import RunStore
 
-STEPS_FILE, EVALUATIONS_FILE, FAULTS_FILE = "steps.jsonl", "evaluations.jsonl", "faults.jsonl"
-RANKS = "ranks"  # a folder: each rank's pid, of its newest start
+STEPS_FILE, EVALUATIONS_FILE = "steps.jsonl", "evaluations.jsonl"
 PROGRESS_FILE = "progress.json"
 STALLED, MEDIAN_OF = 1.5, 32
 
@@ -59,17 +58,6 @@ def lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 @dataclass
-class Restart:
-    """A start after the first one."""
-
-    at: float  # when the newest step before it was finished, without the time in which no command ran
-    lost_steps: int  # finished, and done again
-    resumed_at_step: int
-    outage_s: float | None = None  # until a step was finished again
-    recovery_s: float | None = None  # until it was further than before
-
-
-@dataclass
 class History:
     """The figures of one run, from its log."""
 
@@ -80,15 +68,11 @@ class History:
     most: int = 0  # the furthest ever
     processed: int = 0  # steps, those done again included
     productive_s: float = 0.0  # of steps that were not lost
-    blocked_s: float = 0.0  # the rest of such steps
     checkpoints: int = 0
-    checkpoint_every: str | None = None  # as the newest command wanted it
-    checkpoint_s: float = 0.0
-    restarts: list[Restart] = field(default_factory=list)
+    restarts: int = 0  # starts after the first one
     evaluations: list[tuple[int, float, float]] = field(default_factory=list)  # step, seconds after the start, loss
     eval_loss: float | None = None  # of the newest evaluation; None too where it is not finite
     not_evaluated: dict[int, str] = field(default_factory=dict)  # step -> why not
-    faults: list[Mapping[str, Any]] = field(default_factory=list)
     finished: bool = False
 
     @property
@@ -109,75 +93,47 @@ class History:
             "state": "finished" if self.finished else "stopped",
             "reason": reason,
             "eval_loss": None if failed else self.eval_loss,
-            "not_evaluated": [{"step": step, "reason": why} for step, why in sorted(self.not_evaluated.items())],
             "steps": self.step,
             "tokens": {"committed": self.step * tokens_per_step, "processed": self.processed * tokens_per_step},
             "wall_s": self.wall_s,
             "tokens_per_s": self.step * tokens_per_step / self.wall_s if self.wall_s else None,
             "goodput_time": self.goodput_time,
-            "blocked_s": self.blocked_s,
-            "checkpoint_every": self.checkpoint_every,
             "checkpoints": self.checkpoints,
-            "checkpoint_s": self.checkpoint_s,
-            "restarts": [
-                {
-                    "at_s": each.at - (self.started_at or each.at),
-                    "lost_steps": each.lost_steps,
-                    "resumed_at_step": each.resumed_at_step,
-                    "outage_s": each.outage_s,
-                    "recovery_s": each.recovery_s,
-                }
-                for each in self.restarts
-            ],
-            "faults": list(self.faults),
+            "restarts": self.restarts,
         }
 
 
 def history(store: RunStore) -> History:
     """Read a run's log. Lost steps are those that a start goes back behind."""
     found = History()
-    seconds = dict[int, tuple[float, float]]()  # of each step since the last checkpoint but one: productive, blocked
+    productive = dict[int, float]()  # seconds of each step since the last checkpoint but one
     saved, newest_at = 0, 0.0
     taken, gaps = deque[float](maxlen=MEDIAN_OF), list[tuple[float, float]]()  # gaps: (end, length), by the clock
     for line in lines(store.path(STEPS_FILE)):
         kind, clock = line.get("kind"), float(line["at"])
-        if kind == "attached":
-            found.checkpoint_every = line.get("checkpoints")
-            if found.started_at is not None:
-                gaps.append((clock, max(0.0, clock - newest_at)))
-                found.away_s += gaps[-1][1]
+        if kind == "attached" and found.started_at is not None:
+            gaps.append((clock, max(0.0, clock - newest_at)))
+            found.away_s += gaps[-1][1]
         newest_at, at = clock, clock - found.away_s
         if kind == "started":
-            if found.started_at is not None and found.ended_at is not None:
+            if found.started_at is not None:
+                found.restarts += 1
                 back = int(line["step"])
-                found.restarts.append(Restart(found.ended_at, found.step - back, back))
-                for step in range(back + 1, found.step + 1):
-                    productive, blocked = seconds.pop(step, (0.0, 0.0))
-                    found.productive_s -= productive
-                    found.blocked_s -= blocked
+                found.productive_s -= sum(productive.pop(step, 0.0) for step in range(back + 1, found.step + 1))
                 found.step = back
         elif kind == "step":
             took, step = float(line["seconds"]), int(line["step"])
             if found.started_at is None:
                 found.started_at = at - took
-            if found.restarts:
-                newest = found.restarts[-1]
-                if newest.outage_s is None:
-                    newest.outage_s = at - newest.at
-                if newest.recovery_s is None and step > found.most:
-                    newest.recovery_s = at - newest.at
             found.ended_at, found.step, found.most = at, step, max(found.most, step)
             found.processed += 1
             taken.append(took)
-            productive = min(took, STALLED * median(taken))
-            seconds[step] = productive, took - productive
-            found.productive_s += productive
-            found.blocked_s += took - productive
+            productive[step] = min(took, STALLED * median(taken))
+            found.productive_s += productive[step]
         elif kind == "checkpoint":
             found.checkpoints += 1
-            found.checkpoint_s += float(line["seconds"])
             # The newest reported one need not be the one that a restart finds.
-            seconds = {step: each for step, each in seconds.items() if step > saved}
+            productive = {step: each for step, each in productive.items() if step > saved}
             saved = int(line["step"])
         elif kind == "not_evaluated":
             found.not_evaluated[int(line["step"])] = str(line["reason"])
@@ -191,5 +147,4 @@ def history(store: RunStore) -> History:
         if loss is not None:
             away_s = sum(length for end, length in gaps if end <= clock)
             found.evaluations.append((step, max(0.0, clock - away_s - (found.started_at or 0.0)), float(loss)))
-    found.faults = list(lines(store.path(FAULTS_FILE)))
     return found

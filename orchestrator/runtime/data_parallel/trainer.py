@@ -2,8 +2,7 @@
 
 As many workers as the recipe has learners, each where its pool wants it, with its resources; jax.distributed runs on
 CPUs too. Ray Train restarts all workers from the newest checkpoint when one dies; a run that was interrupted goes on
-from it as well. A run that fails again and again without getting further, and not by the plan's faults, ends with the
-newest error.
+from it as well. A run that fails again and again without getting further ends with the newest error.
 """
 
 from __future__ import annotations
@@ -35,17 +34,14 @@ from orchestrator.recipe.resources import shape
 from orchestrator.recipe.tasks import build_task
 from orchestrator.recipe.toml_text import dump
 from orchestrator.runtime import launch
-from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import (
     EVALUATIONS_FILE,
     PROGRESS_FILE,
-    RANKS,
     STEPS_FILE,
     History,
     LineLog,
     history,
 )
-from orchestrator.runtime.data_parallel.striking import Plan, Striker
 from orchestrator.runtime.placement import control
 from orchestrator.store.export import write_final
 from orchestrator.store.readers import RECIPE_FILE, object_of
@@ -64,7 +60,6 @@ class RankSpec:
 
     recipe: Recipe  # resolved
     folder: str  # the run's
-    checkpoints: Interval
     evaluator: Any  # an actor's handle
     cores: int  # of the one host, to pin ranks to; 0 on clusters
 
@@ -117,9 +112,8 @@ class Rank:
 
     def train(self) -> None:
         self._resume()
-        every = self._spec.checkpoints
-        measured_at, last = self._step + min(FIRST_STEPS, every.steps or FIRST_STEPS), self._last
-        due_at = measured_at
+        due_at = measured_at = self._step + FIRST_STEPS
+        every_s, last = self._recipe.durability.every_s, self._last
         for step in range(self._step + 1, last + 1):
             flight = self._trainer.dispatch((step - 1) * self._batch, self._progress(step))
             self._flights.append((step, time.time(), flight))
@@ -129,19 +123,19 @@ class Rank:
             if evaluate and step % evaluate == 0 and step < last:
                 self._drain()
                 self._evaluate()
-            if (every.seconds or every.steps) and step == due_at and step < last:
+            if every_s and step == due_at and step < last:
                 self._drain()
-                if step > measured_at or every.steps:
+                if step > measured_at:
                     self._checkpoint()
-                due_at = step + self._until_next()
+                due_at = step + self._until_next(every_s)
         self._drain()
         self._evaluate(wait=True)
         self._finish()
 
-    def _until_next(self) -> int:
+    def _until_next(self, every_s: float) -> int:
         """Steps to the next checkpoint: all ranks must agree on them, so the first one's clock decides."""
         step_s = self._stepped_s / max(1, self._stepped)
-        steps: int = broadcast_from_rank_zero(self._spec.checkpoints.in_steps(step_s))
+        steps: int = broadcast_from_rank_zero(max(1, round(every_s / step_s)))
         return steps
 
     def _resume(self) -> None:
@@ -151,7 +145,6 @@ class Rank:
                 head, _, content = Path(folder, STATE_FILE).read_bytes().partition(b"\n")
             self._step = int(json.loads(head)["step"])
             self._trainer.restore(content)
-        self._store.write_json(f"{RANKS}/{self._rank}.json", {"pid": os.getpid(), "at": time.time()})
         if self._log is not None:
             self._log.write(kind="started", step=self._step, at=time.time())
             if self._step == 0:
@@ -182,7 +175,6 @@ class Rank:
 
     def _checkpoint(self) -> None:
         """All ranks report; the first one has the state."""
-        begun = time.time()
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if self._log is not None:
@@ -191,7 +183,7 @@ class Rank:
                 checkpoint = ray.train.Checkpoint.from_directory(folder)
             ray.train.report({"step": self._step}, checkpoint=checkpoint)
         if self._log is not None:
-            self._log.write(kind="checkpoint", step=self._step, at=time.time(), seconds=time.time() - begun)
+            self._log.write(kind="checkpoint", step=self._step, at=time.time())
         self._done_at = time.time()
 
     def _evaluate(self, wait: bool = False) -> None:
@@ -236,7 +228,7 @@ JUDGE_CPUS = 0.5
 POLL_S = 0.5
 HEALTH_S = ("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # each report waits for one; Ray Train's default is 2
 STARTS_FAILED = 10  # starts of the workers that may fail, in all
-RESTARTS = 3  # in a row without a new step, beside those that the plan's faults cause
+RESTARTS = 3  # in a row without a new step
 TOLD_LINES = 12  # of the newest traceback
 CPU_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
@@ -275,18 +267,13 @@ class RestartCap(UserCallback):  # type: ignore[misc]
 
     def __init__(self, root: str) -> None:
         self._root = root  # of the run's store
-        self._most, self._struck = 0, 0  # the furthest step, and the plan's faults, at the last failure
-        self._failures = 0  # since the furthest step, not by the plan's faults
+        self._most = self._failures = 0  # the furthest step at the last failure, and failures since that
 
     def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, BaseException]) -> None:
         """Raise NoProgress, with which the run fails, if it must not be restarted again."""
-        found = history(RunStore(self._root))
-        struck = sum(1 for fault in found.faults if fault.get("injected"))
-        if found.most > self._most:
-            self._failures = 0
-        if struck == self._struck:
-            self._failures += 1
-        self._most, self._struck = found.most, struck
+        most = history(RunStore(self._root)).most
+        self._failures = 1 if most > self._most else self._failures + 1
+        self._most = most
         if self._failures > RESTARTS:
             rank, error = min(worker_exceptions.items())
             told = "\n".join(str(error).strip().splitlines()[-TOLD_LINES:])
@@ -294,14 +281,7 @@ class RestartCap(UserCallback):  # type: ignore[misc]
             raise NoProgress(f"{again}; rank {rank}, the last time:\n{type(error).__name__}: {told}")
 
 
-def run(
-    recipe: Recipe,
-    store: RunStore,
-    checkpoints: Interval,
-    plan: Plan,
-    on_progress: OnProgress,
-    address: str | None = None,
-) -> History:
+def run(recipe: Recipe, store: RunStore, on_progress: OnProgress, address: str | None = None) -> History:
     """`train_on`, on a cluster, or on a local Ray that is started for it; a run that has finished is only read."""
     if (found := history(store)).finished:
         if not store.path(SUMMARY_FILE).exists():  # ended in between
@@ -311,7 +291,7 @@ def run(
     store.write_text(RECIPE_FILE, dump(recipe))  # first: by it the folder is known when the command comes again
     local = address is None
     with launch.attached(recipe, store, address) if address else launch.local_cluster(recipe, store) as namespace:
-        return train_on(namespace, recipe, store, checkpoints, plan, on_progress, local)
+        return train_on(namespace, recipe, store, on_progress, local)
 
 
 def scaling(recipe: Recipe, local: bool) -> ScalingConfig:
@@ -324,26 +304,17 @@ def scaling(recipe: Recipe, local: bool) -> ScalingConfig:
     )
 
 
-def train_on(
-    namespace: str,
-    recipe: Recipe,
-    store: RunStore,
-    checkpoints: Interval,
-    plan: Plan,
-    on_progress: OnProgress,
-    local: bool = True,
-) -> History:
+def train_on(namespace: str, recipe: Recipe, store: RunStore, on_progress: OnProgress, local: bool = True) -> History:
     """Train to the end, or go on, on the Ray that this process is connected to; `local`: it has one host.
 
-    `plan`: the faults to strike with, by learner: the learner's number is the rank's. Raises what Ray Train raises,
-    RuntimeError if the faults could not go on, and KeyboardInterrupt.
+    Raises what Ray Train raises, and KeyboardInterrupt.
     """
     os.environ.setdefault(*HEALTH_S)
     store.write_text(RECIPE_FILE, dump(recipe))
     options: dict[str, Any] = {"num_cpus": JUDGE_CPUS, "max_restarts": -1}
     options |= {"name": f"held-out.{recipe.name}", "namespace": namespace} | control(recipe.run.control, local)
     judge = ray.remote(HeldOutActor).options(**options).remote(recipe, str(store.root))
-    spec = RankSpec(recipe, str(store.root), checkpoints, judge, len(os.sched_getaffinity(0)) if local else 0)
+    spec = RankSpec(recipe, str(store.root), judge, len(os.sched_getaffinity(0)) if local else 0)
     trainer = JaxTrainer(
         train,
         train_loop_config={"spec": spec},
@@ -360,10 +331,8 @@ def train_on(
         ),
     )
     try:
-        attached = {"kind": "attached", "at": time.time(), "checkpoints": str(checkpoints)}
-        LineLog(store.path(STEPS_FILE)).write(**attached)
-        striker = Striker(store, list(recipe.learners), plan)
-        with _followed(store, on_progress), interruptible(), striker:
+        LineLog(store.path(STEPS_FILE)).write(kind="attached", at=time.time())
+        with _followed(store, on_progress), interruptible():
             trainer.fit()
     finally:
         ray.kill(judge)

@@ -1,4 +1,4 @@
-"""Settings for a process's device and cores, and the checks of a learner's start and of `diloco doctor --gpu`."""
+"""Settings for a process's device and cores, and the checks of a learner's start."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_every_command_that_it_offers_is_one_that_this_build_understands(tmp_pat
             words = shlex.split(line)
             assert words[0] == "diloco"
             root: Any = typer.main.get_command(build())
-            sub = root.commands[words[1]]
+            sub = root.imported()[words[1]]()
             sub.make_context(words[1], words[2:])  # raises UsageError for what it does not know
 
 

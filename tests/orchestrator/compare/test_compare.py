@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from benchmarks.harness.seed_run import SeedRun
 from orchestrator.cli.app import build
 from orchestrator.compare import comparison, runs
-from orchestrator.compare.comparison import Comparison, as_json, compared
-from orchestrator.compare.modes import MODES, Case
+from orchestrator.compare.comparison import Comparison, compared
 from orchestrator.compare.runs import ComparedRun, IdealRing, RunOutcome, all_reduced, ideal_ring, loaded, save
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
@@ -26,68 +25,49 @@ from tests.orchestrator.calling import invoke
 from tests.replay.shaken import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
-CALM, STRUCK = Case(MODES["decoupled"], False), Case(MODES["decoupled"], True)
 ALIKE = Recipe.model_validate(recipe(30).canonical() | {"pools": [{"name": "a", "learners": 3, "batch_size": 4}]})
-BASE = Case(MODES["data_parallel"], False)
 
 
-def ended(seed: int, losses: list[float], tokens: int = 1000, seconds: float = 10.0) -> RunOutcome:
+def ended(losses: list[float], tokens: int = 1000, seconds: float = 10.0) -> RunOutcome:
     last = len(losses) - 1
     curve = tuple((tokens * at // last, seconds * at / last, loss) for at, loss in enumerate(losses))
     return RunOutcome(
-        "hash", seed, True, "finished", "nats", losses[-1], curve, tokens, tokens + 100, 20.0, seconds,
-        tokens / seconds, 0.9, 0.8, 4e6, 2e6, 2, (1.0, 3.0),
-    )  # fmt: skip
+        "hash", True, "finished", "nats", losses[-1], curve, tokens, 20.0, seconds, tokens / seconds, 0.9, 0.8, 4e6, 2e6
+    )
+
+
+def of(ours: RunOutcome, theirs: RunOutcome) -> Comparison:
+    return compared({"decoupled": ours, "data_parallel": theirs})
 
 
 @pytest.fixture(scope="module")
 def result() -> Comparison:
-    return compared(
-        {
-            BASE: [ended(0, [6.0, 4.0, 2.0]), ended(1, [6.0, 4.0, 2.2], 1200)],
-            CALM: [ended(0, [6.0, 4.0, 2.1]), ended(1, [6.0, 4.0, 2.0], seconds=8.0)],
-            STRUCK: [ended(1, [6.0, 4.0, 2.5], seconds=20.0)],
-        },
-        MODES["data_parallel"],
-    )
+    return of(ended([6.0, 4.0, 2.0], seconds=8.0), ended([6.0, 4.0, 2.2], 1200))
 
 
 def test_losses_are_compared_where_every_run_still_was(result: Comparison) -> None:
-    assert (result.tokens, result.seconds, result.reference) == (1000, 8.0, BASE)
-    base, calm, struck = result.rows
-    assert base.at_tokens == pytest.approx((2.0 + 2.2 + 1.8 * 200 / 600) / 2), "interpolated where it is not at its end"
-    assert calm.at_seconds == pytest.approx((2.0 + (4.0 - 1.9 * 3 / 5)) / 2)
-    assert struck.against_calm is not None and struck.against_calm.each == (0.5,)
+    assert (result.tokens, result.seconds) == (1000, 8.0)
+    ours, theirs = result.rows
+    assert theirs.at_tokens == pytest.approx(2.2 + 1.8 * 200 / 600), "interpolated where it is not at its end"
+    assert theirs.at_seconds == pytest.approx(4.0 - 1.8 * 3 / 5) and ours.at_seconds == 2.0
+    assert result.difference == (pytest.approx(-0.8), pytest.approx(-0.8 / 2.8))
 
 
 def test_a_run_that_failed_or_diverged_moves_no_other_row_and_has_no_difference() -> None:
-    failed = replace(ended(1, [6.0, 5.0], 10, 0.1), state="failed", ok=False, tokens_per_s=1e9, recoveries=(500.0,))
-    found = {BASE: [ended(0, [6.0, 2.0]), ended(1, [6.0, 2.0])], CALM: [ended(0, [6.0, 3.0]), failed]}
-    result = compared(found, MODES["data_parallel"])
-    base, calm = result.rows
-    assert (result.tokens, base.at_tokens, calm.at_tokens, calm.eval_loss[0]) == (1000, 2.0, 3.0, 3.0)
-    assert calm.against is not None and calm.against.seeds == (0,) and len(calm.outcomes) == 2
-    assert calm.mean(lambda each: each.tokens_per_s) == 100.0 and calm.recovery_s == 2.0, "of runs that finished"
-    diverged = replace(ended(0, [6.0, 5.0], 10, 0.1), eval_loss=None)
-    result = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [diverged]}, MODES["data_parallel"])
-    assert (result.tokens, result.rows[0].at_tokens, result.rows[1].against) == (1000, 2.0, None)
-
-
-def test_differences_are_paired_over_seeds_with_an_interval(result: Comparison) -> None:
-    base, calm, struck = result.rows
-    assert base.against is None and base.relative is None
-    assert calm.against is not None and calm.against.seeds == (0, 1)
-    assert calm.against.each == pytest.approx((0.1, -0.8))
-    assert calm.relative == pytest.approx(-0.35 / 2.4)
-    assert calm.against.half_width == pytest.approx(12.706 * 0.45, rel=1e-3), "Student's for two seeds"
-    assert struck.against is not None and (struck.against.seeds, struck.against.half_width) == ((1,), None)
+    failed = replace(ended([6.0, 5.0], 10, 0.1), state="failed", ok=False)
+    result = of(failed, ended([6.0, 2.0]))
+    assert (result.tokens, result.rows[0].at_tokens, result.rows[1].at_tokens) == (1000, None, 2.0)
+    diverged = replace(ended([6.0, 5.0], 10, 0.1), eval_loss=None)
+    for each in (result, of(diverged, ended([6.0, 2.0]))):
+        assert each.tokens == 1000 and each.difference is None
+        assert "did not both finish" in comparison.sentence(each)
 
 
 def test_an_outcome_is_the_same_when_it_is_read_back_without_losses_that_are_not_finite(tmp_path: Path) -> None:
-    one = ended(3, [6.0, 2.0])
-    told = json.loads(json.dumps(as_json(compared({BASE: [one]}, MODES["data_parallel"]), "", None)))
-    assert loaded(told["rows"][0]["seeds"][0]) == one
-    save(RunStore(tmp_path), ended(0, [6.0, float("nan"), float("inf")]))
+    one = ended([6.0, 2.0])
+    save(RunStore(tmp_path), one)
+    assert loaded(json.loads((tmp_path / "outcome.json").read_text())) == one
+    save(RunStore(tmp_path), ended([6.0, float("nan"), float("inf")]))
     again = loaded(json.loads((tmp_path / "outcome.json").read_text()))
     assert again.curve == ((0, 0.0, 6.0),) and again.eval_loss is None
     assert all_reduced(100, 1) == 0 and all_reduced(100, 4) == 600, "a ring sends it twice less one share"
@@ -100,14 +80,11 @@ def test_the_tables_and_the_sentence_say_what_came_out(result: Comparison) -> No
             console.print(table)
         return console.export_text()
 
-    assert "decoupled + faults" in cells(result) and "-0.3500 ± 5.7178" in cells(result)
-    assert "ideal ring" not in cells(result)
+    assert re.search(r"decoupled +2.0000 +2.0000", cells(result)) and "ideal ring" not in cells(result)
     assert re.search(r"ideal ring, 0.250 s a step +4,000 .* 8.000 +8.000", cells(result, IdealRing(0.25, 8e6, 4000.0)))
-    assert "0.3500 ± 5.7178 (14.58%) below that of data_parallel" in comparison.sentence(result)
-    assert "nothing to compare" in comparison.sentence(replace(result, rows=result.rows[:1]))
-    failed = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [replace(ended(0, [6.0, 5.0]), state="failed")]}, BASE.mode)
-    assert "no seed that finished in both" in comparison.sentence(failed)
-    assert "decoupled (0 of 1)" in cells(failed)
+    told = "At equal tokens the held-out loss of decoupled is 0.8000 (28.57%) below that of data_parallel."
+    assert comparison.sentence(result) == told
+    assert "(5.0000)" in cells(of(replace(ended([6.0, 5.0]), state="failed"), ended([6.0, 2.0])))
 
 
 def test_an_ideal_ring_waits_for_its_slowest_link_and_passes_all_hops_but_one_twice() -> None:
@@ -142,15 +119,15 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of cases that the command had trained: in lock-step, where production starts Ray."""
+    """The ways in which the command had a recipe trained: in lock-step, where production starts Ray."""
     names: list[str] = []
 
-    def train(run: ComparedRun, starter: Any, faults: Any, on_news: Any, address: Any) -> None:
-        names.append(run.case.name)
-        if run.case.mode.by_ray_train:
+    def train(run: ComparedRun, on_news: Any, address: Any) -> None:
+        names.append(run.mode)
+        if run.mode == "data_parallel":
             run.store.create()
             run.store.write_text("config.toml", dump(run.recipe))
-            save(run.store, replace(ended(0, [6.0, 4.0, 2.0], 1440), config_hash=run.recipe.config_hash))
+            save(run.store, replace(ended([6.0, 4.0, 2.0], 1440), config_hash=run.recipe.config_hash))
             return
         SeedRun(run.recipe, run.store.root).train()
         run.store.write_json("status.json", {"run": {"state": "finished"}})
@@ -162,7 +139,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_command_trains_each_run_once_and_sets_them_side_by_side(
     file: Path, tmp_path: Path, trained: list[str]
 ) -> None:
-    words = ["compare", str(file), "--out", str(tmp_path / "out"), "--set", "eval.every=6", "--seeds", "1"]
+    words = ["compare", str(file), "--out", str(tmp_path / "out"), "--set", "eval.every=6"]
     first = invoke(*words)
     assert first.exit_code == 0, first.output
     assert "decoupled" in first.stdout and "data_parallel" in first.stdout
@@ -172,33 +149,17 @@ def test_the_command_trains_each_run_once_and_sets_them_side_by_side(
     assert len(trained) == 2, "they are finished"
     told = json.loads(again.stdout)
     ours, theirs = told["rows"]
-    assert (told["reference"], ours["mode"], theirs["mode"]) == ("data_parallel", "decoupled", "data_parallel")
-    assert ours["difference"]["mean"] == pytest.approx(ours["eval_loss_at_tokens"] - theirs["eval_loss_at_tokens"])
+    assert (ours["mode"], theirs["mode"]) == ("decoupled", "data_parallel")
+    assert told["difference"] == pytest.approx(ours["eval_loss_at_tokens"] - theirs["eval_loss_at_tokens"])
     assert ours["participation"] == 1.0
-    assert ours["seeds"][0]["curve"][-1][2] == ours["eval_loss"]
-
-
-def test_under_a_plan_every_mode_is_trained_without_and_with_its_faults(
-    file: Path, tmp_path: Path, trained: list[str]
-) -> None:
-    plan = 'chaos.faults=[{kind = "kill", learner = "learner-a-1", at_step = 9}]'
-    words = ["compare", str(file), "--out", str(tmp_path / "out"), "--set", "eval.every=6", "--json"]
-    done = CliRunner().invoke(build(), [*words, "--modes", "decoupled,streaming", "--chaos", "--set", plan])
-    assert done.exit_code == 0, done.output
-    assert trained == ["decoupled", "decoupled + faults", "streaming", "streaming + faults"]
-    struck = json.loads(done.stdout)["rows"][1]
-    assert (struck["chaos"], struck["difference_to_calm"]["mean"]) == (True, 0.0), "nothing strikes in lock-step"
+    assert ours["curve"][-1][2] == ours["eval_loss"]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--modes", "decoupeld"], "did you mean decoupled?"),
-        (["--seeds", "0"], "--seeds"),
-        (["--chaos"], "has no faults"),
-        (["--set", "sync.overlap=strict"], "its learners wait"),
+        (["--set", "sync.overlap=strict"], "learners that wait for each other"),
         (["--set", "eval.every=0"], "leaves nothing to compare"),
-        (["--set", "chaos.mtbf_s=9", "--chaos", "--address", "h:6379"], "that the plan cannot strike"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(file: Path, tmp_path: Path, words: list[str], said: str) -> None:
@@ -213,7 +174,7 @@ def test_a_folder_of_something_else_or_of_another_command_is_refused(file: Path,
         done = invoke("compare", str(file), "--out", str(tmp_path / "busy"), "--set", "eval.every=6")
     assert done.exit_code == 2 and "another command" in done.stderr
     assert [each.name for each in (tmp_path / "busy").iterdir()] == ["compare.lock"]
-    place = tmp_path / "out/decoupled/seed-0"
+    place = tmp_path / "out/decoupled"
     place.mkdir(parents=True)
     (place / "notes").write_text("mine")
     words = ["compare", str(file), "--out", str(tmp_path / "out")]

@@ -198,12 +198,9 @@ def test_a_link_of_a_tenth_of_the_rate_or_with_losses_delays_nobody_and_its_lear
     assert shares["d"] >= share and min(shares[name] for name in "abc") == 1.0
 
 
-def test_a_link_carries_one_transfer_after_the_other_and_links_of_one_pipe_share_it():
-    network = LinkNetwork(
-        {("a", "b"): FleetLink(8.0, 1.0), ("c", "b"): FleetLink(8.0, 0.0, "in"), ("d", "b"): FleetLink(8.0, 0.0, "in")}
-    )
+def test_a_link_carries_one_transfer_after_the_other():
+    network = LinkNetwork({("a", "b"): FleetLink(8.0, 1.0)})
     assert [network.carry(0.0, 10, "a", "b"), network.carry(5.0, 10, "a", "b")] == [11.0, 21.0]
-    assert [network.carry(0.0, 10, "c", "b"), network.carry(0.0, 10, "d", "b")] == [10.0, 20.0]
     assert network.carry(3.0, 10, "b", "a") == 3.0, "what is not described takes no time"
     assert network.moved["a", "b"] == 20
 

@@ -66,6 +66,9 @@ def planned(
     return make(wanted or recipe(), of or shapes(), replace(base, **setting))
 
 
+STEP_2S = {"step_s": 2.0}
+
+
 # ------------------------------------------------------------------ figures
 
 
@@ -176,7 +179,7 @@ def test_standbys_rebasing_and_links_that_change_their_format_take_memory_of_the
 
 def test_pace_of_a_token_budget_counts_every_learner_once_a_step() -> None:
     slow = [{"name": "a", "learners": 1}, {"name": "b", "learners": 2, "slowdown": 3.0}]
-    found = planned(recipe(budget={"tokens": 230_401}, pools=slow), step_s=0.5).pace
+    found = planned(recipe(budget={"tokens": 230_401}, pools=slow, fleet={"step_s": 0.5})).pace
     assert found.syncer_steps == 101  # 3 * 768 tokens a step
     assert found.rounds == pytest.approx(101 / 12)
     assert found.step_s == 1.5  # the median learner's
@@ -274,7 +277,7 @@ WARNINGS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [  # (recipe, 
 def test_a_doubtful_setting_is_warned_of_once_and_by_its_field_and_what_is_as_meant_is_not(
     sections: dict[str, Any], setting: dict[str, Any], field: str, says: str
 ) -> None:
-    plan = planned(recipe(**sections), step_s=1.0, **setting)
+    plan = planned(recipe(**sections | {"fleet": {"step_s": 1.0} | sections.get("fleet", {})}), **setting)
     assert [warning.field for warning in plan.warnings] == [field] * bool(field) and plan.ok
     for warning in plan.warnings:
         assert says in f"{warning.message} {warning.value} {warning.fix}" and warning.fix
@@ -320,15 +323,15 @@ def test_devices_hold_the_parameters_whole_unless_the_task_may_cut_them_in_the_p
 
 def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() -> None:
     # All 4 learners are away from the syncer: 4 * (1600 up + 3200 down) bits, in one of the tau = 2 steps of 2 s.
-    found = planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=9.5e-6"], step_s=2.0)
+    found = planned(recipe(fleet=STEP_2S), nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=9.5e-6"])
     assert found.ok
     assert [warning.field for warning in found.warnings] == ["sync.tau"]
     assert "4 learners over node-1 are 3 steps old" in found.warnings[0].message
     assert "set sync.tau to 3 or more: the exchange takes 4 steps" in found.warnings[0].fix
-    assert planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=9.7e-6"], step_s=2.0).warnings == ()
+    assert planned(recipe(fleet=STEP_2S), nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=9.7e-6"]).warnings == ()
     # The learners' own links are wide, the syncer's is not.
     hub = ["CPU=1.1,name=hub,bandwidth=9.5e-6", "CPU=2.1,bandwidth=1,count=2"]
-    assert "over hub" in planned(nodes=hub, step_s=2.0).warnings[0].message
+    assert "over hub" in planned(recipe(fleet=STEP_2S), nodes=hub).warnings[0].message
 
 
 # ------------------------------------------------------------------ learners that come and go

@@ -74,24 +74,24 @@ def conditions(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def test_every_field_is_there_and_unknown_ones_are_none_and_the_rest_follows_from_the_counts() -> None:
     early = model(RECIPE, about("starting"), {}, {}, {})
     assert early["learners"] == []
-    assert (early["run"]["goodput"], early["run"]["tokens_per_s"], early["run"]["eta_s"]) == (None, None, None)
+    assert (early["run"]["kept_share"], early["run"]["tokens_per_s"], early["run"]["eta_s"]) == (None, None, None)
     assert (early["run"]["progress"], early["run"]["syncer_step"]) == (0.0, 0)
     assert (early["syncer"]["pid"], early["syncer"]["epoch"]) == (None, None)
     run = model(RECIPE, about(), view(), SYNCER, {})["run"]
     assert early["run"].keys() == run.keys()
-    assert (run["goodput"], run["tokens_per_s"], run["eta_s"]) == (0.8, 40.0, 60.0)
+    assert (run["kept_share"], run["tokens_per_s"], run["eta_s"]) == (0.8, 40.0, 60.0)
     assert (run["target_syncer_steps"], run["eval_loss"]) == (100, 2.5)
     for change in ({"progress": 0.0}, {"running_s": None}, {"running_s": 0.0}):
         told = model(RECIPE, about(), view(**change), {}, {})
         assert told["run"]["eta_s"] is None
         json.dumps([early, told], allow_nan=False)
-    for processed, committed, goodput in (
+    for processed, committed, share in (
         (2000, 1500, 0.75),
         (0, 0, None),
     ):  # of this epoch, unlike the budget's tokens
         counts = {NAMES[0]: {"tokens_processed": processed, "tokens_committed": committed}}
         run = model(RECIPE, about(), view(counts={"commits": 1, "learners": counts}), {}, {})["run"]
-        assert (run["tokens_processed"], run["tokens_committed"], run["goodput"]) == (processed, 800, goodput)
+        assert (run["tokens_processed"], run["tokens_committed"], run["kept_share"]) == (processed, 800, share)
 
 
 def test_the_target_of_a_token_budget_counts_the_tasks_own_tokens_not_the_recipes_sequence_length() -> None:

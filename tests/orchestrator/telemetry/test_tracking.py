@@ -146,7 +146,7 @@ def test_a_tracker_that_cannot_be_used_is_named(run: Path, monkeypatch: pytest.M
     for to, said in (
         ("tensorbord:x", "did you mean tensorboard"),
         ("tensorboard", "no KIND:TARGET"),
-        ("mlflow:x", "pip install -e '.[mlflow]'"),
+        ("wandb:x", "pip install -e '.[wandb]'"),
         ("dead:x", "ConnectionError: away"),
     ):
         done = invoke("track", str(run), "--to", to)
