@@ -46,7 +46,7 @@ from outer.protocol.fragments import Tensor, balanced  # noqa: E402
 
 EVALUATED = 512  # held-out samples
 TAILS = (0.05, 0.1, 0.2)  # shares of the rounds whose parameters are averaged
-COMPILERS = 4
+COMPILERS = 8
 GROUP = 128  # elements that share a scale, as in outer/numeric/grouped.py
 LEAST = 2.0**-6  # the smallest number but 0 of fp4, as there
 POLAR = ((3.4445, -4.7750, 2.0315),) * 6 + ((1.875, -1.25, 0.375),) * 4  # Newton and Schulz, as Muon, then to 1
@@ -83,6 +83,7 @@ class Cell(NamedTuple):
 
     corpus: int
     order: int  # row of Data.orders
+    start: int  # row of Data.initial
     seed: int
     rate: float
     shape: int  # of INNER_SHAPES
@@ -100,6 +101,7 @@ class Data(NamedTuple):
     held_out: Any  # the same
     orders: Any  # int32[rows, samples]: for each corpus and seed, every window once an epoch, in an order of its own
     held_out_starts: Any  # int32[corpora, EVALUATED]
+    initial: Any  # parameters [seeds, ...]
 
 
 # ------------------------------------------------------------------ the algorithm
@@ -122,7 +124,8 @@ def inner_scale(cell: Cell, progress: Any) -> Any:
 
 
 def average(gradients: jax.Array, weights: jax.Array) -> jax.Array:
-    return jnp.tensordot(weights, gradients, 1)
+    # No matrix product: on a GPU its numbers would be rounded to TF32.
+    return jnp.sum(gradients * weights.reshape(-1, *[1] * (gradients.ndim - 1)), axis=0)
 
 
 def radial_directional(gradients: jax.Array, weights: jax.Array) -> jax.Array:
@@ -132,7 +135,7 @@ def radial_directional(gradients: jax.Array, weights: jax.Array) -> jax.Array:
     along = average(gradients, directions)
     length = jnp.linalg.norm(along)
     agree = length >= 0.5 * jnp.sqrt(jnp.sum(weights**2)) / jnp.sum(weights)
-    radius = norms @ weights
+    radius = jnp.sum(norms * weights)
     return jnp.where(agree, along * radius / jnp.where(agree, length, 1.0), average(gradients, weights))
 
 
@@ -141,9 +144,10 @@ def isotropic(gradients: jax.Array, weights: jax.Array) -> jax.Array:
     mean = average(gradients, weights)
     x = mean / (jnp.linalg.norm(mean) + 1e-20)
     x = x.T if x.shape[0] > x.shape[1] else x
-    for a, b, c in POLAR:
-        square = x @ x.T
-        x = a * x + (b * square + c * square @ square) @ x
+    with jax.default_matmul_precision("highest"):
+        for a, b, c in POLAR:
+            square = x @ x.T
+            x = a * x + (b * square + c * square @ square) @ x
     x = x if x.shape == mean.shape else x.T
     return x * (jnp.sum(x * mean) / min(mean.shape))
 
@@ -181,21 +185,22 @@ def optimizer_of(name: str) -> optax.GradientTransformation:
 
 
 class Task(NamedTuple):
-    """What is trained: init(key) -> params, loss(params, batch) -> nats."""
+    """What is trained. `loss`: (parameters, samples) -> nats."""
 
-    init: Callable[[Any], Any]
+    init: Callable[[Cell, Any], Any]  # (cell, data) -> parameters
+    shapes: Any  # of the parameters
     loss: Callable[[Any, Any], jax.Array]
     batch: Callable[[Cell, Any, Any], Any]  # (cell, data, sample numbers int32[n]) -> samples
     held_out: Callable[[Cell, Any, Any], Any]
 
 
 def simulate(program: Program, task: Task, round_steps: int) -> Callable[..., dict[str, jax.Array]]:
-    """(cell, data, rounds) -> held-out loss of the outer parameters, `tail` averages and the parameters.
+    """(cell, data, rounds) -> held-out losses of the outer parameters and of the averages, and the parameters.
 
     Learner m takes samples [m batch, (m + 1) batch) of each step's. After syncer step s the fragment due is merged
     from the learners' parameters, and is adopted after step s + tau.
     """
-    shapes, structure = jax.tree.flatten_with_path(jax.eval_shape(task.init, jax.random.key(0)))
+    shapes, structure = jax.tree.flatten_with_path(task.shapes)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in shapes]
     tensors = [Tensor(name, leaf.shape, "float32") for name, (_, leaf) in zip(names, shapes, strict=True)]
     parts = balanced(tensors, program.fragments)
@@ -243,7 +248,7 @@ def simulate(program: Program, task: Task, round_steps: int) -> Callable[..., di
     def run(cell: Cell, data: Any, rounds: Any) -> dict[str, jax.Array]:
         steps = rounds * round_steps
         key = jax.random.key(cell.seed)
-        theta = jax.tree.leaves(task.init(key))
+        theta = jax.tree.leaves(task.init(cell, data))
         params = [jnp.broadcast_to(leaf, (count, *leaf.shape)) for leaf in theta]
         zeros = [jnp.zeros_like(leaf) for leaf in theta]
         residuals = [jnp.zeros_like(leaf) for leaf in params] if program.feedback else []
@@ -286,16 +291,18 @@ def simulate(program: Program, task: Task, round_steps: int) -> Callable[..., di
 
         begun = (params, jax.vmap(optimizer.init)(tree(params)), outer)
         (_, _, outer), tails = jax.lax.fori_loop(0, rounds, one_round, (begun, [zeros] * len(TAILS)))
-        averages = [
-            [leaf / jnp.maximum(1, jnp.round(share * rounds)) for leaf in tail]
-            for share, tail in zip(TAILS, tails, strict=True)
+        counts = [jnp.maximum(1, jnp.round(share * rounds)) for share in TAILS]
+        every = [
+            jnp.stack([leaf, *(total / many for total, many in zip(totals, counts, strict=True))])
+            for leaf, *totals in zip(outer[2], *tails, strict=True)
         ]
 
         def loss(leaves: Any) -> jax.Array:
             numbers = jnp.arange(EVALUATED).reshape(-1, 32)
             return jnp.mean(jax.lax.map(lambda each: task.loss(tree(leaves), task.held_out(cell, data, each)), numbers))
 
-        return {"loss": loss(outer[2]), "tail": jnp.stack([loss(each) for each in averages]), "theta": outer[2]}
+        losses = jax.lax.map(loss, every)
+        return {"loss": losses[0], "tails": losses[1:], "theta": outer[2]}
 
     return run
 
@@ -316,7 +323,18 @@ def language(model: Mapping[str, Any], length: int) -> Task:
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
         return decoder.loss(params, tokens, lambda given, seen: decoder.features(given, seen, config))
 
-    return Task(lambda key: decoder.init(key, config, config.vocabulary), loss, batch, held_out)
+    shapes = jax.eval_shape(lambda: decoder.init(jax.random.key(0), config, config.vocabulary))
+    return Task(
+        lambda cell, data: jax.tree.map(lambda leaf: leaf[cell.start], data.initial), shapes, loss, batch, held_out
+    )
+
+
+def initial(model: Mapping[str, Any], seeds: Sequence[int]) -> Any:
+    """The parameters that each seed begins with, [seeds, ...]."""
+    config = DecoderConfig(**model)
+    return jax.jit(jax.vmap(lambda seed: decoder.init(jax.random.key(seed), config, config.vocabulary)))(
+        jnp.array(seeds)
+    )
 
 
 # ------------------------------------------------------------------ arms and jobs
@@ -352,13 +370,13 @@ def arms_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def jobs_of(plan: Mapping[str, Any]) -> list[Job]:
-    """In order of the stages, then of rounds; screening before what is reported, arms in the file's order."""
+    """In order of rounds, then of stages; screening before what is reported, arms in the file's order."""
     found: dict[tuple[int, int, bool, Program], list[Mapping[str, Any]]] = {}
     for arm in arms_of(plan):
         for rounds in arm["rounds"]:
             for reported in (False, True)[: 1 + arm["report"]]:
                 found.setdefault((arm["stage"], rounds, reported, program_of(arm)), []).append(arm)
-    keys = sorted(found, key=lambda key: key[:3])
+    keys = sorted(found, key=lambda key: (key[1], key[0], key[2]))
     return [Job(key[3], key[1], tuple(found[key]), key[2]) for key in keys]
 
 
@@ -406,7 +424,10 @@ class Study:
         order = corpus * len(self._seeds) + self._seeds.index(run.seed)
         shape = INNER_SHAPES.index(inner["schedule"])
         ramps = ramp_of(outer["lr"]), ramp_of(outer["momentum"])
-        return Cell(corpus, order, run.seed, run.rate, shape, inner["warmup"], inner["final"], *ramps, arm["absent"])
+        start = self._seeds.index(run.seed)
+        return Cell(
+            corpus, order, start, run.seed, run.rate, shape, inner["warmup"], inner["final"], *ramps, arm["absent"]
+        )
 
     def add(self, run: Run, found: Mapping[str, Any]) -> None:
         self.rows[run] = row = run._asdict() | dict(found)
@@ -416,15 +437,15 @@ class Study:
     def data(self, folder: Path, jobs: Sequence[Job]) -> Data:
         """The prepared tokens, and the order of samples, as many as the longest job takes."""
         plan, length = self.plan, self.plan["length"]
-        train, held_out = (
-            [np.load(folder / f"{corpus}-{part}.npy") for corpus in plan["corpora"]] for part in ("train", "held_out")
-        )
+        files = [np.load(folder / f"{corpus}.npz") for corpus in plan["corpora"]]
+        train, held_out = ([file[part] for file in files] for part in ("train", "held_out"))
         samples = plan["round_steps"] * max(job.rounds * job.program.learners * job.program.batch for job in jobs)
         orders = [order(len(each), length, samples, seed) for each in train for seed in self._seeds]
         windows = [(len(each) - 1) // length for each in held_out]
         starts = [np.arange(EVALUATED) * (count // EVALUATED) * length for count in windows]
         assert min(windows) >= EVALUATED, "the held-out text is too short"
-        return Data(padded(train), padded(held_out), np.array(orders, np.int32), np.array(starts, np.int32))
+        begun = initial(plan["model"], self._seeds)
+        return Data(padded(train), padded(held_out), np.array(orders, np.int32), np.array(starts, np.int32), begun)
 
 
 def order(tokens: int, length: int, samples: int, seed: int) -> NDArray[np.int64]:
@@ -446,11 +467,11 @@ class Runner:
     """Compiles programs ahead in threads, and runs cells many at a time until the time is over."""
 
     def __init__(self, study: Study, data: Data, width: int, compilers: int) -> None:
-        """`width`: learners that train at once."""
+        """`width`: samples of one step of all cells."""
         self._study, self._width = study, width
         self._data = jax.device_put(data)
         self._task = language(study.plan["model"], study.plan["length"])
-        shapes = jax.tree.leaves(jax.eval_shape(self._task.init, jax.random.key(0)))
+        shapes = jax.tree.leaves(self._task.shapes)
         self.parameters = sum(leaf.size for leaf in shapes)
         self._pool = ThreadPoolExecutor(compilers)
         self._compiled: dict[tuple[Program, int], Future[Any]] = {}
@@ -458,7 +479,7 @@ class Runner:
 
     def lanes(self, job: Job, count: int) -> int:
         """Cells of one call: as many calls as needed, of one width."""
-        calls = -(-count * job.program.learners // self._width)
+        calls = -(-count * job.program.learners * job.program.batch // self._width)
         return -(-count // max(1, calls))
 
     def expect(self, job: Job) -> None:
@@ -475,7 +496,7 @@ class Runner:
     def _compile(self, program: Program, lanes: int) -> tuple[Any, float]:
         begun = time.monotonic()
         run = simulate(program, self._task, self._study.plan["round_steps"])
-        cell = Cell(*[0] * 3, 1.0, 0, *[0.0] * 2, Ramp(*[0.0] * 5), Ramp(*[0.0] * 5), 0.0)
+        cell = Cell(*[0] * 4, 1.0, 0, *[0.0] * 2, Ramp(*[0.0] * 5), Ramp(*[0.0] * 5), 0.0)
         every = jax.jit(jax.vmap(lambda *given: {**run(*given), "theta": None}, in_axes=(0, None, None)))
         compiled = every.lower(stacked([cell] * lanes), self._data, np.int32(1)).compile()
         return compiled, time.monotonic() - begun
@@ -502,11 +523,11 @@ class Runner:
             seconds = time.monotonic() - begun
             self._speeds[job.program] = tokens / seconds
             for place, (_, run) in enumerate(some):
-                tails = [float(each) for each in found["tail"][place]]
+                tails = [float(each) for each in found["tails"][place]]
                 self._study.add(run, {"loss": float(found["loss"][place]), "tails": tails})
             flops = 6 * self.parameters * tokens / seconds
             print(
-                f"{len(some)} runs of {job.rounds} rounds, {'reported' if job.reported else 'screening'}: {seconds:.1f} s, "
+                f"{len(some)} {'reported' if job.reported else 'screening'}, {job.rounds} rounds: {seconds:.1f} s, "
                 f"{tokens / seconds / 1e6:.2f} M tokens/s, {flops / 1e12:.2f} TFLOP/s; compiled in {compile_s:.0f} s; "
                 f"{lanes} lanes of {job.program}",
                 flush=True,
@@ -641,8 +662,9 @@ def prepare_corpora(folder: Path, vocabulary: int) -> None:
             PrepareOptions((str(given),), made, train_bpe=vocabulary, held_out=0.05), lambda stage, done, total: None
         )
         found = TokenCorpus(DataConfig(kind="tokens", path=str(made)), 0)
-        for part, stream in (("train", found.train), ("held_out", found.held_out)):
-            np.save(folder / f"{corpus}-{part}.npy", stream.read(np.zeros(1, np.int64), stream.tokens)[0])
+        parts = {"train": found.train, "held_out": found.held_out}
+        arrays = {part: stream.read(np.zeros(1, np.int64), stream.tokens)[0] for part, stream in parts.items()}
+        np.savez_compressed(folder / f"{corpus}.npz", **arrays)
         print(corpus, {key: told[key] for key in ("vocabulary", "tokens", "tokens_held_out", "documents", "bytes")})
 
 
@@ -654,7 +676,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="rows of finished runs, one JSON object a line")
     parser.add_argument("--table", action="store_true", help="print the table of --out, and end")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing that would take longer")
-    parser.add_argument("--width", type=int, default=0, help="learners that train at once [GPU 256, CPU 8]")
+    parser.add_argument("--width", type=int, default=0, help="samples of a step of all runs [GPU 2048, CPU 64]")
     parser.add_argument("--part", type=int, nargs=2, metavar=("I", "N"), help="jobs I, I + N, ... alone")
     given = parser.parse_args()
     plan = tomllib.loads(given.plan.read_text())
@@ -666,7 +688,7 @@ def main() -> None:
         parts = [[sys.executable, *sys.argv, "--part", str(part), str(cores)] for part in range(cores)]
         sys.exit(max(each.wait() for each in [subprocess.Popen(part) for part in parts]))
     else:
-        width = given.width or (8 if jax.default_backend() == "cpu" else 256)
+        width = given.width or (64 if jax.default_backend() == "cpu" else 2048)
         train(Study(plan, given.out), given.data, given.minutes, width, tuple(given.part or (0, 1)))
 
 

@@ -11,13 +11,11 @@ import optax
 import pytest
 
 from benchmarks.harness.lockstep import LockStep
-from benchmarks.harness.quality import EVALUATED, Cell, Program, Ramp, Task, ramped, rounded, simulate
+from benchmarks.harness.quality import EVALUATED, Cell, Program, Ramp, Task, simulate
 from learners.config import DataConfig, InnerConfig
 from learners.protocol.facts import StepFinished
-from learners.training.step import schedule
 from learners.training.tree import ParameterTree
 from outer.config import OuterConfig, SyncConfig
-from outer.numeric.formats import named
 from outer.protocol.schedule import Budget
 
 H, ROUNDS, RATE = 6, 4, 0.03
@@ -55,7 +53,7 @@ def samples(numbers: Any) -> Any:
 
 
 def cell(momentum: float) -> Cell:
-    plain = Cell(0, 0, 0, RATE, 0, 0.0, 0.0, Ramp(0.7, 0.7, 0.7, 0, 0), Ramp(*[momentum] * 3, 0, 0), 0.0)
+    plain = Cell(0, 0, 0, 0, RATE, 0, 0.0, 0.0, Ramp(0.7, 0.7, 0.7, 0, 0), Ramp(*[momentum] * 3, 0, 0), 0.0)
     return plain._replace(**CONSTANT)
 
 
@@ -81,7 +79,8 @@ def test_the_program_gives_the_parameters_of_the_machines(fragments: int, tau: i
     def batch(_: Any, data: Any, numbers: Any) -> Any:
         return samples(jnp.asarray(data).reshape(-1)[numbers // 2] + numbers % 2)
 
-    task = Task(Matrices().init, lambda params, given: Matrices().loss(params, given)[0], batch, batch)
+    begun = Matrices().init(jax.random.key(0))
+    task = Task(lambda *_: begun, begun, lambda params, given: Matrices().loss(params, given)[0], batch, batch)
     program = Program(learners, 2, fragments, tau, "adamw", merge, "fp32", "fp32", 0.0, False)
     found = jax.jit(simulate(program, task, H))(cell(0.5), np.resize(starts, EVALUATED), ROUNDS)
     tree = ParameterTree.of(Matrices())
