@@ -42,7 +42,7 @@ sys.path.insert(0, str(ROOT))
 from learners.training.models import decoder  # noqa: E402
 from learners.training.models.decoder_config import DecoderConfig  # noqa: E402
 from outer.numeric.optimizer import muon  # noqa: E402
-from outer.protocol.fragments import Tensor, balanced  # noqa: E402
+from outer.protocol.fragments import Fragment, Tensor, balanced  # noqa: E402
 
 EVALUATED = 512  # held-out samples
 TAILS = (0.05, 0.1, 0.2)  # shares of the rounds whose parameters are averaged
@@ -159,23 +159,38 @@ MERGES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-def rounded(codec: str, numbers: jax.Array, key: jax.Array) -> jax.Array:
-    """What arrives of float32[n] sent in a format of outer/numeric/formats.py."""
+def drawn(index: jax.Array, low: Any, high: Any) -> jax.Array:
+    """32 random bits for elements uint32[n]: outer/numeric/grouped.py's hash, which compiles fast."""
+    x = index * jnp.uint32(0x9E3779B9) ^ jnp.uint32(low)
+    x = (x ^ x >> 16) * jnp.uint32(0x7FEB352D) ^ jnp.uint32(high)
+    x = (x ^ x >> 15) * jnp.uint32(0x846CA68B)
+    return x ^ x >> 16
+
+
+def fraction(bits: jax.Array) -> jax.Array:
+    """float32 in [0, 1) of random bits."""
+    return (bits >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def rounded(codec: str, numbers: jax.Array, low: Any, high: Any) -> jax.Array:
+    """What arrives of float32[n] sent in a format of outer/numeric/formats.py; `low`, `high`: seed the rounding."""
     if codec == "fp32":
         return numbers
     if codec == "bf16":
         return numbers.astype(jnp.bfloat16).astype(jnp.float32)
     groups = jnp.pad(numbers, (0, -numbers.size % GROUP)).reshape(-1, GROUP)
     scale = jnp.max(jnp.abs(groups), axis=1, keepdims=True) / (127.0 if codec == "int8" else 1.0)
-    x, drawn = groups / jnp.where(scale > 0.0, scale, 1.0), jax.random.uniform(key, groups.shape)
+    x = groups / jnp.where(scale > 0.0, scale, 1.0)
+    bits = drawn(jnp.arange(x.size, dtype=jnp.uint32), low, high).reshape(x.shape)
     if codec == "int8":
-        codes = jnp.clip(jnp.floor(x + drawn), -127.0, 127.0)
+        codes = jnp.clip(jnp.floor(x + fraction(bits)), -127.0, 127.0)
     else:
         assert codec == "fp4", codec
         size = jnp.abs(x)
-        below = jnp.exp2(jnp.floor(jnp.log2(jnp.maximum(size, LEAST))))
-        power = jnp.minimum(jnp.where(size / below - 1.0 > drawn, 2.0 * below, below), 1.0)
-        codes = jnp.sign(x) * jnp.where(size >= LEAST, power, jnp.where(size > drawn * LEAST, LEAST, 0.0))
+        up = jax.lax.bitcast_convert_type(size, jnp.uint32) + (bits & 0x7FFFFF)  # carries into the exponent at random
+        power = jnp.minimum(jax.lax.bitcast_convert_type(up & 0x7F800000, jnp.float32), 1.0)
+        little = jnp.where(size > fraction(bits) * LEAST, LEAST, 0.0)
+        codes = jnp.sign(x) * jnp.where(size >= LEAST, power, little)
     return (codes * scale).reshape(-1)[: numbers.size]
 
 
@@ -213,41 +228,49 @@ def simulate(program: Program, task: Task, round_steps: int) -> Callable[..., di
     due = np.full(round_steps, len(parts))
     due[[part.index * round_steps // len(parts) for part in parts]] = np.arange(len(parts))
     optimizer, count = optimizer_of(program.optimizer), program.learners
-    exact = program.codec == program.downlink == "fp32"
+    exact = program.codec == "fp32"
 
-    def merge_of(index: int) -> Callable[..., Any]:
+    def merge_of(part: Fragment) -> Callable[..., Any]:
         """Merge a fragment: changes its leaves of theta, velocity, published values and residuals."""
+        members = [names.index(tensor.name) for tensor in part.tensors]
+        edges = np.cumsum([tensor.size for tensor in part.tensors])[:-1]
 
-        def merge(params: Any, outer: Any, lr: Any, momentum: Any, weights: Any, key: Any) -> Any:
+        def flat(leaves: Sequence[Any], axes: int) -> jax.Array:
+            return jnp.concatenate([leaf.reshape(*leaf.shape[:axes], -1) for leaf in leaves], axis=-1)
+
+        def parted(given: jax.Array, like: Sequence[Any]) -> list[jax.Array]:
+            return [each.reshape(leaf.shape) for each, leaf in zip(jnp.split(given, edges, -1), like, strict=True)]
+
+        def merge(params: Any, outer: Any, lr: Any, momentum: Any, weights: Any, low: Any, high: Any) -> Any:
             theta, velocity, published, residuals = (list(each) for each in outer)
-            for leaf in (number for number, part in enumerate(of_leaf) if part == index):
-                gradients = published[leaf] - params[leaf]
-                if not exact:
-                    here = jax.random.fold_in(key, leaf)
-                    keys = jax.random.split(here, count)
-                    wanted = gradients + (residuals[leaf] if program.feedback else 0.0)
-                    sent = jax.vmap(partial(rounded, program.codec))(wanted.reshape(count, -1), keys)
-                    gradients = sent.reshape(gradients.shape)
-                    if program.feedback:
-                        residuals[leaf] = program.feedback * (wanted - gradients)
-                merged = rules[leaf](gradients, weights) if count > 1 else gradients[0]
+            gradients = [published[leaf] - params[leaf] for leaf in members]
+            if not exact:
+                if program.feedback:
+                    gradients = [new + residuals[leaf] for new, leaf in zip(gradients, members, strict=True)]
+                lows = low + 1 + jnp.arange(count, dtype=jnp.uint32)
+                encode = jax.vmap(partial(rounded, program.codec), (0, 0, None))
+                sent = parted(encode(flat(gradients, 1), lows, high), gradients)
+                for place, leaf in enumerate(members if program.feedback else ()):
+                    residuals[leaf] = program.feedback * (gradients[place] - sent[place])
+                gradients = sent
+            for leaf, each in zip(members, gradients, strict=True):
+                merged = rules[leaf](each, weights) if count > 1 else each[0]
                 velocity[leaf] = merged + momentum * velocity[leaf]
                 theta[leaf] = theta[leaf] - lr * (merged + momentum * velocity[leaf])
-                if exact:
-                    published[leaf] = theta[leaf]
-                else:
-                    moved = rounded(program.downlink, (theta[leaf] - published[leaf]).reshape(-1), here)
-                    published[leaf] = published[leaf] + moved.reshape(theta[leaf].shape)
+            moved = [theta[leaf] - published[leaf] for leaf in members]
+            if program.downlink != "fp32":
+                moved = parted(rounded(program.downlink, flat(moved, 0), low, high), moved)
+            for leaf, each in zip(members, moved, strict=True):
+                published[leaf] = theta[leaf] if program.downlink == "fp32" else published[leaf] + each
             return theta, velocity, published, residuals
 
         return merge
 
-    merges = [merge_of(part.index) for part in parts] + [lambda params, outer, *_: outer]
+    merges = [merge_of(part) for part in parts] + [lambda params, outer, *_: outer]
     tree = partial(jax.tree.unflatten, structure)
 
     def run(cell: Cell, data: Any, rounds: Any) -> dict[str, jax.Array]:
         steps = rounds * round_steps
-        key = jax.random.key(cell.seed)
         theta = jax.tree.leaves(task.init(cell, data))
         params = [jnp.broadcast_to(leaf, (count, *leaf.shape)) for leaf in theta]
         zeros = [jnp.zeros_like(leaf) for leaf in theta]
@@ -266,11 +289,12 @@ def simulate(program: Program, task: Task, round_steps: int) -> Callable[..., di
             params = [old + rate * new for old, new in zip(params, jax.tree.leaves(updates), strict=True)]
             done = number + 1
             progress = done / steps
-            drawn = jax.random.uniform(jax.random.fold_in(key, done // round_steps), (count,))
-            present = (drawn >= cell.absent) | (drawn == drawn.max()) if program.absent else jnp.ones(count)
+            here = fraction(drawn(jnp.arange(count, dtype=jnp.uint32), done // round_steps, cell.seed))
+            present = (here >= cell.absent) | (here == here.max()) if program.absent else jnp.ones(count)
             outer = jax.lax.switch(
                 jnp.asarray(due)[done % round_steps], merges, params, outer, ramped(cell.outer_lr, progress),
-                ramped(cell.momentum, progress), present / jnp.sum(present), jax.random.fold_in(key, steps + done),
+                ramped(cell.momentum, progress), present / jnp.sum(present), jnp.uint32(done * 256),
+                jnp.uint32(cell.seed),
             )  # fmt: skip
             adopted = jnp.where(done > program.tau, jnp.asarray(due)[(done - program.tau) % round_steps], -1)
             params = [
@@ -392,6 +416,7 @@ class Study:
 
     def __init__(self, plan: Mapping[str, Any], out: Path) -> None:
         self.plan, self.arms, self._out = plan, arms_of(plan), out
+        assert {arm["against"] for arm in self.arms} <= {arm["name"] for arm in self.arms}
         lines = out.read_text().splitlines() if out.exists() else []
         self.rows: dict[Run, dict[str, Any]] = {}
         for row in map(json.loads, lines):
@@ -560,7 +585,7 @@ def train(study: Study, folder: Path, minutes: float, width: int, part: tuple[in
             continue
         for arm in job.arms if done else ():
             for corpus in study.plan["corpora"]:
-                print(" ", line(study, arm, corpus, job.rounds, job.reported), flush=True)
+                print(line(study, arm, corpus, job.rounds, job.reported), flush=True)
     sys.stdout.flush()
     os._exit(0)  # a compilation that nobody waits for would go on
 
@@ -572,7 +597,7 @@ def gaps(
     study: Study, arm: Mapping[str, Any], corpus: str, rounds: int, reported: bool, tail: int | None
 ) -> list[float]:
     """Of each seed the loss over that of the arm in `against`, each at its own best rate, in per cent."""
-    against = next(each for each in study.arms if each["name"] == arm["against"])
+    against = {each["name"]: each for each in study.arms}[arm["against"]]
     seeds, found = study.plan["seeds" if reported else "screening"], []
     for seed in seeds:
         rows = [

@@ -11,11 +11,12 @@ import optax
 import pytest
 
 from benchmarks.harness.lockstep import LockStep
-from benchmarks.harness.quality import EVALUATED, Cell, Program, Ramp, Task, simulate
+from benchmarks.harness.quality import EVALUATED, Cell, Program, Ramp, Task, rounded, simulate
 from learners.config import DataConfig, InnerConfig
 from learners.protocol.facts import StepFinished
 from learners.training.tree import ParameterTree
 from outer.config import OuterConfig, SyncConfig
+from outer.numeric.formats import named
 from outer.protocol.schedule import Budget
 
 H, ROUNDS, RATE = 6, 4, 0.03
@@ -86,3 +87,12 @@ def test_the_program_gives_the_parameters_of_the_machines(fragments: int, tau: i
     tree = ParameterTree.of(Matrices())
     for part, theta in zip(machines.fragments, machines.parameters.thetas, strict=True):
         np.testing.assert_allclose(tree.read(found["theta"], part), theta, rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "fp4"])
+def test_a_format_rounds_as_the_learners_do(codec: str) -> None:
+    sizes = np.geomspace(1e-6, 1.0, 1000)
+    numbers = (np.random.default_rng(0).normal(size=1000) * sizes).astype(np.float32)
+    sent = named(codec).decode(named(codec).encode(numbers, 7 + (11 << 32)), numbers.size)
+    found = np.asarray(rounded(codec, jnp.asarray(numbers), np.uint32(7), np.uint32(11)))
+    np.testing.assert_allclose(found, sent, rtol=1e-6)
