@@ -537,13 +537,15 @@ class Runner:
         tokens *= self._study.plan["length"] * lanes
         for first in range(0, len(left), lanes):
             some = left[first : first + lanes]
-            speed = self._speeds.get(job.program) or max(self._speeds.values(), default=math.inf)
-            if time.monotonic() + tokens / speed > until:
-                print(f"{tokens / speed:.0f} s for {len(some)} runs of {job.program} are not left", flush=True)
-                return False
-            begun = time.monotonic()
             given = [self._study.cell(*each) for each in some]
             cells = stacked([*given, *[given[-1]] * (lanes - len(some))])
+            if job.program not in self._speeds:
+                self._speeds[job.program] = self._speed(compiled, cells, tokens / job.rounds)
+            needed = tokens / self._speeds[job.program]
+            if time.monotonic() + needed > until:
+                print(f"{needed:.0f} s for {len(some)} runs of {job.program} are not left", flush=True)
+                return False
+            begun = time.monotonic()
             found = jax.device_get(compiled(cells, self._data, np.int32(job.rounds)))
             seconds = time.monotonic() - begun
             self._speeds[job.program] = tokens / seconds
@@ -558,6 +560,15 @@ class Runner:
                 flush=True,
             )
         return True
+
+    def _speed(self, compiled: Any, cells: Cell, tokens: float) -> float:
+        """Tokens a second, from five rounds and from one, which have `tokens` each: the rest is evaluation."""
+        seconds = []
+        for rounds in (1, 1, 5):
+            begun = time.monotonic()
+            jax.block_until_ready(compiled(cells, self._data, np.int32(rounds)))
+            seconds.append(time.monotonic() - begun)
+        return 4 * tokens / max(seconds[2] - seconds[1], 1e-3)
 
 
 def stacked(cells: Sequence[Cell]) -> Cell:
