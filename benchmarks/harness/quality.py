@@ -46,7 +46,7 @@ from outer.protocol.fragments import Fragment, Tensor, balanced  # noqa: E402
 
 EVALUATED = 512  # held-out samples
 TAILS = (0.05, 0.1, 0.2)  # shares of the rounds whose parameters are averaged
-COMPILERS = 8
+COMPILERS = 6
 GROUP = 128  # elements that share a scale, as in outer/numeric/grouped.py
 LEAST = 2.0**-6  # the smallest number but 0 of fp4, as there
 POLAR = ((3.4445, -4.7750, 2.0315),) * 6 + ((1.875, -1.25, 0.375),) * 4  # Newton and Schulz, as Muon, then to 1
@@ -394,14 +394,14 @@ def arms_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def jobs_of(plan: Mapping[str, Any]) -> list[Job]:
-    """In order of rounds, then of stages; screening before what is reported, arms in the file's order."""
+    """In order of stages; screening, at an arm's least rounds, before what is reported; arms in the file's order."""
     found: dict[tuple[int, int, bool, Program], list[Mapping[str, Any]]] = {}
     for arm in arms_of(plan):
-        for rounds in arm["rounds"]:
-            for reported in (False, True)[: 1 + arm["report"]]:
-                found.setdefault((arm["stage"], rounds, reported, program_of(arm)), []).append(arm)
-    keys = sorted(found, key=lambda key: (key[1], key[0], key[2]))
-    return [Job(key[3], key[1], tuple(found[key]), key[2]) for key in keys]
+        wanted = [(False, arm["rounds"][0]), *((True, rounds) for rounds in arm["rounds"] if arm["report"])]
+        for reported, rounds in wanted:
+            found.setdefault((arm["stage"], reported, rounds, program_of(arm)), []).append(arm)
+    keys = sorted(found, key=lambda key: key[:3])
+    return [Job(key[3], key[2], tuple(found[key]), key[1]) for key in keys]
 
 
 def ramp_of(given: float | Mapping[str, float]) -> Ramp:
@@ -428,16 +428,16 @@ class Study:
         found = []
         for arm in job.arms:
             for corpus in self.plan["corpora"]:
-                rates = [self.best(arm, corpus, job.rounds)] if job.reported else arm["rates"]
+                rates = [self.best(arm, corpus)] if job.reported else arm["rates"]
                 seeds = self.plan["seeds"] if job.reported else self.plan["screening"]
                 found += [(arm, Run(arm["name"], corpus, job.rounds, rate, seed)) for seed in seeds for rate in rates]
         return [(arm, run) for arm, run in found if run not in self.rows]
 
-    def best(self, arm: Mapping[str, Any], corpus: str, rounds: int) -> float:
-        """The rate with the least mean loss of the screening seeds."""
+    def best(self, arm: Mapping[str, Any], corpus: str) -> float:
+        """The rate with the least mean loss of the screening seeds, which train for the arm's least rounds."""
         means = {}
         for rate in arm["rates"]:
-            runs = [Run(arm["name"], corpus, rounds, rate, seed) for seed in self.plan["screening"]]
+            runs = [Run(arm["name"], corpus, arm["rounds"][0], rate, seed) for seed in self.plan["screening"]]
             losses = [self.rows[run]["loss"] for run in runs if run in self.rows]
             if losses and all(map(math.isfinite, losses)):
                 means[rate] = sum(losses) / len(losses)
@@ -491,39 +491,33 @@ def padded(arrays: Sequence[NDArray[np.uint16]]) -> NDArray[np.uint16]:
 class Runner:
     """Compiles programs ahead in threads, and runs cells many at a time until the time is over."""
 
-    def __init__(self, study: Study, data: Data, width: int, compilers: int) -> None:
-        """`width`: samples of one step of all cells."""
-        self._study, self._width = study, width
+    def __init__(self, study: Study, data: Data, lanes: int, compilers: int) -> None:
+        """`lanes`: cells of one call."""
+        self._study, self._lanes = study, lanes
         self._data = jax.device_put(data)
         self._task = language(study.plan["model"], study.plan["length"])
         shapes = jax.tree.leaves(self._task.shapes)
         self.parameters = sum(leaf.size for leaf in shapes)
         self._pool = ThreadPoolExecutor(compilers)
-        self._compiled: dict[tuple[Program, int], Future[Any]] = {}
+        self._compiled: dict[Program, Future[Any]] = {}
         self._speeds: dict[Program, float] = {}  # tokens a second
-
-    def lanes(self, job: Job, count: int) -> int:
-        """Cells of one call: as many calls as needed, of one width."""
-        calls = -(-count * job.program.learners * job.program.batch // self._width)
-        return -(-count // max(1, calls))
 
     def expect(self, job: Job) -> None:
         """Begin to compile what a job needs."""
-        if count := len(self._study.runs(job)):
-            self._program(job.program, self.lanes(job, count))
+        if self._study.runs(job):
+            self._program(job.program)
 
-    def _program(self, program: Program, lanes: int) -> Future[Any]:
-        key = program, lanes
-        if key not in self._compiled:
-            self._compiled[key] = self._pool.submit(self._compile, *key)
-        return self._compiled[key]
+    def _program(self, program: Program) -> Future[Any]:
+        if program not in self._compiled:
+            self._compiled[program] = self._pool.submit(self._compile, program)
+        return self._compiled[program]
 
-    def _compile(self, program: Program, lanes: int) -> tuple[Any, float]:
+    def _compile(self, program: Program) -> tuple[Any, float]:
         begun = time.monotonic()
         run = simulate(program, self._task, self._study.plan["round_steps"])
         cell = Cell(*[0] * 4, 1.0, 0, *[0.0] * 2, Ramp(*[0.0] * 5), Ramp(*[0.0] * 5), 0.0)
         every = jax.jit(jax.vmap(lambda *given: {**run(*given), "theta": None}, in_axes=(0, None, None)))
-        compiled = every.lower(stacked([cell] * lanes), self._data, np.int32(1)).compile()
+        compiled = every.lower(stacked([cell] * self._lanes), self._data, np.int32(1)).compile()
         return compiled, time.monotonic() - begun
 
     def run(self, job: Job, until: float) -> bool:
@@ -531,8 +525,8 @@ class Runner:
         left = self._study.runs(job)
         if not left:
             return True
-        lanes = self.lanes(job, len(left))
-        compiled, compile_s = self._program(job.program, lanes).result(max(0.1, until - time.monotonic()))
+        lanes = self._lanes
+        compiled, compile_s = self._program(job.program).result(max(0.1, until - time.monotonic()))
         tokens = job.rounds * self._study.plan["round_steps"] * job.program.learners * job.program.batch
         tokens *= self._study.plan["length"] * lanes
         for first in range(0, len(left), lanes):
@@ -578,12 +572,12 @@ def stacked(cells: Sequence[Cell]) -> Cell:
     return wide
 
 
-def train(study: Study, folder: Path, minutes: float, width: int, part: tuple[int, int]) -> None:
+def train(study: Study, folder: Path, minutes: float, lanes: int, part: tuple[int, int]) -> None:
     """All jobs, in their order; one that fails is told, and the next one begun."""
     until = time.monotonic() + 60.0 * minutes
     jobs = jobs_of(study.plan)
     gpu = jax.default_backend() != "cpu"
-    runner = Runner(study, study.data(folder, jobs), width, COMPILERS if gpu else 1)
+    runner = Runner(study, study.data(folder, jobs), lanes, COMPILERS if gpu else 1)
     mine = jobs[part[0] :: part[1]]
     print(f"{jax.devices()}; {runner.parameters:,} parameters; {len(mine)} jobs", flush=True)
     for job in mine:
@@ -612,7 +606,7 @@ def gaps(
     seeds, found = study.plan["seeds" if reported else "screening"], []
     for seed in seeds:
         rows = [
-            study.rows.get(Run(each["name"], corpus, rounds, study.best(each, corpus, rounds), seed))
+            study.rows.get(Run(each["name"], corpus, rounds, study.best(each, corpus), seed))
             for each in (arm, against)
         ]
         if rows[0] and rows[1]:
@@ -631,7 +625,7 @@ def interval(samples: Sequence[float]) -> str:
 
 def line(study: Study, arm: Mapping[str, Any], corpus: str, rounds: int, reported: bool) -> str:
     """A row of the table: arm, corpus, rounds, rate, loss, gap in per cent, and gaps of the tails' averages."""
-    best = study.best(arm, corpus, rounds)
+    best = study.best(arm, corpus)
     edge = "*" if best in (arm["rates"][0], arm["rates"][-1]) else ""
     seeds = study.plan["seeds" if reported else "screening"]
     rows = [study.rows.get(Run(arm["name"], corpus, rounds, best, seed)) for seed in seeds]
@@ -712,7 +706,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="rows of finished runs, one JSON object a line")
     parser.add_argument("--table", action="store_true", help="print the table of --out, and end")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing that would take longer")
-    parser.add_argument("--width", type=int, default=0, help="samples of a step of all runs [GPU 2048, CPU 64]")
+    parser.add_argument("--lanes", type=int, default=0, help="runs of one call [GPU 10, CPU 2]")
     parser.add_argument("--part", type=int, nargs=2, metavar=("I", "N"), help="jobs I, I + N, ... alone")
     given = parser.parse_args()
     plan = tomllib.loads(given.plan.read_text())
@@ -724,8 +718,8 @@ def main() -> None:
         parts = [[sys.executable, *sys.argv, "--part", str(part), str(cores)] for part in range(cores)]
         sys.exit(max(each.wait() for each in [subprocess.Popen(part) for part in parts]))
     else:
-        width = given.width or (64 if jax.default_backend() == "cpu" else 2048)
-        train(Study(plan, given.out), given.data, given.minutes, width, tuple(given.part or (0, 1)))
+        lanes = given.lanes or (2 if jax.default_backend() == "cpu" else 10)
+        train(Study(plan, given.out), given.data, given.minutes, lanes, tuple(given.part or (0, 1)))
 
 
 if __name__ == "__main__":
