@@ -49,7 +49,6 @@ TAILS = (0.05, 0.1, 0.2)  # shares of the rounds whose parameters are averaged
 COMPILERS = 6
 GROUP = 128  # elements that share a scale, as in outer/numeric/grouped.py
 LEAST = 2.0**-6  # the smallest number but 0 of fp4, as there
-POLAR = ((3.4445, -4.7750, 2.0315),) * 6 + ((1.875, -1.25, 0.375),) * 4  # Newton and Schulz, as Muon, then to 1
 INNER_SHAPES = ("cosine", "linear", "constant")
 
 
@@ -139,32 +138,18 @@ def radial_directional(gradients: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.where(agree, along * radius / jnp.where(agree, length, 1.0), average(gradients, weights))
 
 
-def isotropic(gradients: jax.Array, weights: jax.Array) -> jax.Array:
-    """The weighted mean with every singular value replaced by their mean (arXiv 2502.04959)."""
-    mean = average(gradients, weights)
-    x = mean / (jnp.linalg.norm(mean) + 1e-20)
-    x = x.T if x.shape[0] > x.shape[1] else x
-    with jax.default_matmul_precision("highest"):
-        for a, b, c in POLAR:
-            square = x @ x.T
-            x = a * x + (b * square + c * square @ square) @ x
-    x = x if x.shape == mean.shape else x.T
-    return x * (jnp.sum(x * mean) / min(mean.shape))
-
-
 MERGES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "avg": average,
     "rda": radial_directional,
-    "iso": isotropic,
 }
 
 
 def drawn(index: jax.Array, low: Any, high: Any) -> jax.Array:
     """32 random bits for elements uint32[n]: outer/numeric/grouped.py's hash, which compiles fast."""
-    x = index * jnp.uint32(0x9E3779B9) ^ jnp.uint32(low)
+    x: jax.Array = index * jnp.uint32(0x9E3779B9) ^ jnp.uint32(low)
     x = (x ^ x >> 16) * jnp.uint32(0x7FEB352D) ^ jnp.uint32(high)
     x = (x ^ x >> 15) * jnp.uint32(0x846CA68B)
-    return x ^ x >> 16
+    return jnp.bitwise_xor(x, x >> 16)
 
 
 def fraction(bits: jax.Array) -> jax.Array:
@@ -395,7 +380,7 @@ def arms_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def jobs_of(plan: Mapping[str, Any]) -> list[Job]:
     """In order of stages; screening, at an arm's least rounds, before what is reported; arms in the file's order."""
-    found: dict[tuple[int, int, bool, Program], list[Mapping[str, Any]]] = {}
+    found: dict[tuple[int, bool, int, Program], list[Mapping[str, Any]]] = {}
     for arm in arms_of(plan):
         wanted = [(False, arm["rounds"][0]), *((True, rounds) for rounds in arm["rounds"] if arm["report"])]
         for reported, rounds in wanted:
@@ -441,7 +426,7 @@ class Study:
             losses = [self.rows[run]["loss"] for run in runs if run in self.rows]
             if losses and all(map(math.isfinite, losses)):
                 means[rate] = sum(losses) / len(losses)
-        return min(means, key=means.__getitem__) if means else arm["rates"][len(arm["rates"]) // 2]
+        return float(min(means, key=means.__getitem__) if means else arm["rates"][len(arm["rates"]) // 2])
 
     def cell(self, arm: Mapping[str, Any], run: Run) -> Cell:
         inner, outer = arm["inner"], arm["outer"]
@@ -515,7 +500,8 @@ class Runner:
     def _compile(self, program: Program) -> tuple[Any, float]:
         begun = time.monotonic()
         run = simulate(program, self._task, self._study.plan["round_steps"])
-        cell = Cell(*[0] * 4, 1.0, 0, *[0.0] * 2, Ramp(*[0.0] * 5), Ramp(*[0.0] * 5), 0.0)
+        none = Ramp(0.0, 0.0, 0.0, 0.0, 0.0)
+        cell = Cell(0, 0, 0, 0, 1.0, 0, 0.0, 0.0, none, none, 0.0)
         every = jax.jit(jax.vmap(lambda *given: {**run(*given), "theta": None}, in_axes=(0, None, None)))
         compiled = every.lower(stacked([cell] * self._lanes), self._data, np.int32(1)).compile()
         return compiled, time.monotonic() - begun
@@ -560,7 +546,7 @@ class Runner:
         seconds = []
         for rounds in (1, 1, 5):
             begun = time.monotonic()
-            jax.block_until_ready(compiled(cells, self._data, np.int32(rounds)))
+            jax.device_get(compiled(cells, self._data, np.int32(rounds)))
             seconds.append(time.monotonic() - begun)
         return 4 * tokens / max(seconds[2] - seconds[1], 1e-3)
 
@@ -606,8 +592,7 @@ def gaps(
     seeds, found = study.plan["seeds" if reported else "screening"], []
     for seed in seeds:
         rows = [
-            study.rows.get(Run(each["name"], corpus, rounds, study.best(each, corpus), seed))
-            for each in (arm, against)
+            study.rows.get(Run(each["name"], corpus, rounds, study.best(each, corpus), seed)) for each in (arm, against)
         ]
         if rows[0] and rows[1]:
             ours = rows[0]["loss"] if tail is None else rows[0]["tails"][tail]
