@@ -42,7 +42,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 150,
 }
-TOTALS = {PACKAGES: 49_067, ("tests",): 37_070, ("benchmarks",): 7600}
+TOTALS = {PACKAGES: 49_067, ("tests",): 37_070, ("benchmarks",): 8250}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -64,11 +64,10 @@ class Page(NamedTuple):
 
 
 def pages() -> list[Page]:
-    """Every page that is checked. CHANGELOG.md and docs/log.md name what is gone."""
+    """Every page that is checked. CHANGELOG.md names what is gone."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy/README.md", ROOT / "tests/README.md"]
     found += sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
     found += [ROOT / "benchmarks/torchft/README.md"]
-    found.remove(ROOT / "docs/log.md")
     return [Page(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in found]
 
 
