@@ -39,10 +39,11 @@ BUDGETS = {
     "orchestrator/simulation": 2220,
     "orchestrator": 50,
     "chaos/simulation": 3560,
+    "chaos/suite": 582,
     "chaos": 470,
     "diloco": 150,
 }
-TOTALS = {PACKAGES: 49_067, ("tests",): 37_070, ("benchmarks",): 7600}
+TOTALS = {PACKAGES: 49_649, ("tests",): 36_740, ("benchmarks",): 7600}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
