@@ -18,11 +18,12 @@ demo: $(READY)       ## train one model on four learners through kills and a fre
 # Two workers. All tests that start Ray are in one of the two: see tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-test: $(READY)       ## what a newcomer runs: every room, the proofs in small, five real runs on Ray
-	$(PYTEST) -m "not full" --hypothesis-profile=small
+test: $(READY)       ## what a newcomer runs: every room, the proofs in small, three real runs on Ray, one through faults
+	$(PYTEST) -m "not full" --hypothesis-profile=small --faults=kill,freeze,kill-syncer,freeze-syncer,stop
 
-test-all: $(READY)   ## what `make test` leaves out: the long tests, property tests with all their examples, the gate
+test-all: $(READY)   ## what `make test` leaves out: the long tests, all examples of property tests, every fault, the gate
 	$(PYTEST) --ignore tests/gate -m "full or hypothesis"
+	$(BIN)/python -m pytest -v chaos/suite
 	$(BIN)/python -m pytest -q tests/gate
 
 check: $(READY)      ## format, lint, types, import contract

@@ -28,12 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
     }
 
 
-RAY = "tests/runtime/"  # tests that start Ray
+RAY = ("tests/runtime/", "chaos/suite/")  # tests that start Ray
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on Ray come first: they take longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith(RAY))
+    """Tests on Ray come first: they take longest. Of these, the chaos suite, which ends its Ray."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(RAY), item.nodeid.startswith("tests/")))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -45,6 +45,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             if not nodeid.startswith(RAY):
                 return super()._split_scope(nodeid)
-            return RAY + "islands" if "/test_islands.py" in nodeid else RAY
+            return "islands" if "/test_islands.py" in nodeid else "Ray"
 
     return OneRay(config, log)

@@ -14,6 +14,7 @@ from orchestrator.cli.errors import reported
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.readers import located
 from orchestrator.store.run_store import RunStore, known_runs
+from outer.background import thread
 
 RUNS_MAX = 8
 SHUT_S, END_S = 0.2, 2.0  # between two looks at whether the run is over; for the page to end then
@@ -65,14 +66,9 @@ def beside(store: RunStore, told: Callable[[str], None]) -> Iterator[None]:
             while not over.is_set():
                 await asyncio.sleep(SHUT_S)
 
-    def served() -> None:
-        with contextlib.suppress(OSError):
-            asyncio.run(serve())
-
-    thread = threading.Thread(target=served, name="watch", daemon=True)
-    thread.start()
+    running = thread("watch", lambda: asyncio.run(serve()), lambda error: None)
     try:
         yield
     finally:
         over.set()
-        thread.join(END_S)
+        running.join(END_S)

@@ -22,7 +22,7 @@ APART = (  # with an environment of its own: another project's training, and wha
     ROOT / "benchmarks" / "torchft",
     ROOT / "tests" / "learners" / "training" / "huggingface",
 )
-ASKED_FOR = ("data",)  # extras that production code imports where a recipe or an option asks for them
+ASKED_FOR = ("data", "suite")  # extras that production code imports where a recipe, an option or pytest asks for them
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

@@ -3,6 +3,7 @@
 What is not under test has generous deadlines: a learner on a busy machine may be silent or starting for long.
 """
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from chaos.actor import start
+from chaos.suite.driver import SMALL
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
@@ -33,20 +35,14 @@ def namespace(name: str) -> str:
 
 
 def recipe(name: str, corpus: str, **sections: Any) -> Recipe:
-    """Three small, paced learners: a step takes a few hundredths of a second, nearly all of it asleep.
+    """The small recipe of the chaos suite, but that nothing commits before all learners are there.
 
-    Nothing commits before all of them are there; what a test gives as `sections` goes before this.
+    What a test gives as `sections` goes before this.
     """
-    tables: dict[str, Any] = {
-        "name": name,
-        "model": {"layers": 1, "width": 16, "heads": 2},
-        "data": {"path": corpus, "sequence_length": 16, "held_out": 0.25},
-        "sync": {"P": 4, "H": 4, "tau": 2, "quorum": "all"},
-        "pools": [{"name": "t", "learners": LEARNERS, "batch_size": 2, "slowdown": 20.0}],
-        "budget": {"syncer_steps": 60},
-        "eval": {"every": 0, "sequences": 8},
-        "run": {"start_s": 600.0, "hang_s": 120.0, "syncer_lease_s": 60.0, "idle_s": 600.0, "metrics": False},
-    }
+    tables = tomllib.loads(SMALL.read_text()) | {"name": name}
+    tables["data"]["path"] = corpus
+    tables["sync"] |= {"H": 4, "quorum": "all"}
+    tables["run"]["syncer_lease_s"] = 60.0
     for section, table in sections.items():
         tables[section] = tables[section] | table if isinstance(tables.get(section), dict) else table
     return resolve(Recipe.model_validate(tables))

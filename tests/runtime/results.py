@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from learners.protocol.facts import StepFinished
-from orchestrator.analysis.folder import check_run
 from orchestrator.eventlog.events import Event
 from orchestrator.recipe.config import SYNCER
-from outer.protocol.facts import Committed, FactsLost
+from outer.protocol.facts import Committed
 from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
@@ -63,21 +62,6 @@ def assert_kept(result: Result, state: str = "finished") -> None:
     assert tokens["processed"] == tokens["committed"] + tokens["in_flight"] + sum(tokens["discarded"].values())
     assert tokens["processed"] == sum(fact.tokens for fact in result.facts(StepFinished))
     assert tokens["in_flight"] == 0
-
-
-def assert_nobody_is_silent(result: Result, learners: set[str], since: float) -> None:
-    """Every learner's steps after this time are in the log, each writer's facts are there or named as lost."""
-    assert {event.writer for event in result.of(StepFinished) if event.at > since} == learners
-    lost: dict[tuple[str, int], set[int]] = {}
-    for fact in result.facts(FactsLost):
-        lost.setdefault((fact.writer, fact.incarnation), set()).update(range(fact.first, fact.last + 1))
-    numbers: dict[tuple[str, int], list[int]] = {}
-    for event in result.events:
-        numbers.setdefault((event.writer, event.incarnation), []).append(event.sequence)
-    for key, found in numbers.items():
-        missing = set(range(max(found) + 1)).difference(found)
-        assert missing == lost.get(key, set()) - set(found), key
-    assert [verdict for verdict in check_run(result.folder) if verdict.status == "violated"] == []
 
 
 def assert_bit_equal(folder: Path, *options: str) -> dict[str, Any]:

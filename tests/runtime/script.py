@@ -11,7 +11,6 @@ from typing import Any
 import ray
 
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import FaultHealed, FaultInjected
 from orchestrator.eventlog.reader import read_run
 from orchestrator.store.run_store import RunStore
 from tests.runtime.conftest import LEARNERS, namespace
@@ -65,17 +64,6 @@ def more(syncer_steps: int) -> Callable[[Status], bool]:
     def look(status: Status) -> bool:
         enough.append(status["run"]["syncer_step"] + syncer_steps)
         return bool(status["run"]["syncer_step"] >= enough[0])
-
-    return look
-
-
-def healed(folder: Path, kind: str) -> Callable[[Status], bool]:
-    """The log says that the fault of this kind has ended."""
-
-    def look(status: Status) -> bool:
-        events = read_run(folder)
-        struck = {e.fact.fault for e in events if isinstance(e.fact, FaultInjected) and e.fact.fault_kind == kind}
-        return any(isinstance(event.fact, FaultHealed) and event.fact.fault in struck for event in events)
 
     return look
 

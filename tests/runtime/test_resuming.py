@@ -12,7 +12,7 @@ from orchestrator.eventlog.facts import CheckpointWritten, RunResumed
 from orchestrator.recipe.config import SYNCER
 from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
-from outer.kill_points import JOURNALED
+from outer.kill_points import APPLIED, JOURNALED, RECEIVED
 from outer.numeric.formats import named
 from outer.protocol.facts import Committed, SnapshotTaken, SyncerStarted
 from tests.runtime.results import STOPPED, assert_bit_equal, assert_kept
@@ -22,13 +22,18 @@ pytestmark = pytest.mark.runtime
 
 BUDGET = {"syncer_steps": 300}
 CODED = {
-    # Contributions and versions travel in 8 bits, and the syncer dies once, between its journal and its answer.
+    # Contributions and versions travel in 8 bits, and the syncer is killed at each point of a commit.
     "sync": {"codec": "int8", "downlink": "int8"},
-    "chaos": {"faults": [{"kind": "kill", "learner": SYNCER, "point": JOURNALED, "at_step": 15}]},
+    "chaos": {
+        "faults": [
+            {"kind": "kill", "learner": SYNCER, "point": point, "at_step": 15 * (1 + number)}
+            for number, point in enumerate((RECEIVED, JOURNALED, APPLIED))
+        ]
+    },
     # Tensors above 100 kB, of steps without a pause: copies that XLA makes in its one thread may wait for ever.
     "model": {"layers": 1, "width": 128, "heads": 2},
     "run": {"start_s": 600.0, "idle_s": 120.0},  # without a commit: then the run has failed
-    "budget": {"syncer_steps": 80},
+    "budget": {"syncer_steps": 120},
 }
 
 
@@ -40,7 +45,7 @@ def resumed(run, tmp_path_factory):
     def pools(learners):
         return [{"name": "t", "learners": learners, "batch_size": 2, "slowdown": 1.0}]
 
-    first = run("resumed", Script(folder, (all_step(syncer_step=40), nothing)), folder, pools=pools(3), **CODED)
+    first = run("resumed", Script(folder, (all_step(syncer_step=60), nothing)), folder, pools=pools(3), **CODED)
     reopen(RunStore(folder))
     return first, run("resumed", folder=folder, pools=pools(4), **CODED | {"chaos": {}})
 
@@ -67,7 +72,7 @@ def test_it_goes_on_to_the_bit_and_with_another_learner(resumed):
     assert len(second.facts(Resumed)) == 3
     assert second.incarnations == {(f"learner-t-{i}", 1) for i in range(4)}
     assert second.summary["tokens"]["discarded"]["killed"] == 0, "no step was lost over it"
-    assert len(second.facts(SyncerStarted)) == 3
+    assert len(second.facts(SyncerStarted)) == 5
     assert_bit_equal(second.folder)
 
 

@@ -11,15 +11,14 @@ import ray
 from typer.testing import CliRunner
 
 import diloco
-from learners.protocol.facts import Adopted, Donated, LoopFailed, PhaseEntered, StateReceived
+from learners.protocol.facts import LoopFailed, PhaseEntered
 from orchestrator.analysis.folder import check_run
 from orchestrator.cli.app import build
-from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, LearnerLost, RunStarted
+from orchestrator.eventlog.facts import Evaluated, LearnerLost, RunStarted
 from outer.numeric import codec
-from outer.protocol.facts import Committed, LeaseExpired, LeaseRenewed, SyncerStarted
+from outer.protocol.facts import Committed
 from tests.runtime.conftest import LEARNERS
-from tests.runtime.results import assert_bit_equal, assert_kept
-from tests.runtime.script import BY_HAND, FOREVER, Script, all_step, healed, inject, more, nothing
+from tests.runtime.results import assert_kept
 
 pytestmark = pytest.mark.runtime
 LEARNERS_ALL = {f"learner-t-{index}" for index in range(LEARNERS)}
@@ -97,77 +96,7 @@ def test_a_version_leaves_the_syncer_once_for_a_region(plain):
     assert 0 < sent < 0.6 * plain.summary["wire_bytes"]["down"]
 
 
-# ------------------------------------------------------------------ a kill and a freeze
-
-
-@pytest.fixture(scope="module")
-def struck(run, tmp_path_factory):
-    """One learner is killed, and once it is back another is frozen for longer than its lease."""
-    folder, name = tmp_path_factory.mktemp("struck"), "struck"
-    script = Script(
-        folder,
-        (all_step(syncer_step=20), inject(name, "kill", "learner-t-1")),
-        (all_step(1, 2, 1), nothing),
-        (more(20), inject(name, "freeze", "learner-t-2", duration_s=12.0)),
-        (healed(folder, "freeze"), nothing),
-        (all_step(1, 2, 1), nothing),
-        (more(20), nothing),
-    )
-    return run(name, script, folder, sync={"quorum": 1}, budget=FOREVER, chaos=BY_HAND)
-
-
-def test_a_run_with_a_kill_and_a_freeze_passes_every_check(struck):
-    assert_kept(struck, "stopped")
-
-
-def test_a_killed_learner_is_found_out_at_once_and_contributes_again_with_a_peers_moments(struck):
-    (injected,) = [event for event in struck.of(FaultInjected) if event.fact.fault_kind == "kill"]
-    (lost,) = struck.of(LearnerLost)
-    assert lost.fact.learner == injected.fact.target == "learner-t-1"
-    assert lost.fact.cause == "died", "its process is watched: nobody waits for its lease"
-    assert ("learner-t-1", 2) in struck.participants(after=injected.at)
-    (fault,) = [row for row in struck.summary["faults"] if row["kind"] == "kill"]
-    assert fault["injected"]
-    assert fault["recovery_s"] is not None
-    (received,) = [e for e in struck.of(StateReceived) if (e.writer, e.incarnation) == ("learner-t-1", 2)]
-    (donated,) = [event for event in struck.of(Donated) if event.fact.joiner_incarnation == 2]
-    assert received.fact.source == "peer"
-    assert (received.fact.donor, received.fact.donor_step) == (donated.writer, donated.fact.step)
-    assert received.fact.digest == donated.fact.digest, "parameters and inner state are the donor's to the bit"
-    assert received.fact.bytes > 3 * 4 * sum(struck.facts(SyncerStarted)[0].sizes) - 64, "parameters and two moments"
-    adopted = [e.fact for e in struck.of(Adopted) if (e.writer, e.incarnation) == ("learner-t-1", 2)]
-    first = {fact.fragment: fact.mode for fact in reversed(adopted)}
-    assert first == dict.fromkeys(range(4), "bootstrap"), "and then every fragment from the syncer"
-
-
-def test_a_freeze_past_the_lease_excludes_a_learner_that_then_goes_on_as_the_same_incarnation(struck):
-    (frozen,) = [event for event in struck.of(FaultInjected) if event.fact.fault_kind == "freeze"]
-    (healed,) = struck.of(FaultHealed)
-    expired, renewed = (
-        next(event for event in struck.of(kind) if event.fact.learner == "learner-t-2" and event.at > frozen.at)
-        for kind in (LeaseExpired, LeaseRenewed)
-    )
-    assert frozen.at < expired.at < healed.at
-    assert expired.at < renewed.at
-    while_out = {
-        name
-        for event in struck.of(Committed)
-        if expired.at < event.at - event.fact.sync_s and event.at < healed.at  # decided and durable in between
-        for name in (each.learner for each in event.fact.participants)
-    }
-    assert while_out == {"learner-t-0", "learner-t-1"}, "the others go on without it"
-    assert ("learner-t-2", 1) in struck.participants(after=renewed.at)
-    assert [fact.learner for fact in struck.facts(LearnerLost)] == ["learner-t-1"]
-
-
-def test_a_run_with_a_kill_and_a_freeze_is_computed_again_to_the_bit(struck):
-    told = assert_bit_equal(struck.folder)
-    assert told["equal"]["commit"] == struck.summary["commits"]
-    assert told["equal"]["contribution"] == sum(len(fact.participants) for fact in struck.facts(Committed))
-    assert told["equal"]["state"] >= 1, "the killed learner came back from a peer's state"
-
-
-# ------------------------------------------------------------------ more deaths
+# ------------------------------------------------------------------ deaths of learners
 
 
 @pytest.mark.full
