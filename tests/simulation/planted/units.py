@@ -10,6 +10,7 @@ from typing import Any
 from learners.rank import RankShell
 from learners.training.rank_call import RankCall
 from orchestrator.lifecycle import learner_units
+from orchestrator.lifecycle.learner_manager import LearnerManager
 from orchestrator.lifecycle.learner_units import LearnerHandle, LearnerUnits
 from orchestrator.lifecycle.ports import CALL_S
 from orchestrator.lifecycle.standbys import Standbys
@@ -42,11 +43,11 @@ async def ends_of_other_ranks_not_noticed(leading: Coroutine[Any, Any, Any], fol
     return ended
 
 
-@instead(LearnerUnits, "end")
-def other_ranks_outlive_rank_0(self: LearnerUnits, process: LearnerHandle) -> None:
+@instead(LearnerManager, "_end")
+def other_ranks_outlive_rank_0(self: LearnerManager, process: LearnerHandle) -> None:
     """An incarnation ends with all its ranks."""
     for rank in process.ranks[:1]:
-        self._processes.end(rank)
+        self._ports.processes.end(rank)
 
 
 @instead(LearnerUnits, "kill")
