@@ -186,8 +186,7 @@ def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[int]
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_: Any) -> None:
-            pass
+        def log_message(self, *_: Any) -> None: ...
 
         def handle_expect_100(self) -> bool:
             return True  # the answer comes at once, the content is never read
