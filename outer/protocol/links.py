@@ -40,6 +40,7 @@ class Linked(Protocol):
     place: LadderPlace
     window: LinkWindow
     overdue: bool
+    pace_s: float
 
 
 class Links:
@@ -68,9 +69,11 @@ class Links:
         """How many syncer steps ahead it is asked; empty: when a step is read, and has `room_s` for answers.
 
         It is asked ahead if its answers do not come while others are waited for: by their time, or as the last one did
-        not.
+        not, which may be for its own step's sake.
         """
         expected_s, round_steps = self.expected_s(member, fragment), self._config.round_steps
+        if member.overdue:
+            expected_s += member.pace_s
         slow = member.overdue or expected_s > self.patience_s(room_s)
         if not (slow and step_s and self._config.hurries):
             return range(0)

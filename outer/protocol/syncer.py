@@ -413,6 +413,8 @@ class Syncer:
             reason = self._read_requests.keep(member, event, self.versions)
         elif step is not None and step.fragment is not None:
             reason = step.accept(event, member, self.versions[step.fragment], self._config)
+        if early:
+            member.overdue = reason == "late"
         if not reason:
             member.non_finite = 0
             return

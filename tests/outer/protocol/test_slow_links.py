@@ -88,6 +88,27 @@ def test_who_could_not_be_asked_ahead_is_asked_at_the_step_and_waited_for_a_litt
     assert [len(commit.participants) for commit in made.facts(Committed)] == [3] * 4
 
 
+def test_who_answers_late_for_its_own_long_step_is_asked_ahead_by_a_step() -> None:
+    """Its link is fast, and each answer comes 0.7 s after it was asked for; the others step four times a second."""
+    sync = {"P": 2, "H": 8, "read_timeout_s": 1.54, "base_window": 2}  # a quarter of that is waited
+    made = bench("a", "b", "c", elements=4 * MIB, sync=sync)
+    answered, asked_at = dict.fromkeys("abc", 0), {}
+    for tick in range(1200):
+        made.now += 0.05
+        for name, every in (("a", 5), ("b", 5), ("c", 10)):
+            if tick % every == 0:
+                made.adopt(name)
+                made.step(name, step_s=0.05 * every)
+            reads = made.sent(ReadRequest, name)
+            asked_at.setdefault((name, len(reads)), made.now)
+            wait_s = 0.7 if name == "c" else 0.0
+            if len(reads) > answered[name] and made.now - asked_at[name, len(reads)] >= wait_s:
+                answered[name] = len(reads)
+                made.answer(name, took_s=0.02)
+    shared = [len(commit.participants) == 3 for commit in made.facts(Committed)][4:]
+    assert len(shared) > 20 and sum(shared) >= len(shared) // 3
+
+
 def test_a_lost_answer_is_not_asked_ahead_again_for_the_same_step() -> None:
     made = bench("a", "b", "c", elements=4 * MIB, sync={"P": 2, "H": 8, "read_timeout_s": 0.1, "grace": 0.0})
     for second in range(100):
