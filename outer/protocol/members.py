@@ -81,7 +81,7 @@ class Member:
     answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
     place: LadderPlace = field(default_factory=LadderPlace)  # of its link, on the ladder
     under_way: dict[int, UnderWay] = field(default_factory=dict)  # by fragment: answers that nobody need wait for
-    asked_ahead: dict[int, int] = field(default_factory=dict)  # by fragment: the newest step
+    asked_ahead: dict[int, int] = field(default_factory=dict)  # by fragment: the newest step, or probe
     window: LinkWindow = field(default_factory=LinkWindow)  # how many of those at a time
     overdue: bool = False  # an answer was waited for in vain, and none has come since
     owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer

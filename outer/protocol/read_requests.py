@@ -85,11 +85,18 @@ class ReadRequests:
         waits = {each.name: self._wait(each, fragment, math.inf if patient else usual_s) for each in asked}
         waits |= {each.name: self._wait(each, fragment, room_s) for each in coming}
         # Others were to be asked ahead. Where nothing is under way, they could not be: their fragments are always in
-        # open steps, or they adopt too late, or their links are taken for slower than they are.
+        # open steps, or they adopt too late, or their links are taken for slower than they are, which one answer in two
+        # rounds shows.
         idle = [each for each in able if each.name not in waits and not each.under_way]
-        for member in idle:
+        for member in list(idle):
             due_s = AHEAD * self._links.expected_s(member, fragment)
-            waits[member.name] = self._wait(member, fragment, due_s if due_s <= IDLE * usual_s else 0.0)
+            if due_s <= IDLE * usual_s:
+                waits[member.name] = self._wait(member, fragment, due_s)
+            elif step.syncer_step - max(member.asked_ahead.values(), default=0) > 2 * self._config.round_steps:
+                member.asked_ahead[fragment] = step.syncer_step
+                waits[member.name] = self._wait(member, fragment, 0.0)
+            else:
+                idle.remove(member)
         asked += idle
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})

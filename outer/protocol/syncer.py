@@ -46,7 +46,7 @@ from outer.protocol.facts import (
 )
 from outer.protocol.fragments import Fragment
 from outer.protocol.link_ladder import Uplinks
-from outer.protocol.links import Links
+from outer.protocol.links import EARLY, Links
 from outer.protocol.members import Members
 from outer.protocol.messages import NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
@@ -413,7 +413,7 @@ class Syncer:
             reason = self._read_requests.keep(member, event, self.versions)
         elif step is not None and step.fragment is not None:
             reason = step.accept(event, member, self.versions[step.fragment], self._config)
-        if early:
+        if event.attempt == EARLY:
             member.overdue = reason == "late"
         if not reason:
             member.non_finite = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from outer.protocol.facts import Committed, ReadFailed
 from outer.protocol.leases import IN_FLOOR, MARGIN, SLOWEST_LINK, LinkRate, longest_s
 from outer.protocol.link_estimate import LinkEstimate
-from outer.protocol.messages import ReadRequest
+from outer.protocol.messages import Contribution, ReadRequest
 from tests.transcripts.syncer_world import Bench, bench, reading
 
 MIB = 2**20
@@ -107,6 +108,27 @@ def test_who_answers_late_for_its_own_long_step_is_asked_ahead_by_a_step() -> No
                 made.answer(name, took_s=0.02)
     shared = [len(commit.participants) == 3 for commit in made.facts(Committed)][4:]
     assert len(shared) > 20 and sum(shared) >= len(shared) // 3
+
+
+def test_a_link_that_takes_most_of_a_round_is_left_to_be_asked_ahead() -> None:
+    """Asked at a step, whose merge does not wait for it, it would be busy when it is to be asked for the next."""
+    made = bench("a", "b", "c", elements=4 * MIB, sync={"P": 1, "H": 4, "grace": 0.0, "base_window": 2})
+    answers: list[tuple[float, str, Contribution]] = []
+    heard = dict.fromkeys("abc", 0)
+    for tick in range(1200):
+        made.now += 0.25
+        if tick % 4 == 0:
+            made.adopt("a", "b", "c")
+            made.step("a", "b", "c", step_s=1.0)
+        for name, took_s in (("a", 0.1), ("b", 0.1), ("c", 3.0)):
+            for read in made.sent(ReadRequest, name)[heard[name] :]:
+                answers.append((made.now + took_s, name, made.peers[name].answer(read, took_s=took_s)))
+                heard[name] += 1
+        for due in [each for each in answers if each[0] <= made.now]:
+            answers.remove(due)
+            made.do(replace(due[2], payload=f"{due[1]}@{tick}"))
+    shared = [len(commit.participants) == 3 for commit in made.facts(Committed)]
+    assert len(shared) > 50 and sum(shared) >= len(shared) // 3
 
 
 def test_a_lost_answer_is_not_asked_ahead_again_for_the_same_step() -> None:
