@@ -18,7 +18,7 @@ demo: $(READY)       ## train one model on four learners through kills and a fre
 # Two workers. All tests that start Ray are in one of the two: see tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-test: $(READY)       ## what a newcomer runs: every room, the proofs in small, three real runs on Ray, one through faults
+test: $(READY)       ## what a newcomer runs: every room, the proofs in small, three real runs on Ray, one more through faults
 	$(PYTEST) -m "not full" --hypothesis-profile=small --faults=kill,freeze,kill-syncer,freeze-syncer,stop
 
 test-all: $(READY)   ## what `make test` leaves out: the long tests, all examples of property tests, every fault, the gate

@@ -9,6 +9,7 @@ since the last. Ray Train's checkpoints are `durability.every_s` apart, at best 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -27,14 +28,16 @@ sys.path.insert(0, str(ROOT))
 from orchestrator.cli.recipes import prepare  # noqa: E402
 from orchestrator.compare import runs  # noqa: E402
 from orchestrator.compare.comparison import as_json, compared, sentence  # noqa: E402
-from orchestrator.compare.modes import unfit  # noqa: E402
+from orchestrator.compare.modes import DATA_PARALLEL, unfit  # noqa: E402
 from orchestrator.store.readers import status_if_any  # noqa: E402
 
 
 def ranks() -> list[int]:
-    """The process of each of Ray Train's workers on this host."""
-    named = {each.pid: " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])}
-    return sorted(pid for pid, name in named.items() if name.startswith("ray::RayTrainWorker"))
+    """The process of each of Ray Train's workers that this program started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        own = psutil.Process().children(recursive=True)
+        return sorted(each.pid for each in own if " ".join(each.cmdline()).startswith("ray::RayTrainWorker"))
+    return []
 
 
 class Killer:
@@ -53,8 +56,8 @@ class Killer:
         if self._due_at is None or now < self._due_at or news["progress"] <= self._progress:
             return
         learners = (status_if_any(run.store) or {}).get("learners") or []
-        found = [row["pid"] for row in learners if row["state"] == "stepping"] or ranks()
-        if found:
+        found = ranks() if run.mode == DATA_PARALLEL else [row["pid"] for row in learners if row["state"] == "stepping"]
+        with contextlib.suppress(ProcessLookupError, IndexError):  # it has ended meanwhile, or nobody steps
             os.kill(self._rng.choice(found), signal.SIGKILL)
             self.kills, self._progress = self.kills + 1, news["progress"]
             self._due_at = now + self._rng.expovariate(1.0 / self._mean_s)

@@ -7,7 +7,7 @@
 Trains the arms of the TOML file in its order: each at every rate of its grid with the screening seeds, then at its best
 rate with the reported seeds. An arm is Decoupled DiLoCo in strict overlap, without faults, by the equations of
 docs/protocol.md; tests/benchmarks/test_quality.py compares it with the machines. A finished run is a line of --out, and
-is not trained again. Needs jax, optax and pydantic alone, but for --prepare.
+is not trained again. Needs jax, optax, scipy and pydantic alone, but for --prepare.
 """
 
 from __future__ import annotations
@@ -564,7 +564,8 @@ def train(study: Study, folder: Path, minutes: float, lanes: int, part: tuple[in
     jobs = jobs_of(study.plan)
     gpu = jax.default_backend() != "cpu"
     runner = Runner(study, study.data(folder, jobs), lanes, COMPILERS if gpu else 1)
-    mine = jobs[part[0] :: part[1]]
+    programs = list(dict.fromkeys(job.program for job in jobs))  # an arm's jobs are of one process
+    mine = [job for job in jobs if programs.index(job.program) % part[1] == part[0]]
     print(f"{jax.devices()}; {runner.parameters:,} parameters; {len(mine)} jobs", flush=True)
     for job in mine:
         runner.expect(job)
@@ -692,7 +693,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of --out, and end")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing that would take longer")
     parser.add_argument("--lanes", type=int, default=0, help="runs of one call [GPU 10, CPU 2]")
-    parser.add_argument("--part", type=int, nargs=2, metavar=("I", "N"), help="jobs I, I + N, ... alone")
+    parser.add_argument("--part", type=int, nargs=2, metavar=("I", "N"), help="programs I, I + N, ... alone")
     given = parser.parse_args()
     plan = tomllib.loads(given.plan.read_text())
     if given.prepare:

@@ -51,7 +51,7 @@ class LossDifference:
 def study(
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from the recipe's on.")] = 1,
-    mode: Annotated[str, typer.Option("--mode", help="Train the recipe in a mode of diloco compare.")] = "decoupled",
+    mode: Annotated[str, typer.Option("--mode", help="Train the recipe in a mode of docs/studies.md.")] = "decoupled",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="For a run's folder per seed [runs/NAME-study].")
     ] = None,

@@ -45,6 +45,7 @@ BACKOFF_S_MAX, SYNCER_START_S = 30.0, 120.0  # as the orchestrator has them
 ORCHESTRATOR_S = 120.0  # for another one to follow; and for a process to end
 PATIENCE = 3.0  # so many times a bound is waited for: how late something was is worth knowing
 POLL_S = 1.0
+COMMAND_S = 3600.0  # a replay may take as long as the run
 STEPS = "steps JOIN incarnations USING (who)"
 MERGED = "contributions JOIN commits USING (position)"
 
@@ -91,6 +92,7 @@ class Struck:
         rate = "(count(*) FILTER ({0}) / sum(seconds + waited_s) FILTER ({0}))"
         ends = "$at + $lease_s", "$until" if self.victim in self.run.learners else "$back"
         soon, later = (rate.format(f"begun < {end} AND t > $at") for end in ends)
+        soon, later = f"coalesce({soon}, 0)", f"coalesce({later}, 0)"
         ratio = f"least({soon}, {later}) / {rate.format('begun >= $since AND t <= $at')}"
         steps = f"SELECT *, t - seconds - waited_s AS begun FROM {STEPS} WHERE learner <> $victim"
         return dict(self.rows(f"SELECT learner, {ratio} FROM ({steps}) GROUP BY learner"))
@@ -140,10 +142,10 @@ class Driver:
         self._all_step()
 
     def stop(self, patience_s: float | None = None) -> None:
-        """Ask it to stop, and wait for its end. Raises TimeoutExpired."""
+        """Ask it to stop, and wait for its end, by default for a start of everything. Raises TimeoutExpired."""
         self.store.write_json("stop", {"reason": "the chaos suite"})
         self.say("waiting: the run stops, its learners save")
-        self._running.wait(patience_s)
+        self._running.wait(patience_s or PATIENCE * (ORCHESTRATOR_S + self.recipe.run.start_s))
         self._log = None
 
     def close(self) -> None:
@@ -169,8 +171,8 @@ class Driver:
 
     @staticmethod
     def command(*words: str) -> subprocess.CompletedProcess[str]:
-        """What a `diloco` command comes to."""
-        return subprocess.run([*_DILOCO, *words], env=_ENV, capture_output=True, text=True)
+        """What a `diloco` command comes to. Raises TimeoutExpired."""
+        return subprocess.run([*_DILOCO, *words], env=_ENV, capture_output=True, text=True, timeout=COMMAND_S)
 
     # ------------------------------------------------------------------ its log
 
@@ -311,6 +313,9 @@ def _unfit(recipe: Recipe) -> Iterator[Problem]:
     elif recipe.quorum >= count:
         fix = f"lower it to {count - 1} or less: with everyone needed, commits rightly wait for one that is away"
         yield Problem("sync.quorum", recipe.sync.quorum, f"must be below the number of learners, {count}", fix)
+    if any(pool.joined for pool in recipe.pools) or recipe.sync.overlap == "strict":
+        fix = "give the suite a recipe whose learners all start with the run, and wait for nobody"
+        yield Problem("pools", "joined, or overlap = strict", "is nothing that the suite strikes", fix)
     if recipe.chaos.active:
         fix = "leave the section out, or give the suite a copy without it"
         yield Problem("chaos", "[chaos]", "must plan no fault: the suite strikes by itself", fix)

@@ -103,7 +103,10 @@ def test_what_is_damaged_is_refused_and_never_merged(struck: Struck) -> None:
     told = f"SELECT min(t), max(t), any_value(incarnation) FROM ({signs})"
     ((first, last, culprit),) = struck.rows(f"{told} WHERE learner = $victim AND t > $at AND t <= $until")
     assert culprit is not None, "it was noticed"
-    last = last if struck.fault == "corrupt" else struck.until  # the others never become sound again
+    half_s = struck.lasted_s / 2  # its injector may tell of the end late
+    last = (
+        max(last, struck.at + half_s) if struck.fault == "corrupt" else struck.until
+    )  # others never become sound again
     asked = (
         f"{MERGED} JOIN StepOpened o ON o.syncer_step = commits.syncer_step AND o.t > {first} AND commits.t < {last}"
     )

@@ -102,6 +102,8 @@ def _replay(store: RunStore, until: int | None, allowed: str | None, rules: list
         sys.path.append(folder)  # as for a run
     try:
         tape = tape_of(said, until)
+        if until is not None and not tape.commits:
+            raise InputError([Problem("--until", until, "is before the first commit", "give a later syncer step")])
         with Bars() as bars, apart(True):  # whatever the task prints
             outcome = play(tape, recipe, needed(tape), partial(_show, bars, len(tape.commits)))
     except TapeError as error:

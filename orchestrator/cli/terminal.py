@@ -49,6 +49,7 @@ class LiveView:
 
     def __init__(self, hint: str = "", console: Console | None = None, clock: Any = time.monotonic) -> None:
         self._hint, self._console, self._clock, self._said_at = hint, console or Console(stderr=True), clock, clock()
+        self._page = ""
         self._stages: list[tuple[str, float]] = []  # with when each began
         self._status: Mapping[str, Any] = {}
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
@@ -66,7 +67,7 @@ class LiveView:
 
     def __exit__(self, *error: object) -> None:
         """Leave the last picture standing and give the terminal back."""
-        self._hint = ""
+        self._hint = self._page = ""
         if self._live is not None:
             self._live.stop()
 
@@ -84,9 +85,9 @@ class LiveView:
 
     def page(self, address: str) -> None:
         """Where the run's live page is."""
-        self._hint += f"; a live page: {address}"
+        self._page = f"a live page: {address}"
         if self._live is None:
-            self._print(f"a live page: {address}")
+            self._print(self._page)
 
     def update(self, status: Mapping[str, Any]) -> None:
         if not self._trained:
@@ -111,12 +112,13 @@ class LiveView:
     def _picture(self) -> RenderableType:
         """What is shown now. Rich calls it in a thread of its own, too."""
         width, stages, events = self._console.width, tuple(self._stages), tuple(self._events)
+        page = [self._page] * bool(self._page)
         if self._trained:
             trend = "" if self._console.options.ascii_only else drawn(tuple(self._losses))
-            return picture(self._status, width, trend, (*events, stages[-1][0] or self._hint))
+            return picture(self._status, width, trend, (*events, *page, stages[-1][0] or self._hint))
         ends = [*(began for _, began in stages[1:]), self._clock()]
         spent = (f"{words.seconds(end - began):>8}  {what}" for (what, began), end in zip(stages, ends, strict=False))
-        return Group(*_cropped((*spent, *events)), table(self._status, width))
+        return Group(*_cropped((*spent, *events, *page)), table(self._status, width))
 
 
 def picture(status: Mapping[str, Any], width: int, trend: str = "", more: Iterable[str] = ()) -> RenderableType:

@@ -56,11 +56,11 @@ async def _serve(stores: Sequence[RunStore], port: int, strike: Any) -> None:
 @contextlib.contextmanager
 def beside(store: RunStore, told: Callable[[str], None]) -> Iterator[None]:
     """Serve this run's page within the block, from a thread that tells its address; nothing is told if it cannot."""
+    from orchestrator.watch.server import HOST, WatchServer  # before the thread: Ray forks beside it
+
     over = threading.Event()
 
     async def serve() -> None:
-        from orchestrator.watch.server import HOST, WatchServer
-
         async with WatchServer([store], failed=lambda error: None).serving(0) as port:
             told(f"http://{HOST}:{port}/")
             while not over.is_set():

@@ -13,7 +13,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4215,
+    "outer/protocol": 4225,
     "outer/numeric": 2000,
     "outer/journal": 2330,
     "outer": 2330,
@@ -39,11 +39,11 @@ BUDGETS = {
     "orchestrator/simulation": 2220,
     "orchestrator": 50,
     "chaos/simulation": 3560,
-    "chaos/suite": 582,
+    "chaos/suite": 592,
     "chaos": 470,
     "diloco": 150,
 }
-TOTALS = {PACKAGES: 49_710, ("tests",): 36_890, ("benchmarks",): 8250}
+TOTALS = {PACKAGES: 49_740, ("tests",): 36_890, ("benchmarks",): 8250}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
