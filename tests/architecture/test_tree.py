@@ -23,7 +23,7 @@ BUDGETS = {
     "learners": 2415,
     "orchestrator/recipe": 1520,
     "orchestrator/store": 1835,
-    "orchestrator/planner": 2525,
+    "orchestrator/planner": 2527,
     "orchestrator/report": 1355,
     "orchestrator/replay": 1350,
     "orchestrator/runtime": 2340,

@@ -87,6 +87,7 @@ class FleetLink(NamedTuple):
 
     bits: float = math.inf  # a second
     latency_s: float = 0.0
+    pipe: str = ""  # links that name the same one share its bits
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class LinkNetwork:
     def __init__(self, links: Mapping[tuple[str, str], FleetLink]) -> None:
         self.moved: Counter[tuple[str, str]] = Counter()
         self._links = links
-        self._free_at: dict[tuple[str, str], float] = {}
+        self._free_at: dict[str | tuple[str, str], float] = {}
 
     def latency_s(self, source: str, target: str) -> float:
         """Seconds for a small message."""
@@ -121,8 +121,10 @@ class LinkNetwork:
         pair = (source, target)
         link = self._links.get(pair, FREE)
         self.moved[pair] += round(size)
-        begins_at = max(now, self._free_at.get(pair, 0.0))
-        self._free_at[pair] = gone_at = begins_at + 8.0 * size / link.bits
+        way = link.pipe or pair
+        begins_at = max(now, self._free_at.get(way, 0.0))
+        gone_at = begins_at + 8.0 * size / link.bits
+        self._free_at[way] = gone_at
         return gone_at + link.latency_s
 
 

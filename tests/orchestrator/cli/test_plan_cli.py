@@ -110,7 +110,7 @@ region = "east"
                 "86.8 rounds",
                 "Mbit/s",
                 "18 times as much as here",
-                "fetches parameters and inner optimizer, 4.09 MiB, from a peer, or 1.36 MiB from the syncer",
+                "fetches parameters and inner optimizer, 2.82 MiB, from a peer, or 1.36 MiB from the syncer",
                 "versions last received",
                 "warnings: none",
             ),
@@ -145,7 +145,7 @@ def test_a_plan_is_short_with_its_verdict_first_unless_all_of_it_is_asked_for() 
 
 
 def test_every_command_that_it_offers_is_one_that_this_build_understands(tmp_path: Path) -> None:
-    given = ["--set", "name=a-b", "--set", "inner.options={b1=0.9}"]
+    given = ["--set", "name=a-b", "--set", "inner.options={beta=0.9}"]
     for more in ([], ["--set", f"run.folder={tmp_path}/a folder"], ["--address", "10.0.0.1:6379"]):
         commands = json.loads(invoke(LOCAL, *given, *more, "--node", "CPU=9", "--json").stdout)["commands"]
         assert len(commands) >= 3

@@ -190,8 +190,8 @@ def test_shapes_of_the_demo_are_those_of_its_task() -> None:
     found = shapes_of(resolve(load(RECIPES / "demo.toml")))
     assert found.elements == 357_024
     assert found.parameter_bytes == 4 * 357_024
-    # Adam's two moments and its count; clipping and the rest keep nothing but a second count.
-    assert 8 * 357_024 <= found.inner_state_bytes <= 8 * 357_024 + 16
+    # Muon's momentum of matrices; of the rest, 25,248 elements, Adam's two moments; and counts.
+    assert 4 * (357_024 + 25_248) <= found.inner_state_bytes <= 4 * (357_024 + 25_248) + 32
     assert sum(found.outer_state_bytes) == 4 * 357_024
     assert found.step_tokens == {"local": 768}
 

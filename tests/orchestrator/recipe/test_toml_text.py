@@ -116,7 +116,7 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["outer.optimizer=no.such:rule"], "outer.optimizer", "does not import", "package.module:function"),
         (["inner.optimizer=adamv"], "inner.optimizer", "optax", "adam"),
         (["outer.optimizer=sdg"], "outer.optimizer", "optax", "sgd"),
-        (["inner.options.bta1=0.9"], "inner.options.bta1", "no such option", "b1"),
+        (["inner.options.bta1=0.9"], "inner.options.bta1", "no such option", "beta"),
         (["data.path=/no/such/folder"], "data.path", "no such", "give"),
         (["task=no.such:Model"], "task", "does not import", "not beside the recipe"),
         (["model.layerz=2"], "model.layerz", "not a known key", "did you mean model.layers?"),

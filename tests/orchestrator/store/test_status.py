@@ -308,7 +308,7 @@ def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
         "1 of 2 passed, 1 failed (log), 1 not exercised",
         "failed log: a gap after 17",
         "report             none; see why: diloco report /runs/demo",
-        "next               diloco check /runs/demo, ",
+        "next               diloco watch /runs/demo, diloco check /runs/demo, ",
     ):
         assert part in text, text
     troubled = SUMMARY | {"set_aside": [[300, 304], [320, 321]], "eval_fault": "no held-out data"}
