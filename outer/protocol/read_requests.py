@@ -84,8 +84,20 @@ class ReadRequests:
         patient = 2 * len(slow) > len(asked) + len(coming) or not self._config.hurries
         waits = {each.name: self._wait(each, fragment, math.inf if patient else usual_s) for each in asked}
         waits |= {each.name: self._wait(each, fragment, room_s) for each in coming}
-        waits |= self._idle(step, [each for each in able if each.name not in waits and not each.under_way], usual_s)
-        asked = [each for each in able if each.name in waits]
+        # Others were to be asked ahead. Where nothing is under way, they could not be: their fragments are always in
+        # open steps, or they adopt too late, or their links are taken for slower than they are, which one answer in two
+        # rounds shows.
+        idle = [each for each in able if each.name not in waits and not each.under_way]
+        for member in list(idle):
+            due_s = AHEAD * self._links.expected_s(member, fragment)
+            if due_s <= IDLE * usual_s:
+                waits[member.name] = self._wait(member, fragment, due_s)
+            elif step.syncer_step - max(member.asked_ahead.values(), default=0) > 2 * self._config.round_steps:
+                member.asked_ahead[fragment] = step.syncer_step
+                waits[member.name] = self._wait(member, fragment, 0.0)
+            else:
+                idle.remove(member)
+        asked += idle
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
@@ -96,19 +108,6 @@ class ReadRequests:
         for member in asked:
             deadline_s, codec = waits[member.name].deadline_s, self._links.codec(member)
             self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s, codec))
-
-    def _idle(self, step: OpenStep, idle: Sequence[Member], usual_s: float) -> dict[str, Wait]:
-        """How long those are waited for that could not be asked ahead: a probe, once in two rounds, is not."""
-        assert step.fragment is not None
-        waits = {}
-        for member in idle:
-            due_s, newest = AHEAD * self._links.expected_s(member, step.fragment), member.asked_ahead.values()
-            if due_s > IDLE * usual_s:
-                if step.syncer_step - max(newest, default=0) <= 2 * self._config.round_steps:
-                    continue
-                due_s, member.asked_ahead[step.fragment] = 0.0, step.syncer_step
-            waits[member.name] = self._wait(member, step.fragment, due_s)
-        return waits
 
     def _early(self, step: OpenStep, version: int) -> dict[str, Contribution]:
         """The answers that came ahead of this step and can be merged, by learner."""
@@ -194,7 +193,7 @@ class ReadRequests:
             self._links.note(member, self._config.round_steps * self._members.step_s)
         under_way = member.under_way.get(event.fragment)
         waited_for = under_way is None or under_way[:2] != (event.syncer_step, event.attempt)
-        member.overdue = not waited_for
+        member.overdue = not waited_for and event.attempt != EARLY  # else it came in time
         if waited_for:
             return False
         assert under_way is not None
