@@ -12,7 +12,8 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
     steps  = step, between two steps of a learner, once they do
     silent = a resending + 2 step, until the oldest fact that a learner holds is durable, once they do
     share  = 2 H + tau syncer steps, once they do: every learner contributes at least once in so many; checked if the
-             syncer reads every eligible learner and a round gives the slowest time to adopt and to step (H >= 8)
+             syncer reads every eligible learner and a round gives the slowest time to adopt and to step (H >= 8), and
+             an update fits into H - 1 of the fastest's steps, as `plan` asks: through objects a trip takes a look
     end    = ready + (syncer steps left at most) step + exit, by then no learner is left; after the end exit + drain
 """
 
@@ -25,6 +26,8 @@ from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.profile import TOKENS, Options
 from learners.protocol import fact_buffer
 from orchestrator.lifecycle.orchestrator import LEAVE_S
+from orchestrator.planner.sizing.traffic import UPDATE
+from orchestrator.regions.mail import POLL_S
 from orchestrator.simulation.orchestrator_process import VirtualCluster
 from orchestrator.simulation.process import Process
 from outer.protocol.messages import STEPPING
@@ -72,6 +75,9 @@ class Bounds:
         lease_s = max(sync.lease_s, sync.lease_steps * slow)
         self.ready_s = options.hang_s + 2 * up_s + options.backoff_s + ATTACH_S + sync.join_s + lease_s + 2 * slow
         self.silent_s = 1.1 * fact_buffer.RESEND_S + 2 * self.step_s
+        update_s = UPDATE * (POLL_S[1] + 1.5 * options.append_s) if options.joined else 0.0
+        self._shared = sync.participants == "eligible" and sync.round_steps >= ROUND_STEPS_MIN
+        self._shared &= update_s <= (sync.round_steps - 1) * min(options.step_s.values())
         self.commit_s = (sync.round_steps + sync.overlap_steps) * self.step_s
         # A commit takes a sample at least.
         self._steps_most = options.budget_tokens // TOKENS if options.budget_tokens else options.syncer_steps
@@ -241,7 +247,7 @@ class Bounds:
         """Every learner that is fast enough to be read in every round is in one commit of every two rounds."""
         sync, oracle = self._options.sync, self._oracle
         newest = max(tip.number for tip in oracle.tips)
-        if sync.participants != "eligible" or sync.round_steps < ROUND_STEPS_MIN:
+        if not self._shared:
             return
         for name in self._virtual.controller.wanted:
             since = newest - max(self._shared_from, oracle.shared.get(name, 0))
