@@ -24,7 +24,7 @@ import diloco
 from orchestrator.watch.server import HOST, WatchServer
 
 FIGURES = Path(__file__).parent / "figures"
-WIDTH, PAGE_HEIGHT, REPORT_HEIGHT = 1180, 900, 900  # CSS pixels
+WIDTH, PAGE_HEIGHT, REPORT_HEIGHT = 1060, 1020, 1090  # CSS pixels, with 87 of a window's frame
 SHOWN_AT, WAIT_S, LOOK_S = 0.9, 1800.0, 0.5
 SETTLE_S = 4.0  # for the page to draw what the stream brings
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
@@ -76,6 +76,7 @@ async def shoot(url: str, height: int, path: Path) -> None:
 
 async def main(name: str) -> None:
     run = diloco.open(name)
+    await until((run.store.root / "status.json").exists, "the run's start")
     await until(lambda: run.status["run"]["progress"] >= SHOWN_AT, "the run")
     async with WatchServer([run.store]).serving(0) as port:
         await shoot(f"http://{HOST}:{port}/", PAGE_HEIGHT, FIGURES / "page.png")
