@@ -24,7 +24,7 @@ import diloco
 from orchestrator.watch.server import HOST, WatchServer
 
 FIGURES = Path(__file__).parent / "figures"
-WIDTH, PAGE_HEIGHT, REPORT_HEIGHT = 1060, 1020, 1090  # CSS pixels, with 87 of a window's frame
+PAGE, REPORT = (1060, 1020), (940, 1060)  # CSS pixels; 87 of the height are a window's frame
 SHOWN_AT, WAIT_S, LOOK_S = 0.9, 1800.0, 0.5
 SETTLE_S = 4.0  # for the page to draw what the stream brings
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
@@ -39,15 +39,15 @@ async def until(so: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-async def shoot(url: str, height: int, path: Path) -> None:
-    """Write the upper part of a page, of this height in CSS pixels, as PNG."""
+async def shoot(url: str, size: tuple[int, int], path: Path) -> None:
+    """Write the upper part of a page, as a window of this size shows it, as PNG."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         options = (
             *OPTIONS,
             f"--user-data-dir={folder}",
             "--remote-debugging-port=0",
-            f"--window-size={WIDTH},{height}",
+            "--window-size={},{}".format(*size),
         )
         quiet = asyncio.subprocess.DEVNULL
         chromium = await asyncio.create_subprocess_exec("chromium", *options, stdout=quiet, stderr=quiet)
@@ -79,9 +79,9 @@ async def main(name: str) -> None:
     await until((run.store.root / "status.json").exists, "the run's start")
     await until(lambda: run.status["run"]["progress"] >= SHOWN_AT, "the run")
     async with WatchServer([run.store]).serving(0) as port:
-        await shoot(f"http://{HOST}:{port}/", PAGE_HEIGHT, FIGURES / "page.png")
+        await shoot(f"http://{HOST}:{port}/", PAGE, FIGURES / "page.png")
     await until(lambda: run.summary is not None, "the run's end")
-    await shoot(run.report().resolve().as_uri(), REPORT_HEIGHT, FIGURES / "report.png")
+    await shoot(run.report().resolve().as_uri(), REPORT, FIGURES / "report.png")
 
 
 if __name__ == "__main__":
