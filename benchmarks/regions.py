@@ -99,7 +99,13 @@ class Rig:
 
     def beside(self, region: str, name: str, *words: str, **more: str) -> None:
         """Run a command of ours in a region, in the background; its output is NAME.log in the folder."""
-        wan = [sys.executable, str(ROOT / "benchmarks/wan/wan.py"), "exec", "--detach", str(self.folder / f"{name}.log")]
+        wan = [
+            sys.executable,
+            str(ROOT / "benchmarks/wan/wan.py"),
+            "exec",
+            "--detach",
+            str(self.folder / f"{name}.log"),
+        ]
         environment = self.environment | more
         subprocess.run([*wan, region, "--", *words], env=environment, check=True, stdout=subprocess.DEVNULL)
 
@@ -136,15 +142,12 @@ class Rig:
 class Clusters(Rig):
     """Regions that share nothing but a door in the first."""
 
-    @property
-    def environment(self) -> dict[str, str]:
-        own = super().environment
-        return {key: value for key, value in own.items() if key != "RAY_AUTH_TOKEN_PATH"}
-
     def serve(self) -> None:
         own = [sys.executable, "-m", "orchestrator"]
         log = self.folder / "door.log"
-        self.beside(REGIONS[0], "door", *own, "door", str(self.folder / "store"), "--host", "10.77.1.1", "--port", "7443")
+        self.beside(
+            REGIONS[0], "door", *own, "door", str(self.folder / "store"), "--host", "10.77.1.1", "--port", "7443"
+        )
         give_up_at = time.monotonic() + 60.0
         while not log.exists() or "https://" not in log.read_text():
             if time.monotonic() > give_up_at:

@@ -154,7 +154,7 @@ class DoorServer:
             accept, host, port, ssl=self.invitations.context(), ssl_handshake_timeout=HANDSHAKE_S, backlog=256
         )
         for listener in server.sockets:
-            given_up_soon(listener)  # type: ignore[arg-type]  # asyncio's has the same options
+            given_up_soon(listener)
         sweeper = self._background.spawn(self._sweep())
         try:
             yield server.sockets[0].getsockname()[1]
