@@ -314,12 +314,7 @@ def _misfits(recipe: Recipe, task: Any, named: Any, tensors: Sequence[Tensor]) -
         if wrong := [key for key, value in wanted.items() if has[key] != value]:
             for key in wrong:
                 message = f"is {wanted[key]} in init_from's {huggingface.CONFIG}"
-                fix = (
-                    f"set model.{key} = {json.dumps(wanted[key])}"
-                    if wanted[key] is not None
-                    else f"leave out model.{key}"
-                )
-                yield Problem(f"model.{key}", has[key], message, fix)
+                yield Problem(f"model.{key}", has[key], message, f"set model.{key} = {json.dumps(wanted[key])}")
             return
         if (most := huggingface.window(folder) or length) < length:
             message = f"is more than init_from's sliding_window, {most}, which the decoder does not have"

@@ -82,7 +82,7 @@ def model_table(folder: Path) -> dict[str, Any]:
         }
         table = {ours: (usual | about)[theirs] for ours, theirs in _SAME.items()}
         rope = _rope(about)
-        scaling = tuple(rope[key] for key in SCALING) if rope["rope_type"] == "llama3" else None
+        scaling = [rope[key] for key in SCALING] if rope["rope_type"] == "llama3" else []
     except (KeyError, TypeError) as error:
         raise _unreadable(error) from error
     theta = rope.get("rope_theta", about.get("rope_theta", 10_000.0))
@@ -189,14 +189,14 @@ def config_of(table: Mapping[str, Any], length: int, end: int | None = None) -> 
     kind, (name, _) = next(each for each in ARCHITECTURES.items() if all(table[key] for key in each[1][1]))
     scaling = table["rope_scaling"]
     rope: dict[str, Any] = {"rope_type": "default"}
-    if scaling is not None:
+    if scaling:
         rope = {"rope_type": "llama3", **dict(zip(SCALING, scaling, strict=True))}
     return {
         "architectures": [name],
         "model_type": kind,
         **{other: table[name] for name, other in _SAME.items()},
         "rope_theta": table["rope_theta"],  # transformers 4 reads this, and 5 what follows
-        **({"rope_scaling": rope} if scaling is not None else {}),
+        **({"rope_scaling": rope} if scaling else {}),
         "rope_parameters": rope | {"rope_theta": table["rope_theta"]},
         "max_position_embeddings": length,
         "hidden_act": "silu",

@@ -101,15 +101,15 @@ def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
 
 
 def rotary(
-    length: int, features: int, theta: float, scaling: tuple[float, float, float, int] | None = None
+    length: int, features: int, theta: float, scaling: tuple[()] | tuple[float, float, float, int] = ()
 ) -> jax.Array:
     """Angles float32[length, features / 2]: position times theta ** (-2 i / features) (arXiv 2104.09864).
 
-    `scaling`: (factor, low, high, positions): as Llama 3, rates are divided by `factor` that turn less than `low` times
-    in so many positions, those that turn more than `high` times stay, and the others are between.
+    `scaling`: (factor, low, high, positions), as Llama 3: rates that turn less than `low` times in so many positions
+    are divided by `factor`, those that turn more than `high` times stay, and the others are between.
     """
     rates = theta ** (-jnp.arange(0, features, 2, dtype=jnp.float32) / features)
-    if scaling is not None:
+    if scaling:
         factor, low, high, positions = scaling
         kept = jnp.clip((positions * rates / (2.0 * jnp.pi) - low) / (high - low), 0.0, 1.0)
         rates *= kept + (1.0 - kept) / factor
