@@ -251,7 +251,7 @@ class Bulk:
     async def save(self, snapshot: int, versions: Sequence[int]) -> list[dict[str, Any]]:
         """Every other process writes a part, with the snapshot's values of these versions.
 
-        Raises OSError; RuntimeError where one is dead.
+        Raises OSError: call it again; LookupError; RuntimeError where one is dead.
         """
         with _answering("save"):
             return list(await asyncio.gather(*(shard.ask("save", snapshot, versions) for shard in self._others)))

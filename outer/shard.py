@@ -116,6 +116,10 @@ class FragmentShard:
         self._installed = asyncio.Event()  # set, and replaced, when a version has come into force
         self._marks: dict[int, Marked] = {}  # by snapshot
         self._newest_mark = 0
+        self._saved: tuple[int, dict[str, Any]] = (
+            0,
+            {},
+        )  # the newest snapshot whose part is written, and its description
         self._sent: Counter[str] = Counter()  # bytes of versions that learners have fetched here, by learner
         self._trouble = ""  # why the store does not take a value
         self._points = KillPoints()
@@ -400,13 +404,18 @@ class FragmentShard:
             self._marks.pop(next(iter(self._marks)))
 
     async def save(self, snapshot: int, versions: Sequence[int]) -> dict[str, Any]:
-        """Write this shard's part of the snapshot; returns its description. Raises OSError."""
+        """Write this shard's part of the snapshot; returns its description, and again if it is asked again.
+
+        Raises OSError; LookupError where it cannot be written any more.
+        """
+        if self._saved[0] == snapshot:  # another shard's store was away
+            return self._saved[1]
         marked = self._marks.get(snapshot)
         if marked is None:
-            raise OSError(f"shard {self._shard} does not keep snapshot {snapshot} any more")
+            raise LookupError(f"shard {self._shard} does not keep snapshot {snapshot} any more")
         wanted = [(f, version) for f, version in enumerate(versions) if self.holds(f)]
         if lacking := [place for place in wanted if place not in marked]:
-            raise OSError(f"shard {self._shard} does not hold, by fragment and version, {lacking}")
+            raise LookupError(f"shard {self._shard} does not hold, by fragment and version, {lacking}")
         described = [[f, version, len(marked[f, version])] for f, version in wanted if version]
         initial = [f for f, version in wanted if not version]
         arrays = [array for f, version in wanted if version for array in marked[f, version]]
@@ -416,4 +425,5 @@ class FragmentShard:
         write = partial(checkpoint_parts.write, self._spec.store, snapshot, part, header, arrays)
         entry = await asyncio.get_running_loop().run_in_executor(None, write)
         self._marks.pop(snapshot, None)
+        self._saved = snapshot, entry
         return entry

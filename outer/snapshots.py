@@ -57,7 +57,7 @@ class Snapshots:
         """Write the part, after those of the shards; returns their descriptions, and the place in the run. Nothing is
         cut once the run is `over`.
 
-        Raises TimeoutError, RuntimeError, OSError, FileExistsError; StoreAway: it can be called again.
+        Raises TimeoutError, RuntimeError, LookupError, OSError, FileExistsError; StoreAway: it can be called again.
         """
         give_up_at = now() + deadline_s
         while snapshot not in self._cuts:  # a commit under way comes first

@@ -164,8 +164,8 @@ async def test_what_a_shard_raises_is_raised_and_one_that_is_dead_is_no_store_th
     held.mark(1)
     await asyncio.sleep(0)
     assert [part["part"] for part in await held.save(1, [0])] == ["shard-0", "shard-1"]
-    with pytest.raises(OSError, match="does not keep snapshot 1 any more"):
-        await held.save(1, [0])
+    with pytest.raises(LookupError, match="does not keep snapshot 2 any more"):
+        await held.save(2, [0])
     with pytest.raises(KeyError):
         await held.merge(Merge(1, 0, (Token((1, 1, 1), "a"),), (1.0,)))
     held._others[0] = Process()

@@ -14,6 +14,7 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
     share  = 2 H + tau syncer steps, once they do: every learner contributes at least once in so many; checked if the
              syncer reads every eligible learner and a round gives the slowest time to adopt and to step (H >= 8), and
              an update fits into H - 1 of the fastest's steps, as `plan` asks: through objects a trip takes a look
+    ending = the deadlines of a session's last snapshot, of its learners, its parts and its logs
     end    = ready + (syncer steps left at most) step + exit, by then no learner is left; after the end exit + drain
 """
 
@@ -25,7 +26,8 @@ from chaos.simulation.checks.invariants import Invariants
 from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.profile import TOKENS, Options
 from learners.protocol import fact_buffer
-from orchestrator.lifecycle.orchestrator import LEAVE_S
+from orchestrator.lifecycle.checkpointer import SAVE_S, SYNCER_S
+from orchestrator.lifecycle.orchestrator import CLOSE_S, LEAVE_S, SNAPSHOT_S
 from orchestrator.planner.sizing.traffic import UPDATE
 from orchestrator.regions.mail import POLL_S
 from orchestrator.simulation.orchestrator_process import VirtualCluster
@@ -36,6 +38,7 @@ WATCH_S = 1.0
 RESEND_S = 1.0
 ATTACH_S = 10.0  # one lost attempt that was under way when all healed
 EXIT_S = 15.0
+ENDING_S = SYNCER_S + SNAPSHOT_S + LEAVE_S + SAVE_S + CLOSE_S
 QUIET_S = 120.0  # after the end: every timer has run out
 EVENTS_PER_STEP_MAX = 40  # that the syncer handles for one step of one learner, with everything that comes of it
 EVENTS_PER_S_MAX = 200  # and beside that
@@ -58,6 +61,7 @@ class Bounds:
         self._healed_at: float | None = None
         self._end_s = 0.0  # from then
         self._ready = False
+        self._ending_s = 0.0  # for which a session has been about to end
         self._shared_from = 0  # the newest version then
         self._stepped: dict[str, tuple[tuple[int, int], float]] = {}  # (incarnation, step), and since when it is that
         self._held: dict[str, tuple[tuple[int, int], float]] = {}  # (incarnation, oldest fact), and since when
@@ -120,6 +124,9 @@ class Bounds:
             return
         self._look_at_sizes()
         if self._healed_at is not None:
+            self._ending_s = self._ending_s + WATCH_S if virtual.suspending and not virtual.paused else 0.0
+            if self._ending_s > ENDING_S:
+                self._give_up(f"a session has not ended after {self._ending_s:.0f} s: {self._phases()}")
             wanted, self._wanted = self._wanted, set(virtual.controller.wanted)
             if virtual.suspending or virtual.paused or not virtual.process.running or wanted != self._wanted:
                 self._begin(self._time.now)
