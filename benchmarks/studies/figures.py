@@ -10,9 +10,9 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 from benchmarks.studies import scavenging, upsize
 from benchmarks.studies.bandwidth_paper import PAPER, PAPER_PARAMETERS, Method
 from benchmarks.studies.bandwidth_table import Exchange, cells
+from benchmarks.studies.canvas import bare, light, sheet, to_svg
 from benchmarks.studies.islands import FleetCell, Mode
-from orchestrator.report.canvas import bare, sheet, to_svg
-from orchestrator.report.palette import light, variables
+from orchestrator.report.palette import variables
 
 NARROW, WIDTH, HEIGHT = 640, 860, 340  # pixels
 ALONE_COLOURS: dict[Mode, str] = {"data_parallel": "dead", "elastic": "held"}
@@ -177,7 +177,7 @@ def short(chips: int) -> str:
 
 
 def standalone(svg: str) -> str:
-    """A figure of the report with the colours and the font that its page would give it."""
+    """The figure with its colours, light and dark, and its font."""
     style = (
         f"svg {{ {variables(dark=False)} background: var(--paper); font-family: system-ui, sans-serif; }}"
         f" @media (prefers-color-scheme: dark) {{ svg {{ {variables(dark=True)} }} }}"
