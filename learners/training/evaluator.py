@@ -108,9 +108,3 @@ class Evaluator:
 
     def _placed(self, thetas: Sequence[Flat]) -> Params:
         return self._tree.params(self.fragments, thetas, self._unsent, self._own.shardings)
-
-
-def sample(task: Any, params: Params, prompt: bytes, length: int, temperature: float, top_k: int, seed: int) -> bytes:
-    """Let the task continue a prompt by `length` bytes."""
-    text: bytes = task.sample(params, prompt, length, temperature, top_k, jax.random.key(seed))
-    return text

@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes as they are, or a tokenizer.json of the library tokenizers."""
+"""Text to tokens: bytes as they are, or a tokenizer.json of the library tokenizers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ class ByteCoder:
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
-
-    def decode(self, tokens: NDArray[Any]) -> bytes:
-        text: bytes = tokens[tokens != self.end].astype(np.uint8).tobytes()
-        return text
 
 
 class FileCoder:
@@ -87,10 +83,6 @@ class FileCoder:
                 piece = piece[place[1] :]
             before = piece
         return np.concatenate([*parts, before[:, 1]])
-
-    def decode(self, tokens: NDArray[Any]) -> bytes:
-        text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-        return text.encode()
 
 
 Coder = ByteCoder | FileCoder

@@ -22,7 +22,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
 from learners.config import DataConfig
-from learners.training.data import corpus
 from learners.training.data import tokenizer as coders
 from learners.training.data.token_corpus import TokenCorpus
 from orchestrator.cli.app import build
@@ -63,7 +62,9 @@ def texts_of(folder: Path, held_out: bool) -> list[bytes]:
     tokens = stream.read(np.zeros(1, np.int64), stream.tokens)[0]
     ends = np.flatnonzero(tokens == found.manifest.end_of_document)
     assert ends[-1] == len(tokens) - 1
-    return [found.decode(part) for part in np.split(tokens, ends + 1)[:-1]]
+    file = folder / preparation.TOKENIZER
+    decode = Tokenizer.from_file(str(file)).decode if file.exists() else lambda part: bytes(part[:-1]).decode()
+    return [decode(part.tolist()).encode() for part in np.split(tokens, ends + 1)[:-1]]
 
 
 def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
@@ -76,8 +77,6 @@ def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
         assert held_out and len(train) > len(held_out)
         assert sorted(train + held_out) == sorted(path.read_bytes() for path in sources.iterdir())
         assert made["vocabulary"] == (296 if train_bpe else 256)  # so few words have no more pairs
-    found, text = corpus.corpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0), "θ of a café, 12\n"
-    assert found.decode(found.encode(text.encode())) == text.encode()
     (sources / "00a.txt").write_text("another document")
     prepare(PrepareOptions((str(sources),), tmp_path / "more", held_out=0.3), quiet)
     more = set(texts_of(tmp_path / "more", True)) - {b"another document"}
