@@ -43,7 +43,6 @@ class TextSource:
     kind: str
     compression: str | None  # as pyarrow calls it
     size: int
-    changed_ns: int
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ def found(inputs: Sequence[str]) -> tuple[list[TextSource], list[Unreadable], Co
             if why := "is packed: unpack it" if _suffix(path) in PACKED else unusable(path):
                 unreadable.append(Unreadable(name, why))
                 continue
-            status, whole = path.stat(), str(path.absolute())
-            sources.append(TextSource(name, whole, kind, compression, status.st_size, status.st_mtime_ns))
+            sources.append(TextSource(name, str(path.absolute()), kind, compression, path.stat().st_size))
     return list(dict.fromkeys(sources)), unreadable, others
 
 

@@ -1,14 +1,11 @@
-"""`diloco data prepare`: the same shards from any number of workers, after any interruption, and nothing is lost."""
+"""`diloco data prepare`: the same shards from any number of workers, and nothing is lost."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +25,7 @@ from orchestrator.cli.app import build
 from orchestrator.prepare import preparation, sources
 from orchestrator.prepare.preparation import PrepareOptions, prepare
 from orchestrator.recipe.problems import InputError
-from tests.waiting import until
 
-ROOT = Path(__file__).parents[3]
 BPE = 512
 
 
@@ -247,50 +242,20 @@ def test_a_long_text_is_cut_at_ends_of_lines_and_loses_nothing(tmp_path: Path) -
     assert sorted(b"".join(found).splitlines()) == sorted(text.encode().splitlines())
 
 
-def test_a_part_that_is_damaged_or_of_a_changed_file_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources = text_files(tmp_path / "in")
-    options = PrepareOptions((str(sources),), tmp_path / "a", held_out=0.3, part_bytes=5000, train_bpe=BPE)
-    with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_joined", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(options, quiet)
-    damaged = tmp_path / "a" / "parts" / "000001.train"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
-    made = prepare(options, quiet)
-    assert made["parts_kept"] == made["parts"] - 1
-    prepare(PrepareOptions((str(sources),), tmp_path / "b", held_out=0.3, part_bytes=5000, train_bpe=BPE), quiet)
-    assert content(tmp_path / "a") == content(tmp_path / "b")
-
-
-def test_a_killed_preparation_continues_with_equal_bits_from_any_number_of_workers(
+def test_workers_in_processes_make_the_same_bits_and_one_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = text_files(tmp_path / "in", 40)
-    out = tmp_path / "killed"
-    script = (
-        "import sys, pathlib; from orchestrator.prepare.preparation import *\n"
-        "if __name__ == '__main__':\n"
-        "    prepare(PrepareOptions((sys.argv[1],), pathlib.Path(sys.argv[2]), train_bpe=512, workers=2, held_out=0.3,"
-        " part_bytes=3000), lambda *news: None)\n"
-    )
-    file = tmp_path / "prepare.py"
-    file.write_text(script)
-    process = subprocess.Popen(
-        [sys.executable, str(file), str(sources), str(out)], env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    try:
-        until(lambda: len(list((out / "parts").glob("*.json"))) >= 3 or process.poll() is not None, "three parts")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    options = PrepareOptions((str(sources),), out, train_bpe=BPE, workers=1, held_out=0.3, part_bytes=3000)
-    if not (out / "manifest.json").exists():  # else it was faster than the kill
-        assert prepare(options, quiet)["parts_kept"] >= 2
-    unbroken = tmp_path / "unbroken"
-    prepare(PrepareOptions((str(sources),), unbroken, train_bpe=BPE, workers=3, held_out=0.3, part_bytes=3000), quiet)
-    assert content(out) == content(unbroken)
+    options = PrepareOptions((str(sources),), tmp_path / "one", train_bpe=BPE, held_out=0.3, part_bytes=3000)
+    assert prepare(options, quiet)["parts"] > 3
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "_joined", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(replace(options, out=tmp_path / "none"), quiet)
+    monkeypatch.setattr(preparation, "ProcessPoolExecutor", ProcessPoolExecutor)
+    prepare(replace(options, out=tmp_path / "three", workers=3), quiet)
+    assert content(tmp_path / "three") == content(tmp_path / "one")
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "one", "three"}
 
 
 def test_folders_and_tokenizers_that_cannot_be_used_are_input_errors(tmp_path: Path) -> None:
