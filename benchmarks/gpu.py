@@ -160,13 +160,6 @@ class Bench:
         with child(self.job(phase, **more), {}, errors) as process:
             return answer(process, deadline, errors)
 
-    def device(self, deadline: float) -> dict[str, Any]:
-        command = [sys.executable, "-m", "learners.training.devices.device_checks", self._options.devices]
-        left_s = deadline - time.monotonic()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=left_s, check=True, cwd=ROOT)
-        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
-        return {"ok": all(each["status"] != "failure" for each in found), "findings": found}
-
     def bare(self, learners: int, deadline: float) -> dict[str, Any]:
         from orchestrator.planner.sizing import memory
         from orchestrator.planner.sizing.model_sizes import shapes_of
@@ -255,7 +248,7 @@ def main() -> None:
         for name, value in compilation_cache(Path(folder)).items():
             os.environ.setdefault(name, value)
         bench = Bench(options, Path(folder))
-        bench.phase("device", bench.device)
+        bench.phase("device", lambda deadline: bench.alone("device", deadline))
         bench.phase("copies", lambda deadline: bench.alone("copies", deadline))
         for count in counts:
             bench.phase(f"bare-{count}", lambda deadline, n=count: bench.bare(n, deadline))

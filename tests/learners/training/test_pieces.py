@@ -34,7 +34,7 @@ class Wide(Half):
     """A table that outweighs the rest, beside statistics and a kernel with a short first axis."""
 
     kinds: ClassVar = {"seen": "mean"}
-    merge_rules: ClassVar = {"table": "median"}
+    merge_rules: ClassVar = {"table": "avg"}
 
     def __init__(self, data: DataConfig | None = None, seed: int = 0) -> None:
         del data, seed
@@ -95,7 +95,7 @@ def test_pieces_are_named_by_their_places_and_have_the_rule_of_their_leaf() -> N
     tensors = {tensor.name: tensor for fragment in deal(Wide(), CUT) for tensor in fragment.tensors}
     assert {name for name in tensors if "[" not in name} == {"b", "kernel", "seen"}
     assert sum(name.startswith("table[") for name in tensors) == 6
-    assert {rules([each], "rda", Wide.merge_rules)[each.name] for each in tensors.values() if each.leaf} == {"median"}
+    assert {rules([each], "rda", Wide.merge_rules)[each.name] for each in tensors.values() if each.leaf} == {"avg"}
     finer = [t.name for fragment in deal(Wide(), SyncConfig(P=18, H=18, split=True)) for t in fragment.tensors]
     assert {"kernel[:,:,0:1]", "seen[0:15]"} <= set(finer), "the first axis that is long enough"
 

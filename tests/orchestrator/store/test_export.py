@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -154,14 +152,13 @@ def parrot(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_code_that_only_a_folder_names_is_not_run(parrot: Any, store: RunStore) -> None:
     parrot("Talking")
-    for command in ("evaluate", "sample"):
-        for given, says in (
-            ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
-            (["--task", "parrots:Parrot"], "is not the task of this run, parrots:Talking"),
-        ):
-            result = invoke(command, "one", *given)
-            assert result.exit_code == 2
-            assert "--task" in result.stderr and says in result.stderr
+    for given, says in (
+        ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
+        (["--task", "parrots:Parrot"], "is not the task of this run, parrots:Talking"),
+    ):
+        result = invoke("evaluate", "one", *given)
+        assert result.exit_code == 2
+        assert "--task" in result.stderr and says in result.stderr
     for named in (  # only the names of built-in models are run without asking
         "learners.training.models.language.x:Y",
         "learners.training.models.language:os.system",
@@ -171,39 +168,9 @@ def test_code_that_only_a_folder_names_is_not_run(parrot: Any, store: RunStore) 
         with pytest.raises(InputError, match="--task: is required"):
             permit(named, None)
     store.write_text("config.toml", (store.read_text("config.toml") or "") + "\nquorm = 3\n")
-    refused = invoke("sample", "one")  # a recipe that is wrong is not held against its task either
+    refused = invoke("evaluate", "one")  # a recipe that is wrong is not held against its task either
     assert refused.exit_code == 2 and "quorm" in refused.stderr
     assert "parrots" not in sys.modules
-
-
-def test_a_run_says_what_its_task_makes_of_a_prompt(parrot: Any) -> None:
-    parrot("Talking")
-    options = shlex.split("--task parrots:Talking --prompt hello --length 9 --temperature 0.5 --top-k 3")
-    said = invoke("sample", "one", *options)
-    assert said.exit_code == 0, said.stderr
-    text = "hello scale 6 9 0.5 3\N{REPLACEMENT CHARACTER}\n"
-    assert said.stdout == "parrots is imported\n" + text
-    sys.modules.pop("parrots")
-    told = json.loads(invoke("sample", "one", *options, "--json").stdout)
-    assert told["text"] + "\n" == text
-    assert base64.b64decode(told["bytes"]) == b" scale 6 9 0.5 3\xff"
-
-
-def test_a_prompt_is_the_bytes_that_were_typed(parrot: Any) -> None:
-    parrot("Talking")
-    told = json.loads(invoke("sample", "one", "--task", "parrots:Talking", "--json", "--prompt", "a\udcffb").stdout)
-    assert told["text"].startswith("a\ufffdb scale")
-
-
-def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:
-    parrot("Parrot")
-    for arguments, says in (
-        (["one", "--task", "parrots:Parrot"], "no method `sample`"),
-        (["two"], "is no run's folder or name"),
-    ):
-        result = invoke("sample", *arguments)
-        assert result.exit_code == 2
-        assert says in result.stderr and "fix: " in result.stderr
 
 
 def test_tensors_that_were_cut_are_whole_in_the_file(store: RunStore) -> None:
