@@ -8,18 +8,16 @@ import re
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from learners.config import DataConfig
-from learners.training.data import tokenizer as coders
 from learners.training.data.token_corpus import TokenCorpus
 from orchestrator.cli.app import build
 from orchestrator.prepare import preparation, sources
@@ -115,7 +113,7 @@ def test_jsonl_and_parquet_give_their_field_and_what_is_unreadable_is_named(tmp_
 def test_compressed_text_and_jsonl_are_read_as_they_are_and_what_is_torn_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr(sources, "PART_BYTES", 3000)
+    monkeypatch.setattr(sources, "TEXT_BYTES", 3000)
     text = "".join(f"line {index} of θ\n" for index in range(1000))
     lines = [f"document {index}" for index in range(99)]
     (tmp_path / "in").mkdir()
@@ -198,32 +196,6 @@ def test_text_as_it_comes_is_prepared_or_named(tmp_path: Path) -> None:
         "a.jsonl": "3", "c.txt": "1", "d.parquet": "1", "e.txt.xz": "is", "g.txt": "is", "h.md": "is",
     }  # fmt: skip
     assert made["others"] == {".jpg": 1}
-
-
-def test_a_long_text_has_the_tokens_of_the_whole_whatever_the_tokenizer_puts_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coders, "PIECE", 2000)
-    monkeypatch.setattr(coders, "OVERLAP", 400)
-    random = np.random.default_rng(0)
-    words = ["".join(random.choice(list("abcdefghé\n"), size=random.integers(2, 8))) for _ in range(90)]
-    sentence, alike = " ".join(random.choice(words, size=6000)), "a" * 9001
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["</s>"], max_token_length=8, show_progress=False)
-    for number, (normalizer, splitter) in enumerate(
-        (
-            (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
-            (None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
-            (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
-        )
-    ):
-        tokenizer: Any = Tokenizer(models.BPE(unk_token="</s>"))
-        tokenizer.normalizer = normalizer or tokenizer.normalizer
-        tokenizer.pre_tokenizer = splitter or tokenizer.pre_tokenizer
-        tokenizer.train_from_iterator([*words, "aaaaaaaa"], trainer)
-        tokenizer.save(str(tmp_path / f"{number}.json"))
-        coder = coders.FileCoder(tmp_path / f"{number}.json")
-        for text, found in zip((sentence, "short", alike), coder.encode([sentence, "short", alike]), strict=True):
-            assert found.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_a_bpe_is_trained_on_short_runs_of_text_without_spaces() -> None:
