@@ -131,6 +131,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "7",
         "tests/benchmarks/test_goodput.py",
     ),
+    "Waiting for all costs a sixth of two generations' goodput, a grace window nothing": (
+        "8, heterogeneous",
+        "tests/orchestrator/planner/test_fleet.py",
+    ),
     "The bandwidth table by closed forms": ("9", "tests/benchmarks/test_bandwidth.py"),
 }
 

@@ -197,6 +197,17 @@ def test_a_link_carries_one_transfer_after_the_other():
     assert network.moved["a", "b"] == 20
 
 
+def test_waiting_for_all_costs_the_fast_and_a_grace_window_costs_nobody():
+    """Section 8: half of eight learners are 28 % slower, and where all wait for all they step 86 % of the time."""
+    stepping = {}
+    for rule in ({"overlap": "strict", "quorum": "all", "grace": "infinite"}, {"quorum": 1}):
+        speeds = [1.0] * 4 + [1.0 / 0.72] * 4
+        rhythms = [Steady(speed, Random(number), 0.02) for number, speed in enumerate(speeds)]
+        made = fleet(rhythms, sync=SyncConfig.model_validate(rule), quorum=8 if "overlap" in rule else 1, timing=TIMING)
+        stepping[rule["quorum"]] = simulate(made, 200.0, 70.0)[0].goodput
+    assert stepping == {"all": pytest.approx(0.86, abs=0.03), 1: pytest.approx(1.0, abs=0.01)}
+
+
 # ------------------------------------------------------------------ the forecast of a plan
 
 ELEMENTS = 8_000
