@@ -215,7 +215,7 @@ def make(part: TextPart) -> Made:
             file = held_out if _held_out(digest, part.held_out) else train
             file.write(np.append(tokens, coder.end).astype(dtype).tobytes())
             documents_made += 1
-        sizes = (file.tell() // dtype.itemsize for file in (train, held_out))
+        sizes = train.tell() // dtype.itemsize, held_out.tell() // dtype.itemsize
         return Made(*sizes, documents_made, sum(one.bytes for one in part.slices), tuple(unreadable))
 
 

@@ -16,6 +16,7 @@ from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import from_text
 from orchestrator.planner.sizing.traffic import LinkLoad
 from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.toml_text import InputError, dump, validate
 from outer.protocol.fragments import Fragment, Tensor
 
@@ -230,6 +231,19 @@ def test_memory_counts_the_steps_that_an_exchange_keeps_open_and_no_more_than_a_
     assert payloads(600.0, 1.0, 1.0, H=48) == 6, "every second step has a fragment"
     assert payloads(6000.0, 1.0, 1.0) == 23
     assert payloads(6000.0, 1.0, 1.0, overlap="strict") == 8
+
+
+def test_a_peers_state_that_comes_too_late_is_warned_of() -> None:
+    # 1400 bytes of parameters and 2800 of inner state are 33,600 bits; 60 s are the deadline.
+    def warnings(gbit_s: float, **sync: Any) -> tuple[Problem, ...]:
+        link = LINK | {"gbit_s": gbit_s, "latency_ms": 0.0}
+        wanted = recipe(fleet={"links": [link], "step_s": None}, sync={"read_timeout_s": 60} | sync)
+        return planned(wanted).warnings
+
+    (warning,) = warnings(5.5e-7)
+    assert warning.field == "sync.transfer_s"
+    assert "a peer's state of 4.1 KiB takes 61.1 s over east - west" in warning.message
+    assert warnings(5.7e-7) == warnings(5.5e-7, recover="syncer") == ()
 
 
 # ------------------------------------------------------------------ cost
