@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners.training.devices.accelerators import KINDS, accelerators, has_plugin
 from learners.training.devices.device import (
     REHEARSED,
     DeviceFinding,
@@ -21,6 +22,9 @@ from learners.training.devices.device import (
 )
 from learners.training.models import language
 
+# By platform: the word for one, this project's extra, and how the names of the packages with JAX's plugin begin and end
+KINDS = {"gpu": ("NVIDIA GPU", "cuda", "jax-cuda", "-plugin"), "tpu": ("TPU chip", "tpu", "libtpu", "")}
+GOOGLE = "0x1ae0"  # its PCI vendor id
 DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
 
@@ -82,9 +86,9 @@ def judged_platform(
     if chosen and not {platform, {"gpu": "cuda"}.get(platform)} & set(chosen.split(",")):
         fix = f"unset JAX_PLATFORMS; to rehearse without {device}s, set {REHEARSED}=cpu"
         return failure(f"JAX_PLATFORMS = {chosen!r} excludes it", fix)
-    if not (has_plugin(platform) if plugin is None else plugin):
+    if not (_has_plugin(platform) if plugin is None else plugin):
         return failure("JAX's plugin for it is not installed", f"in the checkout: pip install -e '.[{extra}]'")
-    if not (any(each.platform == platform for each in accelerators()) if seen is None else seen):
+    if not (_is_seen(platform) if seen is None else seen):
         fix = "install its driver (nvidia-smi shows it); start containers with docker run --gpus all"
         if platform == "tpu":
             fix = "start on a TPU VM; start containers with --privileged"
@@ -92,6 +96,23 @@ def judged_platform(
     if environ.get("CUDA_VISIBLE_DEVICES") == "":
         return failure("CUDA_VISIBLE_DEVICES is empty", "unset CUDA_VISIBLE_DEVICES")
     return failure(error or "JAX does not say why", "see that the driver is new enough for the plugin: nvidia-smi")
+
+
+def _has_plugin(platform: str) -> bool:
+    """Whether JAX's part for this platform is installed."""
+    _, _, begin, end = KINDS[platform]
+    names = ((entry.metadata["Name"] or "").lower() for entry in importlib.metadata.distributions())
+    return any(name.startswith(begin) and name.endswith(end) for name in names)
+
+
+def _is_seen(platform: str) -> bool:
+    """Whether this process sees such a device, found without a driver or JAX."""
+    if any(Path("/dev").glob({"gpu": "nvidia[0-9]*", "tpu": "accel[0-9]*"}[platform])):
+        return True
+    # TPU chips of newer VMs are handed to user space as VFIO groups, like other devices too.
+    groups = Path("/dev/vfio").glob("[0-9]*") if platform == "tpu" else ()
+    vendors = (Path("/sys/kernel/iommu_groups", group.name, "devices").glob("*/vendor") for group in groups)
+    return any(path.read_text().strip() == GOOGLE for found in vendors for path in found)
 
 
 # ------------------------------------------------------------------ burn-in
