@@ -18,7 +18,7 @@ from learners.config import DataConfig, InnerConfig
 from learners.training import weights
 from learners.training.evaluator import Evaluator
 from learners.training.trainer import Trainer
-from learners.training.tree import deal, initial_parameters, parameters, tensors_of
+from learners.training.tree import deal, initial_parameters, tensors_of
 from outer import first_values
 from outer.config import OuterConfig, SyncConfig
 from outer.journal.object_store import Folder
@@ -158,7 +158,7 @@ def test_initial_values_a_warm_start_and_evaluation_have_whole_tensors(tmp_path:
     assert {name: each.tobytes() for name, each in tensors.items()} == {n: each.tobytes() for n, each in same.items()}
     for given, back in zip(thetas, weights.dealt(tensors, fragments), strict=True):
         assert given.tobytes() == back.tobytes()
-    parameters(task, tensors)  # they fit
+    assert weights.differences(tensors, tensors_of(task)) == []
     assert Evaluator(task, fragments, 8).loss(thetas) == Evaluator(task, uncut, 8).loss(whole)
     store = Folder(tmp_path)
     first_values.save(store, 1, dict(enumerate(thetas)))
