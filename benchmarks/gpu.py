@@ -38,7 +38,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_phases import SETTLE_S, SIZES, recipe_of  # noqa: E402
-from learners.training.devices.accelerators import nvidia_smi  # noqa: E402
 from orchestrator.recipe.resources import MEMORY_FRACTION, MEMORY_USABLE  # noqa: E402
 from orchestrator.store.compile_cache import compilation_cache  # noqa: E402
 
@@ -50,6 +49,16 @@ REST_S = {"device": 90.0, "copies": 40.0, "bare": 75.0, "synced": 120.0, "replay
 
 class Late(RuntimeError):
     """A phase took longer than it may."""
+
+
+def nvidia_smi(*fields: str) -> list[list[str]]:
+    """These fields of every GPU, as nvidia-smi prints them without units; no rows where it does not answer."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20.0, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[value.strip() for value in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 
 class Sampler(threading.Thread):
@@ -160,13 +169,6 @@ class Bench:
         with child(self.job(phase, **more), {}, errors) as process:
             return answer(process, deadline, errors)
 
-    def device(self, deadline: float) -> dict[str, Any]:
-        command = [sys.executable, "-m", "learners.training.devices.device_checks", self._options.devices]
-        left_s = deadline - time.monotonic()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=left_s, check=True, cwd=ROOT)
-        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
-        return {"ok": all(each["status"] != "failure" for each in found), "findings": found}
-
     def bare(self, learners: int, deadline: float) -> dict[str, Any]:
         from orchestrator.planner.sizing import memory
         from orchestrator.planner.sizing.model_sizes import shapes_of
@@ -255,7 +257,7 @@ def main() -> None:
         for name, value in compilation_cache(Path(folder)).items():
             os.environ.setdefault(name, value)
         bench = Bench(options, Path(folder))
-        bench.phase("device", bench.device)
+        bench.phase("device", lambda deadline: bench.alone("device", deadline))
         bench.phase("copies", lambda deadline: bench.alone("copies", deadline))
         for count in counts:
             bench.phase(f"bare-{count}", lambda deadline, n=count: bench.bare(n, deadline))

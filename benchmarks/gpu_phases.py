@@ -125,6 +125,16 @@ def _best(timed: Callable[[], float], budget_s: float) -> float:
     return max(min(times), 1e-9)
 
 
+def device(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What a learner's start finds; a failure ends the phase."""
+    from learners.training.devices.device import fit
+
+    fit(None, job["devices"])
+    from learners.training.devices import device_checks
+
+    return {"warnings": device_checks.at_start(job["devices"])}
+
+
 def copies(job: Mapping[str, Any]) -> dict[str, Any]:
     import jax
 
@@ -280,6 +290,7 @@ def replay(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 PHASES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "device": device,
     "copies": copies,
     "bare": bare,
     "synced": synced,

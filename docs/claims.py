@@ -127,21 +127,13 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "a learner without a lease is no longer waited for": ("6, failures", "tests/simulation/test_mutants.py"),
     "A recorded run is repeated to the bit, deaths and recoveries included": ("6", "tests/replay/test_replayer.py"),
-    "One learner that joins stops no other, and is there within a round if a copy takes less than 6 steps": (
-        "6, upsizing",
-        "tests/benchmarks/test_studies.py",
-    ),
     "Table 1, with three of the numbers that are not published fitted to it": (
         "7",
         "tests/benchmarks/test_goodput.py",
     ),
     "Waiting for all costs a sixth of two generations' goodput, a grace window nothing": (
         "8, heterogeneous",
-        "tests/benchmarks/test_studies.py",
-    ),
-    "Learners for half of the tokens save the time that they should": (
-        "8, scavenging",
-        "tests/benchmarks/test_studies.py",
+        "tests/orchestrator/planner/test_fleet.py",
     ),
     "The bandwidth table by closed forms": ("9", "tests/benchmarks/test_bandwidth.py"),
 }

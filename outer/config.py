@@ -197,7 +197,7 @@ class OuterConfig(Section):
     options: Table = Field({}, description="further arguments of the optimizer")
     merge: str = Field(
         "rda",
-        description="merge rule for tensors that no pattern of the task matches: rda, avg, median, clip, or the "
+        description="merge rule for tensors that no pattern of the task matches: rda, avg, or the "
         "`package.module:function` of your own",
     )
     granularity: Literal["tensor", "row", "fragment"] = Field(

@@ -45,7 +45,6 @@ from outer.numeric.optimizer import muon  # noqa: E402
 from outer.protocol.fragments import Fragment, Tensor, balanced  # noqa: E402
 
 EVALUATED = 512  # held-out samples
-TAILS = (0.05, 0.1, 0.2)  # shares of the rounds whose parameters are averaged
 COMPILERS = 6
 GROUP = 128  # elements that share a scale, as in outer/numeric/grouped.py
 LEAST = 2.0**-6  # the smallest number but 0 of fp4, as there
@@ -195,7 +194,7 @@ class Task(NamedTuple):
 
 
 def simulate(program: Program, task: Task, round_steps: int) -> Callable[..., dict[str, jax.Array]]:
-    """(cell, data, rounds) -> held-out losses of the outer parameters and of the averages, and the parameters.
+    """(cell, data, rounds) -> held-out loss of the outer parameters, and these.
 
     Learner m takes samples [m batch, (m + 1) batch) of each step's. After syncer step s the fragment due is merged
     from the learners' parameters, and is adopted after step s + tau.
@@ -287,31 +286,11 @@ def simulate(program: Program, task: Task, round_steps: int) -> Callable[..., di
             ]
             return params, moments, outer
 
-        def one_round(number: Any, state: Any) -> Any:
-            learned, tails = state
-            learned = jax.lax.fori_loop(number * round_steps, (number + 1) * round_steps, step, learned)
-            left = rounds - number
-            counted = [left <= jnp.maximum(1, jnp.round(share * rounds)) for share in TAILS]
-            tails = [
-                [jnp.where(use, total + leaf, total) for total, leaf in zip(tail, learned[2][2], strict=True)]
-                for use, tail in zip(counted, tails, strict=True)
-            ]
-            return learned, tails
-
         begun = (params, jax.vmap(optimizer.init)(tree(params)), outer)
-        (_, _, outer), tails = jax.lax.fori_loop(0, rounds, one_round, (begun, [zeros] * len(TAILS)))
-        counts = [jnp.maximum(1, jnp.round(share * rounds)) for share in TAILS]
-        every = [
-            jnp.stack([leaf, *(total / many for total, many in zip(totals, counts, strict=True))])
-            for leaf, *totals in zip(outer[2], *tails, strict=True)
-        ]
-
-        def loss(leaves: Any) -> jax.Array:
-            numbers = jnp.arange(EVALUATED).reshape(-1, 32)
-            return jnp.mean(jax.lax.map(lambda each: task.loss(tree(leaves), task.held_out(cell, data, each)), numbers))
-
-        losses = jax.lax.map(loss, every)
-        return {"loss": losses[0], "tails": losses[1:], "theta": outer[2]}
+        _, _, outer = jax.lax.fori_loop(0, steps, step, begun)
+        numbers, published = jnp.arange(EVALUATED).reshape(-1, 32), tree(outer[2])
+        loss = jnp.mean(jax.lax.map(lambda each: task.loss(published, task.held_out(cell, data, each)), numbers))
+        return {"loss": loss, "theta": outer[2]}
 
     return run
 
@@ -530,8 +509,7 @@ class Runner:
             seconds = time.monotonic() - begun
             self._speeds[job.program] = tokens / seconds
             for place, (_, run) in enumerate(some):
-                tails = [float(each) for each in found["tails"][place]]
-                self._study.add(run, {"loss": float(found["loss"][place]), "tails": tails})
+                self._study.add(run, {"loss": float(found["loss"][place])})
             flops = 6 * self.parameters * tokens / seconds
             print(
                 f"{len(some)} {'reported' if job.reported else 'screening'}, {job.rounds} rounds: {seconds:.1f} s, "
@@ -585,9 +563,7 @@ def train(study: Study, folder: Path, minutes: float, lanes: int, part: tuple[in
 # ------------------------------------------------------------------ what was found
 
 
-def gaps(
-    study: Study, arm: Mapping[str, Any], corpus: str, rounds: int, reported: bool, tail: int | None
-) -> list[float]:
+def gaps(study: Study, arm: Mapping[str, Any], corpus: str, rounds: int, reported: bool) -> list[float]:
     """Of each seed the loss over that of the arm in `against`, each at its own best rate, in per cent."""
     against = {each["name"]: each for each in study.arms}[arm["against"]]
     seeds, found = study.plan["seeds" if reported else "screening"], []
@@ -596,8 +572,7 @@ def gaps(
             study.rows.get(Run(each["name"], corpus, rounds, study.best(each, corpus), seed)) for each in (arm, against)
         ]
         if rows[0] and rows[1]:
-            ours = rows[0]["loss"] if tail is None else rows[0]["tails"][tail]
-            found.append(100.0 * (ours / rows[1]["loss"] - 1.0))
+            found.append(100.0 * (rows[0]["loss"] / rows[1]["loss"] - 1.0))
     return found
 
 
@@ -610,21 +585,20 @@ def interval(samples: Sequence[float]) -> str:
 
 
 def line(study: Study, arm: Mapping[str, Any], corpus: str, rounds: int, reported: bool) -> str:
-    """A row of the table: arm, corpus, rounds, rate, loss, gap in per cent, and gaps of the tails' averages."""
+    """A row of the table: arm, corpus, rounds, rate, loss, and gap in per cent."""
     best = study.best(arm, corpus)
     edge = "*" if best in (arm["rates"][0], arm["rates"][-1]) else ""
     seeds = study.plan["seeds" if reported else "screening"]
     rows = [study.rows.get(Run(arm["name"], corpus, rounds, best, seed)) for seed in seeds]
     losses = [row["loss"] for row in rows if row]
     mean = f"{statistics.fmean(losses):.4f}" if losses else "-"
-    kinds = [interval(gaps(study, arm, corpus, rounds, reported, tail)) for tail in (None, *range(len(TAILS)))]
-    return " | ".join(["", arm["name"], corpus, str(rounds), f"{best:g}{edge}", mean, *kinds, str(len(losses)), ""])
+    gap = interval(gaps(study, arm, corpus, rounds, reported))
+    return " | ".join(["", arm["name"], corpus, str(rounds), f"{best:g}{edge}", mean, gap, str(len(losses)), ""])
 
 
 def table(study: Study) -> str:
     """Every arm that has rows, in Markdown; a rate with a star is at the edge of its grid."""
-    tails = [f"mean of the last {share:.0%}" for share in TAILS]
-    head = ["arm", "corpus", "rounds", "rate", "loss", "gap, %", *tails, "seeds"]
+    head = ["arm", "corpus", "rounds", "rate", "loss", "gap, %", "seeds"]
     lines = [" | ".join(["", *head, ""]), "|---" * len(head) + "|"]
     for reported in (False, True):
         for arm in study.arms:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import NullLocator, PercentFormatter
 
-from benchmarks.studies import scavenging, upsize
 from benchmarks.studies.bandwidth_paper import PAPER, PAPER_PARAMETERS, Method
 from benchmarks.studies.bandwidth_table import Exchange, cells
+from benchmarks.studies.canvas import bare, light, sheet, to_svg
 from benchmarks.studies.islands import FleetCell, Mode
-from orchestrator.report.canvas import bare, sheet, to_svg
-from orchestrator.report.palette import light, variables
+from orchestrator.report.palette import variables
 
-NARROW, WIDTH, HEIGHT = 640, 860, 340  # pixels
+WIDTH, HEIGHT = 860, 340  # pixels
 ALONE_COLOURS: dict[Mode, str] = {"data_parallel": "dead", "elastic": "held"}
 SHADES = ("train", "compiling", "joining", "frozen", "wasted", "pending", "fault", "draining")  # by number of learners
 Point = tuple[int, float]  # chips, goodput as a share
@@ -24,51 +23,6 @@ LINES: tuple[tuple[Method, int, str, str], ...] = (
     ("decoupled", 4, "held", "Decoupled, 4 bits"),
 )
 UTILISATIONS = tuple(percent / 100 for percent in (40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 93, 95, 96, 97, 98))
-
-
-def scavenging_figure(rows: Sequence[scavenging.Row]) -> str:
-    """The run's time against the newcomers' number, and what it would be if they stepped at once."""
-    with sheet(NARROW, HEIGHT) as figure:
-        axes, extra = bare(figure.subplots()), [100 * row.extra for row in rows]
-        axes.plot(extra, [row.ideal for row in rows], "--", color=light("faint"), label="if they stepped at once")
-        axes.plot(extra, [row.time for row in rows], ".-", color=light("train"), label="simulated")
-        axes.set_xlabel("learners that join, % of those that are there")
-        axes.set_ylabel("time of the run")
-        axes.set_ylim(0.0, 1.05)
-        axes.grid(axis="y")
-        axes.legend(loc="lower left")
-        title = "Time of a run against learners that join for a part of it, as a share of its time without them"
-        return standalone(to_svg(figure, "scavenging", title))
-
-
-def upsize_figure(rows: Sequence[upsize.Row]) -> str:
-    """Steps that those who train stand still, and steps until the newcomer trains, against bandwidth."""
-    with sheet(NARROW, HEIGHT) as figure:
-        axes, rows = bare(figure.subplots()), sorted(rows, key=lambda row: row.gbit_s)
-        bits = [row.gbit_s for row in rows]
-        axes.plot(
-            bits,
-            [row.elastic_downtime_steps for row in rows],
-            ".-",
-            color=light("held"),
-            label="all stand still, elastic data-parallel",
-        )
-        axes.plot(bits, [row.downtime_steps for row in rows], ".-", color=light("train"), label="all stand still, here")
-        joined = [(row.gbit_s, row.joined_steps, row.source) for row in rows if row.joined_steps is not None]
-        for source, mark, words in (("peer", "o", "a peer's state"), ("syncer", "x", "the syncer's snapshot")):
-            points = [(bits, steps) for bits, steps, origin in joined if origin == source]
-            if points:
-                label = f"newcomer steps, with {words}"
-                axes.plot(*zip(*points, strict=True), mark, color=light("joining"), label=label)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("Gbit/s of each learner's link")
-        axes.set_ylabel("steps")
-        axes.grid(axis="y")
-        axes.legend(loc="upper right")
-        title = "Steps that all stand still while one learner joins, and until it steps, against the links' bandwidth"
-        return standalone(to_svg(figure, "upsize", title))
 
 
 def bandwidth_figure(exchange: Exchange, step_s: float = 1.0, datacenters: int = 8) -> str:
@@ -177,7 +131,7 @@ def short(chips: int) -> str:
 
 
 def standalone(svg: str) -> str:
-    """A figure of the report with the colours and the font that its page would give it."""
+    """The figure with its colours, light and dark, and its font."""
     style = (
         f"svg {{ {variables(dark=False)} background: var(--paper); font-family: system-ui, sans-serif; }}"
         f" @media (prefers-color-scheme: dark) {{ svg {{ {variables(dark=True)} }} }}"

@@ -44,9 +44,7 @@ KINDS: dict[str, dict[str, float]] = {
     "syncer": {"syncer_crash": 0.35, "zombie": 0.2, "kill_point": 0.35},
     "shards": {"shard_crash": 0.4, "shard_freeze": 0.3, "shard_cut": 0.3},
     "sessions": {"suspend": 0.5, "checkpoint_damaged": 0.35},
-    "orchestrator": {
-        "orchestrator_crash": 0.25, "orchestrator_freeze": 0.15, "folder_away": 0.2, "control_dies": 0.15,
-    },
+    "orchestrator": {"orchestrator_crash": 0.25, "orchestrator_freeze": 0.15, "folder_away": 0.2, "control_dies": 0.15},
     "membership": {
         "scale_out": 0.2, "drain": 0.2, "leave": 0.2, "flap": 0.15, "rejoin_storm": 0.15, "all_die": 0.12,
         "donor_dies": 0.25, "two_joiners": 0.15, "no_place": 0.15, "node_away": 0.15,
@@ -87,9 +85,7 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
 }
 ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
 LOCKSTEP_HANG_S = 30.0  # there a learner that is merely slow must not be ended: who takes its place could not catch up
-STRICT: dict[str, Any] = {
-    "overlap": "strict", "grace": "infinite", "base_window": 0, "adaptive": False,
-}  # fmt: skip
+STRICT: dict[str, Any] = {"overlap": "strict", "grace": "infinite", "base_window": 0, "adaptive": False}
 
 
 class Place(NamedTuple):

@@ -1,8 +1,8 @@
-"""Held-out losses and metrics of trained parameters, and samples from them."""
+"""Held-out losses and metrics of trained parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,19 +39,16 @@ class Measurement:
         """Return the sharding of each leaf of the parameters, in tree order; None for one device."""
         return None if self._layout is None else self._layout.leaves
 
-    def means(
-        self, params: Params, samples: int, batch_size: int, on_done: Callable[[int], None] = lambda done: None
-    ) -> dict[str, float]:
+    def means(self, params: Params, samples: int, batch_size: int) -> dict[str, float]:
         """Over the first held-out samples: "loss", `held_out_loss` where the task has one, and the auxiliary scalars.
 
-        `params`: placed as `shardings`. `on_done` gets the samples so far.
+        `params`: placed as `shardings`.
         """
         totals: dict[str, float] = {}
         for start in range(0, samples, batch_size):
             count = min(batch_size, samples - start)
             for name, value in self._of_batch(params, self._spread(self.task.held_out(start, count), count)).items():
                 totals[name] = totals.get(name, 0.0) + count * float(value)
-            on_done(start + count)
         return {name: total / samples for name, total in totals.items()}
 
     def _spread(self, batch: Batch, count: int) -> Batch:
@@ -108,9 +105,3 @@ class Evaluator:
 
     def _placed(self, thetas: Sequence[Flat]) -> Params:
         return self._tree.params(self.fragments, thetas, self._unsent, self._own.shardings)
-
-
-def sample(task: Any, params: Params, prompt: bytes, length: int, temperature: float, top_k: int, seed: int) -> bytes:
-    """Let the task continue a prompt by `length` bytes."""
-    text: bytes = task.sample(params, prompt, length, temperature, top_k, jax.random.key(seed))
-    return text

@@ -33,8 +33,6 @@ class Task(Protocol):
       for example because it uses running statistics in place of the batch's;
     - `sharding(mesh)`, a mapping of such patterns to PartitionSpecs over the axes "batch" and "model", for learners
       with several devices (learners/training/devices/mesh.py); without it, parameters are replicated;
-    - `sample(params, prompt, length, temperature, top_k, rng)`, which continues the bytes of a prompt by `length`
-      bytes, for `diloco sample`;
     - `loss_unit`, what its loss is measured in, such as "nats/token"; without it, a loss is shown without a unit.
     """
 

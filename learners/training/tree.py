@@ -109,26 +109,6 @@ def unsent(task: Task, seed: int, warm_start: WarmStart | None = None) -> dict[s
     }
 
 
-def parameters(
-    task: Task,
-    named: weights.Named,
-    seed: int = 0,
-    warm_start: WarmStart | None = None,
-    shardings: Sequence[Any] | None = None,
-) -> Params:
-    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit.
-
-    `seed` and `warm_start` are those of the run: local and frozen leaves that are missing take their initial values.
-    `shardings`: of each leaf, in tree order; None for one device.
-    """
-    tree = ParameterTree.of(task)
-    if found := weights.differences(named, tree.tensors):
-        raise ValueError(f"these parameters do not fit the task: {', '.join(found)}; give parameters of the same model")
-    missing = any(tensor.name not in named for tensor in tree.tensors)
-    given = {**unsent(task, seed, warm_start), **named} if missing else named
-    return tree.placed([given[tensor.name] for tensor in tree.tensors], shardings)
-
-
 def fresh(task: Task, seed: int, shardings: Any = None) -> Params:
     """The task's initial parameters, the same bits whatever the shardings: a tree of them, None for one device."""
     made = jax.jit(task.init) if shardings is None else jax.jit(task.init, out_shardings=shardings)

@@ -58,9 +58,7 @@ COMMANDS = (
     _entry(PLAN, "check-task", "Check that a task does what learners and syncer rely on"),
     _entry(PROVE, "check", "Make every check on a run's log"),
     _entry(PROVE, "replay", "Compute a recorded run again and compare it to the bit"),
-    _entry(USE, "evaluate", "Evaluate trained parameters on held-out samples: loss, and what else the task measures"),
-    _entry(USE, "export", "Write a run's parameters for other programs, and read them back", module="evaluate"),
-    _entry(USE, "sample", "Print a prompt and a trained model's continuation"),
+    _entry(USE, "export", "Write a run's parameters for other programs, and read them back"),
 )
 
 

@@ -27,7 +27,7 @@ def prepare(
         list[str],
         typer.Argument(metavar="IN...", help="Files, folders, globs: text, jsonl, .gz, .zst, parquet, Arrow."),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder, or one that was interrupted.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder, or an empty one.")],
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="A tokenizer.json [bytes].")] = None,
     train_bpe: Annotated[
         int | None, typer.Option(metavar="N", min=257, help="Train a byte-level BPE of N tokens on the text.")
@@ -41,7 +41,7 @@ def prepare(
     field: Annotated[str, typer.Option(help="Of jsonl, parquet and Arrow: where the text is.")] = "text",
     as_json: AsJson = False,
 ) -> None:
-    """Tokenize text into shards for [data] kind = "tokens"; the same command continues after an interruption."""
+    """Tokenize text into shards for [data] kind = "tokens"."""
     with heard_or_not(), reported(as_json):
         from orchestrator.prepare import preparation
 
@@ -67,11 +67,10 @@ def prepare(
         if as_json:
             typer.echo(json.dumps(record))
         else:
-            kept = f", {record['parts_kept']} of {record['parts']} parts kept" if record["parts_kept"] else ""
             typer.echo(
                 f"wrote {out}: {record['tokens']:,} tokens and {record['tokens_held_out']:,} held out, of "
                 f"{record['documents']:,} documents, in {record['shards']} shards; vocabulary "
-                f"{record['vocabulary']:,}; {record['mb_s']:.1f} MB/s{kept}"
+                f"{record['vocabulary']:,}; {record['mb_s']:.1f} MB/s"
             )
             typer.echo(f'in the recipe: [data] kind = "tokens", path = "{out}"')
         if record["unreadable"]:

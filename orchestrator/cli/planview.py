@@ -155,7 +155,7 @@ def _problems(problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def _links(plan: Plan) -> list[Any]:
-    """A row for each region apart from the syncer's and each node of known bandwidth; nothing where there is none."""
+    """A row for each region apart from the syncer's; nothing where there is none."""
     if not plan.loads:
         return []
     table = _grid("learners", "up", "down", "link", "used", "exchange", "tau", "a join", "a day", "price")

@@ -64,7 +64,7 @@ def code_of(summary: Mapping[str, Any]) -> int:
 
 WIDTH = 19  # of the labels
 HTML = "report.html"
-NEXT = ("watch", "check", "evaluate", "export", "replay")
+NEXT = ("watch", "check", "export", "replay")
 
 
 def block(summary: Mapping[str, Any], store: RunStore) -> str:

@@ -6,18 +6,27 @@ A process of its own that reads files: a tracker that is slow, dead or away slow
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Annotated
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
-from orchestrator.cli.log import following
 from orchestrator.cli.options import Run
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.recipe.toml_text import load
-from orchestrator.store.readers import RECIPE_FILE, located
+from orchestrator.store import status_text as words
+from orchestrator.store.readers import RECIPE_FILE, located, status_of
+from orchestrator.store.run_store import RunStore
+from orchestrator.store.watch import LOST_S, RunLost
 from orchestrator.telemetry.tracking import SINKS, Curves, Sink
+
+if TYPE_CHECKING:
+    from orchestrator.eventlog.reader import LogReader  # which takes its time to import
+    from orchestrator.eventlog.tables import LogPart
+
+POLL_S = 0.5
 
 
 def track(
@@ -79,3 +88,17 @@ def _done(target: str, act: Callable[..., None], *arguments: object) -> None:
 def _refused(target: str, error: Exception) -> InputError:
     fix = "see that it can be reached; the same command goes on, and the run does not notice"
     return InputError([Problem("--to", target, f"cannot be written: {type(error).__name__}: {error}", fix)])
+
+
+def following(store: RunStore, reader: LogReader) -> Iterator[LogPart | None]:
+    """The log's parts as they come, and None after each look, until the run has ended. Raises RunLost."""
+    while True:
+        status = status_of(store)  # before the log: what is written before the run ends is then read
+        yield from reader.poll()
+        yield None
+        if words.part(status, "run").get("state") in words.ENDED:
+            yield from reader.rest()
+            return
+        if (silent_s := time.time() - status.get("written_at", 0.0)) > LOST_S:
+            raise RunLost(f"no status for {words.seconds(silent_s)}: the orchestrator's process has ended")
+        time.sleep(POLL_S)

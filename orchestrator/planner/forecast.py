@@ -1,4 +1,4 @@
-"""Forecasts a run: the recipe in virtual time, with the failures, links and spot hours that its [fleet] names.
+"""Forecasts a run: the recipe in virtual time, with the failures and links that its [fleet] names.
 
 The production shells run once, from the beginning of the run to its end or for as many steps as can be simulated in
 seconds. Failures that come less often than that are in the plan's mean times (sizing/fault_tolerance.py) alone. What a
@@ -16,7 +16,6 @@ from statistics import median
 from orchestrator.planner.fleet.description import (
     Draw,
     Fleet,
-    FleetFault,
     FleetLink,
     FleetMember,
     Steady,
@@ -26,7 +25,7 @@ from orchestrator.planner.fleet.description import (
 from orchestrator.planner.fleet.world import simulate
 from orchestrator.planner.sizing import rates
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.rates import DAY_S, HOUR_S, unit_mtbf_hours, unit_step_s
+from orchestrator.planner.sizing.rates import HOUR_S, unit_mtbf_hours, unit_step_s
 from orchestrator.planner.sizing.traffic import home, journal_s, usable_bits
 from orchestrator.recipe.config import Recipe
 from outer.protocol.schedule import Budget
@@ -65,7 +64,7 @@ def forecast(recipe: Recipe, shapes: Shapes, step_s: float | None, syncer_region
         return None
     takes_s = [unit_step_s(recipe, pool, pace) for pool in learners]
     until_s = steps * median(takes_s)
-    made = _fleet(recipe, shapes, pace, recipe.seed, until_s, syncer_region)
+    made = _fleet(recipe, shapes, pace, syncer_region)
     outcome, world = simulate(made, until_s)
     able = sum(shapes.step_tokens[pool.name] / seconds for pool, seconds in zip(learners, takes_s, strict=True))
     return Forecast(
@@ -85,19 +84,12 @@ def forecast(recipe: Recipe, shapes: Shapes, step_s: float | None, syncer_region
 # ------------------------------------------------------------------ the recipe as a fleet
 
 
-def _fleet(
-    recipe: Recipe,
-    shapes: Shapes,
-    step_s: float,
-    seed: int,
-    until_s: float,
-    syncer_region: str | None = None,
-) -> Fleet:
-    """`step_s`: of a learner with slowdown 1. `until_s`: seconds for which spot hours are drawn.
+def _fleet(recipe: Recipe, shapes: Shapes, step_s: float, syncer_region: str | None) -> Fleet:
+    """`step_s`: of a learner with slowdown 1.
 
     Units die at random, as [fleet] has it, and wait for hardware for an exponential time.
     """
-    told, hub = recipe.fleet, syncer_region or home(recipe) or ""
+    told, seed, hub = recipe.fleet, recipe.seed, syncer_region or home(recipe) or ""
     mtbf_s = {pool.name: HOUR_S * unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
     rng = Random(f"{seed} fleet")
     dies = Random(f"{seed} deaths")
@@ -122,7 +114,6 @@ def _fleet(
         links=_links(recipe, hub),
         syncer_region=hub,
         state_bytes=shapes.parameter_bytes + shapes.inner_state_bytes,
-        faults=_spot_hours(recipe, seed, until_s),
         span_steps=recipe.data.span_steps,
         ahead_s=recipe.data.ahead_s,
         look_s=max(1.0, 0.1 * step_s),
@@ -157,20 +148,3 @@ def _links(recipe: Recipe, hub: str) -> Mapping[tuple[str, str], FleetLink]:
         bits = usable_bits(link, there[one if other == hub else other] or 1)
         links[one, other] = links[other, one] = FleetLink(bits, link.latency_ms / 1e3)
     return links
-
-
-# ------------------------------------------------------------------ spot capacity: away at the same hours every day
-
-
-def _spot_hours(recipe: Recipe, seed: int, until_s: float) -> tuple[FleetFault, ...]:
-    """The faults by which spot pools come and go, each as a whole, from an hour of the day that the seed draws."""
-    faults, share = [], {pool.name: pool.spot for pool in recipe.fleet.pools}
-    for name, pool in recipe.learners.items():
-        length_s = (1.0 - share.get(pool.name, 1.0)) * DAY_S
-        night_s = Random(f"{seed} {pool.name}").random() * DAY_S
-        for day in range(-1, int(until_s / DAY_S) + 1) if length_s else ():
-            begin_s = night_s + day * DAY_S
-            leave_s, join_s = max(0.0, begin_s), min(until_s, begin_s + length_s)
-            if join_s > leave_s:
-                faults += [FleetFault("leave", name, leave_s), FleetFault("join", name, join_s)]
-    return tuple(faults)

@@ -24,7 +24,7 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
     wanted = capacity.services(recipe, context.local, None if context.local else syncer_region)
     placement = capacity.place(recipe.learners, wanted, context.nodes, context.local)
     regions, pace = _regions(recipe, context, placement), _pace(recipe, shapes, step_s)
-    rows, hub_node = flows.table(shapes.fragments, recipe.sync), placement.services.get("syncer")
+    rows = flows.table(shapes.fragments, recipe.sync)
     moved = flows.traffic(
         rows,
         recipe.sync,
@@ -36,10 +36,7 @@ def make(recipe: Recipe, shapes: Shapes, context: PlanContext, busy: Sequence[Pr
         pace.step_s,
     )
     hub = syncer_region or regions.get("syncer") or flows.home(recipe)
-    loads = (
-        *flows.of_regions(recipe, moved, hub, pace.step_s),
-        *flows.of_nodes(recipe, moved, context.nodes, placement.learners, hub_node, pace.step_s),
-    )
+    loads = tuple(flows.of_regions(recipe, moved, hub, pace.step_s))
     read_s = (flows.DOWN_BYTES * shapes.elements + sum(shapes.outer_state_bytes)) / STORE.value
     losses = expected(recipe)
     foreseen = forecast(recipe, shapes, step_s, hub) if context.forecast else None

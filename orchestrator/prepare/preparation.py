@@ -1,31 +1,28 @@
 """`diloco data prepare`: inputs to parts in worker processes, parts to shards, and last the manifest.
 
-Everything follows from the inputs and the options, never from the number of workers or from where it was interrupted.
-Parts are kept in FOLDER/parts until the manifest is written, so that the same command continues.
+Everything follows from the inputs and the options, never from the number of workers. The folder is made under another
+name beside it, and renamed once it is whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import multiprocessing
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from learners.training.data import manifest as manifests
 from learners.training.data.manifest import Manifest, Tokenizer
@@ -33,10 +30,9 @@ from learners.training.data.tokenizer import ENDS, ByteCoder, Coder, FileCoder
 from orchestrator.prepare import shards
 from orchestrator.prepare.sources import PART_BYTES, Slice, Unreadable, cut, documents, found
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.store.run_store import alone
 from outer.background import end_process, thread
 
-PARTS, TOKENIZER = "parts", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 SAMPLE_BYTES = 64 * 2**20  # of text that a BPE is trained on
 TEXT_BYTES = 2**20  # characters tokenized at once
 LONG_RUN = re.compile(r"\S{256}|\s{256}")  # a BPE's training takes for ever on longer words
@@ -71,28 +67,32 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
     unreadable += damaged
     if not slices:
         raise InputError(_no_text(options, unreadable, others))
-    _check_folder(folder := options.out)
-    (folder / PARTS).mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        try:
-            held.enter_context(alone(folder / PARTS / "lock"))
-        except BlockingIOError as error:
-            problem = Problem("--out", str(folder), "is being prepared by another process", "wait, or give another")
-            raise InputError([problem]) from error
-        coder, sha256 = _tokenizer(options, slices, show)
-        work = [_part(options, sha256, index, each) for index, each in enumerate(slices)]
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        fix = "give a new folder, or an empty one"
+        raise InputError([Problem("--out", str(options.out), "is there already, and is not empty", fix)])
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{options.out.name}-", dir=options.out.parent) as draft:
+        folder, parts = Path(draft, "made"), Path(draft, "parts")
+        folder.mkdir()
+        parts.mkdir()
+        coder, sha256 = _tokenizer(options, folder, slices, show)
+        tokenizer = None if sha256 is None else str(folder / TOKENIZER)
+        work = [
+            TextPart(str(parts / f"{index:06}"), each, tokenizer, options.end_token, options.field, options.held_out)
+            for index, each in enumerate(slices)
+        ]
         begun = time.monotonic()
         made = _all(work, options.workers, show)
         seconds = time.monotonic() - begun
         unreadable += [one for part in made for one in part.unreadable]
-        if sum(one.train.tokens + one.held_out.tokens for one in made) < 2:
+        if sum(one.train + one.held_out for one in made) < 2:
             raise InputError(_no_text(options, unreadable, others))
-        manifest = _joined(options, coder, sha256, work, made, show)
+        manifest = _joined(options, folder, coder, sha256, work, made, show)
         text = manifest.text()
-        _replace(folder / manifests.FILE, text)
-        shutil.rmtree(folder / PARTS)
+        (folder / manifests.FILE).write_text(text)
+        os.replace(folder, options.out)
     return {
-        "path": str(folder),
+        "path": str(options.out),
         "digest": hashlib.sha256(text.encode()).hexdigest(),
         "vocabulary": manifest.vocabulary,
         "dtype": manifest.dtype,
@@ -101,9 +101,8 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
         "shards": len(manifest.train) + len(manifest.held_out),
         "documents": manifest.made_from["documents"],
         "parts": len(made),
-        "parts_kept": sum(one.kept for one in made),
         "bytes": sum(one.bytes for one in made),
-        "mb_s": sum(one.bytes for one in made if not one.kept) / 1e6 / max(seconds, 1e-9),
+        "mb_s": sum(one.bytes for one in made) / 1e6 / max(seconds, 1e-9),
         "unreadable": [asdict(one) for one in dict.fromkeys(unreadable)],
         "others": dict(others.most_common()),
     }
@@ -115,38 +114,20 @@ def _no_text(options: PrepareOptions, unreadable: Sequence[Unreadable], others: 
     return [Problem("IN", one.input, one.reason, fix) for one in found]
 
 
-# ------------------------------------------------------------------ the folder
-
-
-def _check_folder(folder: Path) -> None:
-    """Raises InputError for a folder that is finished, or that holds something else."""
-    finished, begun = (folder / manifests.FILE).exists(), (folder / PARTS).is_dir()
-    if finished or (folder.exists() and not begun and (not folder.is_dir() or any(folder.iterdir()))):
-        message = "holds prepared tokens already" if finished else "holds other files"
-        raise InputError([Problem("--out", str(folder), message, "give a new folder, or an empty one")])
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_suffix(".draft")
-    with draft.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-
-
 # ------------------------------------------------------------------ the tokenizer
 
 
-def _tokenizer(options: PrepareOptions, slices: Sequence[tuple[Slice, ...]], show: Show) -> tuple[Coder, str | None]:
+def _tokenizer(
+    options: PrepareOptions, folder: Path, slices: Sequence[tuple[Slice, ...]], show: Show
+) -> tuple[Coder, str | None]:
     """Copy the tokenizer into the folder, or train it there; return it and its SHA-256. Raises InputError."""
-    path = options.out / TOKENIZER
+    path = folder / TOKENIZER
     field = "--tokenizer" if options.tokenizer else "--train-bpe"
     try:
         if options.tokenizer is not None:
-            _replace(path, options.tokenizer.read_text(encoding="utf-8-sig"))
+            path.write_text(options.tokenizer.read_text(encoding="utf-8-sig"))
         elif options.train_bpe is not None:
-            _replace(path, _trained(options, options.train_bpe, slices, show))
+            path.write_text(_trained(options, options.train_bpe, slices, show))
         else:
             return ByteCoder(), None
         return FileCoder(path, options.end_token), hashlib.sha256(path.read_bytes()).hexdigest()
@@ -203,81 +184,39 @@ def in_short_runs(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class TextPart:
-    """A part to make. Its files are STEM.train, STEM.held_out and STEM.json; `tokenizer` is a path, None: bytes."""
+    """A part to make. Its files are STEM.train and STEM.held_out; `tokenizer` is a path, None: bytes."""
 
     stem: str
     slices: tuple[Slice, ...]
     tokenizer: str | None
-    options: PrepareOptions
-    key: str  # a digest of all that the tokens follow from
-
-
-@dataclass(frozen=True)
-class Side:
-    """The training or the held-out tokens of a part: a file."""
-
-    tokens: int
-    documents: int
-    sha256: str
+    end_token: str | None
+    field: str
+    held_out: float
 
 
 @dataclass(frozen=True)
 class Made:
-    """The record of a part."""
+    """How many tokens a part has on each side; its documents, and the bytes that they came from."""
 
-    key: str
-    train: Side
-    held_out: Side
+    train: int
+    held_out: int
+    documents: int
     bytes: int
     unreadable: tuple[Unreadable, ...]
-    kept: bool = False
-
-
-_ADAPTER = TypeAdapter(Made)
-
-
-def _part(options: PrepareOptions, sha256: str | None, index: int, slices: tuple[Slice, ...]) -> TextPart:
-    settings = [sha256, options.end_token, options.field, options.held_out]
-    sources = [(asdict(one.source) | {"path": ""}, one.begin, one.end) for one in slices]
-    return TextPart(
-        stem=str(options.out / PARTS / f"{index:06}"),
-        slices=slices,
-        tokenizer=None if sha256 is None else str(options.out / TOKENIZER),
-        options=replace(options, inputs=()),
-        key=hashlib.sha256(json.dumps([settings, sources]).encode()).hexdigest(),
-    )
 
 
 def make(part: TextPart) -> Made:
-    """Tokenize a part, or find that it has been."""
-    stem = Path(part.stem)
-    if (before := _whole(part)) is not None:
-        return before
-    coder = _coder(part.tokenizer, part.options.end_token)
-    unreadable: list[Unreadable] = []
-    texts = (text for piece in part.slices for text in documents(piece, part.options.field, unreadable))
-    with _Writer(stem, ".train", coder) as train, _Writer(stem, ".held_out", coder) as held_out:
+    """Tokenize a part."""
+    coder, unreadable, documents_made = _coder(part.tokenizer, part.end_token), list[Unreadable](), 0
+    dtype = np.dtype(manifests.smallest_dtype(coder.vocabulary)).newbyteorder("<")
+    texts = (text for piece in part.slices for text in documents(piece, part.field, unreadable))
+    with open(f"{part.stem}.train", "wb") as train, open(f"{part.stem}.held_out", "wb") as held_out:
         for digest, tokens in _tokenized(texts, coder):
-            (held_out if _held_out(digest, part.options.held_out) else train).write(tokens)
-    sides = train.finish(), held_out.finish()
-    made = Made(part.key, *sides, sum(one.bytes for one in part.slices), tuple(unreadable))
-    draft = stem.with_suffix(f".json-{os.getpid()}")
-    draft.write_text(json.dumps(asdict(made)))
-    os.replace(draft, stem.with_suffix(".json"))
-    return made
-
-
-def _whole(part: TextPart) -> Made | None:
-    """Return the record of a part that was made from the same things, and whose files have its digests."""
-    stem = Path(part.stem)
-    try:
-        made = _ADAPTER.validate_json(stem.with_suffix(".json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    sides = (".train", made.train), (".held_out", made.held_out)
-    if made.key != part.key or any(manifests.changed(stem.with_suffix(name), side.sha256) for name, side in sides):
-        return None
-    return replace(made, kept=True)
+            file = held_out if _held_out(digest, part.held_out) else train
+            file.write(np.append(tokens, coder.end).astype(dtype).tobytes())
+            documents_made += 1
+        sizes = train.tell() // dtype.itemsize, held_out.tell() // dtype.itemsize
+        return Made(*sizes, documents_made, sum(one.bytes for one in part.slices), tuple(unreadable))
 
 
 # ------------------------------------------------------------------ text to tokens
@@ -310,38 +249,11 @@ def _held_out(digest: str, share: float) -> bool:
     return int(digest[:16], 16) < share * 2.0**64
 
 
-class _Writer:
-    """A file of tokens. Its draft has a name of this process's own: another may still write the same part."""
-
-    def __init__(self, stem: Path, suffix: str, coder: Coder) -> None:
-        self._path, self._draft = stem.with_suffix(suffix), stem.with_suffix(f"{suffix}-{os.getpid()}")
-        self._end, self._dtype = coder.end, np.dtype(manifests.smallest_dtype(coder.vocabulary)).newbyteorder("<")
-        self._tokens, self._documents, self._running = 0, 0, hashlib.sha256()
-
-    def __enter__(self) -> _Writer:
-        self._file: BinaryIO = self._draft.open("wb")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def write(self, tokens: NDArray[np.int64]) -> None:
-        content = np.append(tokens, self._end).astype(self._dtype).tobytes()
-        self._file.write(content)
-        self._running.update(content)
-        self._tokens += len(tokens) + 1
-        self._documents += 1
-
-    def finish(self) -> Side:
-        os.replace(self._draft, self._path)
-        return Side(self._tokens, self._documents, self._running.hexdigest())
-
-
 # ------------------------------------------------------------------ all parts
 
 
 def _all(work: Sequence[TextPart], workers: int, show: Show) -> list[Made]:
-    """Make every part in worker processes. An exception of one is raised here, and whole parts stay."""
+    """Make every part in worker processes. An exception of one is raised here."""
     total, made = sum(one.bytes for part in work for one in part.slices), list[Made]()
     show("tokenizing", 0, total)
     context = multiprocessing.get_context("spawn")
@@ -373,6 +285,7 @@ def _alone() -> None:
 
 def _joined(
     options: PrepareOptions,
+    folder: Path,
     coder: Coder,
     sha256: str | None,
     work: Sequence[TextPart],
@@ -382,7 +295,7 @@ def _joined(
     """Write the shards, and describe them."""
     dtype = manifests.smallest_dtype(coder.vocabulary)
     train, held_out = _sides([Path(part.stem) for part in work], made, options.held_out)
-    total = sum(one.train.tokens + one.held_out.tokens for one in made) * np.dtype(dtype).itemsize
+    total = sum(one.train + one.held_out for one in made) * np.dtype(dtype).itemsize
     done = 0
 
     def shown(count: int) -> None:
@@ -390,10 +303,8 @@ def _joined(
         done += count
         show("writing shards", done, total)
 
-    for stale in [*options.out.glob("*.tokens"), *options.out.glob("*.sums")]:  # of an interrupted preparation
-        stale.unlink()
     files = [
-        shards.write(options.out, name, spans, dtype, options.shard_tokens, shown)
+        shards.write(folder, name, spans, dtype, options.shard_tokens, shown)
         for name, spans in (("train", train), ("held_out", held_out))
     ]
     return Manifest(
@@ -405,7 +316,7 @@ def _joined(
         train=files[0],
         held_out=files[1],
         made_from={
-            "documents": sum(one.train.documents + one.held_out.documents for one in made),
+            "documents": sum(one.documents for one in made),
             "end_token": options.end_token,
             "field": options.field,
             "held_out": options.held_out,
@@ -423,7 +334,7 @@ def _sides(
     lengths: exactly the share, and what is too much or lacking is taken from the end of the other side.
     """
     train, held = (
-        [shards.TokenSpan(stem.with_suffix(name), 0, tokens(one).tokens) for stem, one in zip(stems, made, strict=True)]
+        [shards.TokenSpan(stem.with_suffix(name), 0, tokens(one)) for stem, one in zip(stems, made, strict=True)]
         for name, tokens in ((".train", attrgetter("train")), (".held_out", attrgetter("held_out")))
     )
     total, found = (sum(span.end for span in spans) for spans in (train + held, held))

@@ -33,20 +33,18 @@ def write(
     shards: list[Shard] = []
     for spans in _dealt(parts, shard_tokens):
         path = folder / f"{name}-{len(shards):05}.tokens"
-        draft = path.with_suffix(".draft")
-        with draft.open("wb") as file:
+        with path.open("wb") as file:
             for block in (block for span in spans for block in _blocks(span, itemsize)):
                 file.write(block)
                 show(len(block))
             file.flush()
             os.fsync(file.fileno())
-        content = np.memmap(draft, np.uint8, "r")
+        content = np.memmap(path, np.uint8, "r")
         blocks = (content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
         sums = np.array([xxhash.xxh3_64_intdigest(block.data) for block in blocks], "<u8").tobytes()
         digests = (hashlib.sha256(each).hexdigest() for each in (content.data, sums))
         shards.append(Shard(path.name, len(content) // itemsize, *digests))
         path.with_name(shards[-1].sums).write_bytes(sums)
-        os.replace(draft, path)
     return tuple(shards)
 
 

@@ -1,6 +1,6 @@
 """The inputs of `diloco data prepare`, how they are cut into parts, and the documents of a part.
 
-Text files are one document each; jsonl has one a line, parquet and Arrow one a row. A text file above PART_BYTES is cut
+Text files are one document each; jsonl has one a line, parquet and Arrow one a row. A text file above TEXT_BYTES is cut
 at ends of lines, each piece a document. The cut follows from names, sizes and row groups alone, never from workers. A
 compressed file is in one part.
 """
@@ -26,6 +26,7 @@ import pyarrow.parquet
 from learners.training.data.byte_corpus import unusable, walk
 
 PART_BYTES = 32 * 2**20
+TEXT_BYTES = 4 * 2**20  # of a text that is tokenized at once, which takes many times its memory
 ROWS, READ_BYTES = 256, 2**20  # read at once
 CUT_SEARCH = 2**20  # bytes in which a long text's cut looks for the end of a line
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
@@ -43,7 +44,6 @@ class TextSource:
     kind: str
     compression: str | None  # as pyarrow calls it
     size: int
-    changed_ns: int
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ def found(inputs: Sequence[str]) -> tuple[list[TextSource], list[Unreadable], Co
             if why := "is packed: unpack it" if _suffix(path) in PACKED else unusable(path):
                 unreadable.append(Unreadable(name, why))
                 continue
-            status, whole = path.stat(), str(path.absolute())
-            sources.append(TextSource(name, whole, kind, compression, status.st_size, status.st_mtime_ns))
+            sources.append(TextSource(name, str(path.absolute()), kind, compression, path.stat().st_size))
     return list(dict.fromkeys(sources)), unreadable, others
 
 
@@ -120,6 +119,8 @@ def cut(sources: Iterable[TextSource], part_bytes: int) -> tuple[list[tuple[Slic
 
 def _slices(source: TextSource, part_bytes: int) -> Iterator[Slice]:
     units, step = source.size, source.size if source.compression else part_bytes
+    if source.kind == "text" and not source.compression:
+        step = min(step, TEXT_BYTES)
     if source.kind == "parquet":
         with pyarrow.parquet.ParquetFile(source.path) as file:
             units, step = file.metadata.num_row_groups, 1
@@ -174,7 +175,7 @@ def _texts(piece: Slice, field: str) -> Iterator[Document]:
     with _opened(piece.source) as file:
         if piece.source.compression:
             text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-            while part := text.read(PART_BYTES) + text.readline(CUT_SEARCH):
+            while part := text.read(TEXT_BYTES) + text.readline(CUT_SEARCH):
                 yield "its beginning", partial(str, part)
             return
         begin, end = _line_start(file, piece.begin, CUT_SEARCH), _line_start(file, piece.end, CUT_SEARCH)

@@ -272,7 +272,6 @@ class FleetPoolConfig(Section):
     mtbf_hours: PositiveFloat | None = Field(
         None, le=1e9, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
     )
-    spot: float = Field(1.0, gt=0.0, le=1.0, description="share of the day in which it is available")
 
 
 class FleetConfig(Section):

@@ -5,12 +5,11 @@ Processor and packages cannot be chosen here; differences in them become hints.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from learners.protocol.facts import DeviceTaken
-from learners.training.devices.device import SETTINGS
+from learners.training.devices.device import CPU_FLAGS, SETTINGS
 from orchestrator.replay.incarnation import TapeError, named
 from orchestrator.replay.tape import Tape
 
@@ -105,43 +104,19 @@ def _in_words(device: DeviceTaken) -> str:
 
 # ------------------------------------------------------------------ which settings are passed on
 
-_SWITCH = "(?i:true|false|yes|no|on|off|[tfyn01])"
-VALUES = {  # of the settings that are one value, as regular expressions
-    "JAX_ENABLE_X64": _SWITCH,
-    "JAX_DISABLE_JIT": _SWITCH,
-    "JAX_THREEFRY_PARTITIONABLE": _SWITCH,
-    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32|rbg|unsafe_rbg",
-    "JAX_DEFAULT_MATMUL_PRECISION": "default|high|highest|bfloat16|bfloat16_3x|tensorfloat32|float32|[A-Z0-9_]+",
-    "NVIDIA_TF32_OVERRIDE": "[01]",
-}
-# Of XLA and of libtpu: none that may name a file, and only values that can be no path.
-_FLAG = re.compile(
-    r"--(?!\w*(?:dump|dir|file|path|cache|_to\b|_from\b))xla(?:_[a-z0-9]+)+(?:=(?:true|false|[A-Z0-9_]+|\d+\.\d+))?"
-)
-# XLA reads the name of a file where the first word is no flag, and nothing from a later word on that is none.
-INERT = "intra_op_parallelism_threads=1"  # of those, the one that a learner's own flags end with
-
 
 def permitted(settings: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
     """The settings of a log that may be passed on to the process that replays it; unknown names are left out.
 
-    A run's folder may come from anybody, and XLA's flags name files too. So only flags pass whose names speak of no
-    file and whose values can be no path. Raises TapeError for any other, unless the user's own environment,
-    `inherited`, has the same value.
+    A run's folder may come from anybody, and XLA's flags name files too. So only what learners on CPUs set themselves
+    is passed on. Raises TapeError for anything else, unless the user's own environment, `inherited`, has the same.
     """
     kept = {name: value for name, value in settings.items() if name in SETTINGS}
     for name, value in kept.items():
-        if value != inherited.get(name) and (refused := _refused(name, value)) is not None:
+        own = name == "XLA_FLAGS" and taken_for(1, kept) in ("", CPU_FLAGS)
+        if not own and value != inherited.get(name):
             raise TapeError(
-                f"its learners had {name} with {refused!r}, which is not known to be harmless: files that flags name "
-                f"would be read or written here. If you trust it, set {name} to the same yourself: {value!r}"
+                f"its learners had {name} = {value!r}, which may have files read or written here. If you trust it, set "
+                f"{name} to the same yourself"
             )
     return kept
-
-
-def _refused(name: str, value: str) -> str | None:
-    """The first word of a setting that may not be passed on; None if there is none."""
-    if name in VALUES:
-        return None if re.fullmatch(VALUES[name], value) else value
-    words = re.findall(r"[^ \t\r\n]+", value)
-    return next((word for word in words if not _FLAG.fullmatch(word) and (word != INERT or word is words[0])), None)

@@ -32,11 +32,6 @@ ROLES: dict[str, tuple[str, str]] = {  # role: (light, dark)
 }
 
 
-def light(role: str) -> str:
-    """The colour in which a role is drawn."""
-    return ROLES[role][0]
-
-
 def variables(dark: bool) -> str:
     """The roles as custom properties of a style sheet."""
     return " ".join(f"--{role}: {colours[dark]};" for role, colours in ROLES.items())

@@ -1,11 +1,14 @@
 """The report of a log as one HTML page. The same log and recipe give the same bytes.
 
-The page needs no network, no script and no other file. The template escapes everything that comes from
-the log, except the figures' SVG, in which matplotlib has escaped it.
+The page needs no network and no other file. The template escapes everything that comes from the log. Its one script,
+which draws the figures, is allowed by its digest, and makes text of all that it is given.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +24,9 @@ from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog.tables import LogPart
 from orchestrator.report import headline
 from orchestrator.report.data import collect
+from orchestrator.report.figures import drawn
 from orchestrator.report.palette import variables
-from orchestrator.report.sections import ReportSection, sections
+from orchestrator.report.sections import sections
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,25 @@ def report(contents: Contents, recipe: str) -> str:
     """Return the page. `recipe` is the text of the run's config.toml; empty where it is lost."""
     summary = contents.summary
     data = collect(contents.database, summary, contents.verdicts)
-    values = {"summary": summary, "verdict": headline.verdict(summary), "tiles": headline.tiles(summary)}
-    html = page("report.html", data, sections(data, recipe), **values)
+    environment = Environment(
+        loader=(templates := PackageLoader("orchestrator.report")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = "".join(templates.get_source(environment, name)[0] for name in ("figures.js", "report.js"))
+    html = environment.get_template("report.html").render(
+        summary=summary,
+        verdict=headline.verdict(summary),
+        tiles=headline.tiles(summary),
+        sections=sections(data, recipe),
+        told=json.dumps(drawn(data), allow_nan=False).replace("<", "\\u003c"),  # nothing there ends the element
+        script=script,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        light=variables(dark=False),
+        dark=variables(dark=True),
+    )
     return html.encode("utf-8", "replace").decode()  # half of a surrogate pair, which JSON can carry, becomes "?"
 
 
@@ -48,23 +69,6 @@ def contents_of(parts: Iterable[LogPart], recipe: str) -> Contents:
     database = filled(parts)
     found = verdicts(database)
     return Contents(database, summary_of(database, plain(recipe), found), found)
-
-
-def page(template: str, data: Any, told: Sequence[ReportSection], **values: Any) -> str:
-    """The HTML of a template with these sections, whose pictures are drawn from `data`."""
-    environment = Environment(
-        loader=PackageLoader("orchestrator.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    pictures = {
-        section.key: [(svg, one) for one in section.pictures if (svg := one.draw(data, one.words)) is not None]
-        for section in told
-    }
-    colours = {"light": variables(dark=False), "dark": variables(dark=True)}
-    return environment.get_template(template).render(sections=told, pictures=pictures, **colours, **values)
 
 
 def plain(recipe: str) -> Mapping[str, Any]:

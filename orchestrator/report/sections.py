@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from orchestrator.report import figures, tables
+from orchestrator.report import tables
 from orchestrator.report.data import Data
+from orchestrator.report.figures import LEARNERS_MOST
 from orchestrator.report.tables import Table
 from orchestrator.store.status_text import number, percent, seconds
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: `draw(data, words)` gives SVG, or None where the log has nothing to show."""
+    """A figure, which the page's script draws."""
 
-    draw: Callable[[Any, str], str | None]
+    figure: str  # its name there, templates/report.js
     words: str  # for those who cannot see it
     caption: str
 
@@ -60,7 +59,7 @@ def _failure(data: Data) -> ReportSection:
 def _loss(data: Data) -> ReportSection:
     if not data.training and not data.held_out:
         return ReportSection("loss", "Loss")
-    words = "Loss against committed tokens and against time."
+    words = ""
     if data.training:
         unit = f" {data.summary['loss_unit']}" if data.summary.get("loss_unit") else ""
         words += f" Training loss goes from {data.training[0].middle:.2f} to {data.training[-1].middle:.2f}{unit}."
@@ -81,7 +80,10 @@ def _loss(data: Data) -> ReportSection:
         "loss",
         "Loss",
         lead,
-        (Picture(figures.draw_loss, words, caption),),
+        (
+            Picture("loss-by-tokens", f"Loss against committed tokens.{words}", "Loss against committed tokens."),
+            Picture("loss-by-time", f"Loss against time.{words}", f"Loss against time. {caption}"),
+        ),
         _kept(tables.auxiliaries(data), tables.held_out(data)),
     )
 
@@ -97,11 +99,11 @@ def _learners(data: Data) -> ReportSection:
         caption += " Triangles are faults, numbered as in the table of faults."
     if any(lane.frozen for lane in data.lanes):
         caption += " The thin line under a row starts where the learner lost its lease."
-    if learners > figures.LEARNERS_MOST:
-        caption += f" The first {figures.LEARNERS_MOST} of {learners} learners are drawn."
+    if learners > LEARNERS_MOST:
+        caption += f" The first {LEARNERS_MOST} of {learners} learners are drawn."
     left = data.lanes_left_out
     lead = (f"{left:,} earlier incarnations are left out of the figure.",) if left else ()
-    pictures = (Picture(figures.draw_lanes, words, caption),)
+    pictures = (Picture("lanes", words, caption),)
     return ReportSection("learners", "Learners", lead, pictures, _kept(tables.participation(data)))
 
 
@@ -114,7 +116,7 @@ def _time(data: Data) -> ReportSection:
         "Every second of every configured learner, from the first learner step to the last commit, is in exactly one "
         "category. The second figure leaves productive time out."
     )
-    return ReportSection("time", "Where the time went", (), (Picture(figures.draw_time, words, caption),))
+    return ReportSection("time", "Where the time went", (), (Picture("time", words, caption),))
 
 
 def _merges(data: Data) -> ReportSection:

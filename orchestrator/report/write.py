@@ -21,7 +21,7 @@ def write(store: RunStore, html: Path | None = None, contents: Contents | None =
     `contents`: of the run's log, where it has been read; else the log is read as it is now. Returns the path. Raises
     ValueError for a damaged log, OSError where nothing can be written.
     """
-    from orchestrator.report.render import contents_of, report  # matplotlib takes a second to import
+    from orchestrator.report.render import contents_of, report  # which take their time to import
 
     recipe = store.read_text(RECIPE) or ""
     rendered = report(contents_of(intact(store.root), recipe) if contents is None else contents, recipe)

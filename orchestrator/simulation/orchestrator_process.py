@@ -19,7 +19,6 @@ from pydantic import NonNegativeInt
 
 from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.reader import ChainReader, Findings, records
-from orchestrator.lifecycle.actions import Action
 from orchestrator.lifecycle.controller import Controller, RankState
 from orchestrator.lifecycle.orchestrator import SNAPSHOT_S, OrchestratorShell
 from orchestrator.lifecycle.ports import ORCHESTRATOR, Ports
@@ -292,12 +291,6 @@ class ObservedOrchestrator(OrchestratorShell):
         _, thetas, _ = await self._syncer.newest(SNAPSHOT_S)
         self.cluster.context.observer.concluded(thetas)
 
-    def act(self, actions: list[Action]) -> None:
-        """Carry out what somebody beside the orchestrator has the controller do."""
-        if self._learners._syncer is not None:  # else the run has not begun
-            self._learners._act(actions)
-            self._learners._advance()
-
     def _write_status(self) -> None:
         if self.cluster.shows:
             super()._write_status()
@@ -565,17 +558,6 @@ class VirtualCluster:
         """Undo scaling below the pool's first size."""
         first = next(each.learners for each in self.recipe.pools if each.name == pool)
         self.scale(pool, max(first, self.controller.pools.sizes[pool]))
-
-    def want(self, name: str) -> None:
-        """Have this learner run, without scaling its pool: its capacity is there."""
-        self.controller.want(name)
-        self.process.deliver(self.process.shell.act, [])
-
-    def unwant(self, name: str) -> None:
-        """Have this learner leave, without scaling its pool: its capacity is gone."""
-        if name in self.controller.wanted:
-            actions = self.controller.unwant(name, "its capacity is gone", self.process.clock())
-            self.process.deliver(self.process.shell.act, actions)
 
     # -------------------------------------------------------------- processes
 

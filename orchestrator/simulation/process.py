@@ -83,10 +83,6 @@ class Process:
         """This host's wall clock, in seconds."""
         return self.time.now + self.host.wall_s
 
-    def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
-        """Schedule a callback in so many seconds of this host's monotonic clock."""
-        self.time.reach(seconds / self.host.rate, self, happen, *args)
-
     def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
         """Run the callback now, queue it if the process is frozen, or drop it if the process is dead."""
         if self.running:

@@ -27,9 +27,6 @@ class Timeline:
         for process in self.processes:
             process.loop.close()
 
-    def __len__(self) -> int:
-        return len(self.queue)
-
     def at(self, time: float, happen: Callable[..., Any], *args: Any) -> None:
         heapq.heappush(self.queue, (time, self.number(), None, happen, args))
 

@@ -46,7 +46,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-PAGE = files("orchestrator.watch") / "page"
+PAGE, FIGURES = files("orchestrator.watch") / "page", files("orchestrator.report") / "templates"
 ASKED = "asked for on the live page"
 
 Strike = Callable[[RunStore, str, str], str]  # store, kind, target: inject a fault, and say what happened
@@ -237,16 +237,17 @@ async def _asked(request: web.Request) -> Mapping[str, Any]:
 
 
 def _text(name: str) -> str:
-    return (PAGE / name).read_text(encoding="utf-8")
+    return ((FIGURES if name.startswith("figures.") else PAGE) / name).read_text(encoding="utf-8")
 
 
 def _style() -> str:
     dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {variables(dark=True)} }} }}"
-    return f":root {{ {variables(dark=False)} }}\n{dark}\n{_text('page.css')}"
+    return f":root {{ {variables(dark=False)} }}\n{dark}\n{_text('figures.css')}{_text('page.css')}"
 
 
 FILES: dict[str, tuple[str, Callable[[], str]]] = {
     "/": ("text/html", partial(_text, "page.html")),
     "/page.css": ("text/css", _style),
+    "/figures.js": ("text/javascript", partial(_text, "figures.js")),
     "/page.js": ("text/javascript", partial(_text, "page.js")),
 }

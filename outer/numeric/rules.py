@@ -77,44 +77,15 @@ def radial_directional(lengths: Lengths) -> Floats:
     would scale the remainder, mostly noise, to full length. Such a vector gets Avg instead, so the result is never
     longer than 2 sqrt(M_eff) times the radius times |sum w phi(v)|.
     """
-    return _along_the_mean_direction(lengths, lengths.norms @ lengths.weights)
-
-
-def median_radius(lengths: Lengths) -> Floats:
-    """RDA with the weighted median of the norms as the radius: one learner's huge gradient does not lengthen it."""
-    return _along_the_mean_direction(lengths, _median(lengths.norms, lengths.weights))
-
-
-def clipped(lengths: Lengths) -> Floats:
-    """Avg of gradients that are shortened to the weighted median of the norms where they are longer."""
-    norms = lengths.norms
-    limit = np.broadcast_to(_median(norms, lengths.weights)[:, None], norms.shape)
-    return lengths.weights * np.divide(limit, norms, out=np.ones_like(norms), where=norms > limit)
-
-
-def _along_the_mean_direction(lengths: Lengths, radius: Floats) -> Floats:
     weights, norms = lengths.weights, lengths.norms
     directions = np.divide(weights, norms, out=np.zeros_like(norms), where=norms > 0.0)
     length = lengths.of_sums(directions)
     agree = length >= 0.5 * np.sqrt(np.sum(weights**2)) / np.sum(weights)
-    stretch = radius / np.where(agree, length, 1.0)
+    stretch = norms @ weights / np.where(agree, length, 1.0)
     return np.where(agree[:, None], directions * stretch[:, None], weights)
 
 
-def _median(norms: Floats, weights: Floats) -> Floats:
-    """float64[V]: the least norm at which half of the weight is reached."""
-    order = np.argsort(norms, axis=1, kind="stable")
-    reached = np.cumsum(weights[order], axis=1) >= 0.5 - 1e-12
-    middle = np.take_along_axis(order, reached.argmax(axis=1)[:, None], axis=1)
-    return np.take_along_axis(norms, middle, axis=1)[:, 0]
-
-
-RULES: Mapping[str, Rule] = {
-    "avg": average,
-    "rda": radial_directional,
-    "median": median_radius,
-    "clip": clipped,
-}
+RULES: Mapping[str, Rule] = {"avg": average, "rda": radial_directional}
 
 # ------------------------------------------------------------------ which, and where
 

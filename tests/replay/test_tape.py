@@ -13,7 +13,6 @@ import pytest
 from chaos.simulation.cluster import Cluster
 from chaos.simulation.profile import draw
 from learners.protocol.facts import Adopted, DeviceTaken, StateReceived, StepFinished
-from learners.training.devices.device import SETTINGS
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.tables import part_of
 from orchestrator.replay.environment import hints, needed, permitted
@@ -168,10 +167,10 @@ def test_a_process_gets_the_runs_settings_and_none_of_its_own(events: list[Event
     found = needed(record(events))
     assert found is not None
     inherited = {"PATH": "/bin", "XLA_FLAGS": "--mine", "JAX_PLATFORMS": "tpu", "JAX_ENABLE_X64": "1"}
-    settings = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
+    settings = {"XLA_FLAGS": OWN}
     assert replace(found, settings=settings).variables(inherited) == {
         "PATH": "/bin",
-        "XLA_FLAGS": "--xla_cpu_enable_fast_math=true",
+        "XLA_FLAGS": OWN,
         "JAX_PLATFORMS": "cpu",
     }
 
@@ -180,39 +179,25 @@ OWN = "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=fal
 
 
 def test_what_a_learner_sets_itself_is_let_through_and_what_is_no_setting_is_left_out() -> None:
-    settings = {"XLA_FLAGS": OWN, "JAX_ENABLE_X64": "True", "JAX_DISABLE_JIT": "0", "NVIDIA_TF32_OVERRIDE": "1"}
-    settings |= {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "LIBTPU_INIT_ARGS": "--xla_tpu_scoped_vmem_limit_kib=65536"}
-    assert settings.keys() <= {*SETTINGS}
     hostile = {"LD_PRELOAD": "/run/evil.so", "PYTHONHOME": "/run", "PYTHONSTARTUP": "/run/x.py", "PATH": "/run"}
-    assert permitted(settings | hostile, {}) == settings
-    assert permitted({"XLA_FLAGS": ""}, {}) == {"XLA_FLAGS": ""}
+    for settings in ({"XLA_FLAGS": OWN}, {"XLA_FLAGS": OWN.partition(" ")[2]}, {"XLA_FLAGS": ""}, {}):
+        assert permitted(settings | hostile, {}) == settings
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "word"),
+    ("name", "value"),
     [
-        ("XLA_FLAGS", "--xla_cpu_enable_fast_math=true --xla_dump_to=/home", "--xla_dump_to=/home"),
-        ("XLA_FLAGS", "--xla_dump_to=1", "--xla_dump_to=1"),
-        ("XLA_FLAGS", "--xla_gpu_kernel_cache_file=1", "--xla_gpu_kernel_cache_file=1"),
-        ("XLA_FLAGS", "--xla_gpu_load_autotune_results_from=A", "--xla_gpu_load_autotune_results_from=A"),
-        ("XLA_FLAGS", "--xla_gpu_cuda_data_dir=.", "--xla_gpu_cuda_data_dir=."),
-        ("XLA_FLAGS", "--xla_gpu_autotune_level=..", "--xla_gpu_autotune_level=.."),
-        ("XLA_FLAGS", "--xla_cpu_max_isa=/etc/passwd", "--xla_cpu_max_isa=/etc/passwd"),
-        ("XLA_FLAGS", "/run/flags", "/run/flags"),
-        ("XLA_FLAGS", "intra_op_parallelism_threads=1", "intra_op_parallelism_threads=1"),
-        ("XLA_FLAGS", "--xla_cpu_ftz_ more", "--xla_cpu_ftz_"),
-        ("XLA_FLAGS", "\x1c--xla_gpu_ftz=true", "\x1c--xla_gpu_ftz=true"),
-        ("XLA_FLAGS", "--xla_gpu_ftz=true\0", "--xla_gpu_ftz=true\0"),
-        ("LIBTPU_INIT_ARGS", "--xla_tpu_dump_to=x", "--xla_tpu_dump_to=x"),
-        ("JAX_ENABLE_X64", "maybe", "maybe"),
-        ("JAX_DEFAULT_PRNG_IMPL", "rbg\n", "rbg\n"),
-        ("NVIDIA_TF32_OVERRIDE", "0\0", "0\0"),
+        ("XLA_FLAGS", f"{OWN} --xla_dump_to=/home"),
+        ("XLA_FLAGS", "--xla_gpu_deterministic_ops=true"),
+        ("XLA_FLAGS", "/run/flags"),
+        ("LIBTPU_INIT_ARGS", "--xla_tpu_dump_to=x"),
+        ("JAX_ENABLE_X64", "1"),
     ],
 )
-def test_a_setting_that_may_do_more_is_refused_unless_the_user_has_it_too(name: str, value: str, word: str) -> None:
+def test_any_other_setting_is_refused_unless_the_user_has_it_too(name: str, value: str) -> None:
     with pytest.raises(TapeError) as error:
         permitted({name: value}, {name: "another"})
-    assert f"{name} with {word!r}" in str(error.value)
+    assert f"{name} = {value!r}" in str(error.value)
     assert permitted({name: value}, {name: value}) == {name: value}
 
 

@@ -8,12 +8,10 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from typer.testing import CliRunner
 
 import diloco
 from learners.protocol.facts import LoopFailed, PhaseEntered
 from orchestrator.analysis.folder import check_run
-from orchestrator.cli.app import build
 from orchestrator.eventlog.facts import Evaluated, LearnerLost, RunStarted
 from outer.numeric import codec
 from outer.protocol.facts import Committed
@@ -60,9 +58,6 @@ def test_the_log_names_the_sources_that_made_it_and_every_learners_phases(plain)
 def test_the_files_say_what_the_log_does(plain):
     evaluated = plain.facts(Evaluated)
     assert evaluated[-1].metrics == {"again/loss": evaluated[-1].loss}, "the same text under another name"
-    told = CliRunner().invoke(build(), ["evaluate", str(plain.folder), "--json"])
-    own, again = json.loads(told.stdout)
-    assert own["loss"] == again["loss"] == pytest.approx(evaluated[-1].loss, rel=1e-5)
 
     manifest = json.loads((plain.folder / "final" / "manifest.json").read_text())["tensors"]
     newest = {commit.fragment: commit.digest for commit in plain.facts(Committed)}

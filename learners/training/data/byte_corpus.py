@@ -78,12 +78,6 @@ class ByteCorpus:
         order = np.arange(start, start + count, dtype=np.int64) * stride(self._held_out_windows)
         return self._cut(self.held_out, order % self._held_out_windows * self._length)
 
-    def encode(self, text: bytes) -> Bytes:
-        return np.frombuffer(text, dtype=np.uint8)
-
-    def decode(self, tokens: NDArray[np.integer]) -> bytes:
-        return tokens.astype(np.uint8).tobytes()
-
     def _cut(self, text: Bytes, offsets: NDArray[np.int64]) -> Bytes:
         windows: Bytes = text[offsets[:, None] + np.arange(self._length + 1)]
         return windows

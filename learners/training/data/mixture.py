@@ -69,14 +69,6 @@ class Corpus(Protocol):
         """Samples [start, start + count) of the held-out tokens, from the first again after the last."""
         ...
 
-    def encode(self, text: bytes) -> Tokens:
-        """The tokens [n] of a text."""
-        ...
-
-    def decode(self, tokens: Tokens) -> bytes:
-        """The text of tokens [n], each below `vocabulary`."""
-        ...
-
 
 class MixedCorpus:
     """A corpus of sources whose tokens mean the same.
@@ -99,12 +91,6 @@ class MixedCorpus:
     def held_out_batch(self, start: int, count: int) -> Tokens:
         """Samples [start, start + count) of the sources' held-out tokens by the same weights, [count, L + 1]."""
         return self._read(start, count, lambda source, index, number: source.held_out_batch(index, number))
-
-    def encode(self, text: bytes) -> Tokens:
-        return self._sources[0].encode(text)
-
-    def decode(self, tokens: Tokens) -> bytes:
-        return self._sources[0].decode(tokens)
 
     def places(self, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the source of each of samples [start, start + count), and its number there."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from learners.training.data.byte_corpus import stride
 from learners.training.data.manifest import BLOCK_BYTES, Manifest, Shard
 from learners.training.data.mixture import Permutation
 from learners.training.data.shard_folder import ShardFolder
-from learners.training.data.tokenizer import ByteCoder, Coder, FileCoder
 
 SHARDS_OPEN_MAX = 256
 BLOCK_SAMPLES = 1024
@@ -77,20 +75,6 @@ class TokenCorpus:
         windows = self._held_out_windows
         places = np.arange(start, start + count, dtype=np.int64) % windows
         return self.held_out.read(places * stride(windows) % windows * self._length, self._length + 1)
-
-    def encode(self, text: bytes) -> Tokens:
-        return self.coder.encode([text.decode(errors="replace")])[0].astype(self.manifest.dtype)
-
-    def decode(self, tokens: Tokens) -> bytes:
-        return self.coder.decode(tokens)
-
-    @cached_property
-    def coder(self) -> Coder:
-        """Raises ValueError where the library tokenizers is not installed."""
-        made = self.manifest.tokenizer
-        if made is None:
-            return ByteCoder()
-        return FileCoder(self._folder.file(made.file), self.manifest.made_from.get("end_token"))
 
     def _block(self, epoch: int, block: int) -> NDArray[np.int64]:
         """Where samples [block, block + 1) * BLOCK_SAMPLES of an epoch begin, as far as the epoch goes.

@@ -32,6 +32,7 @@ SETTINGS = (
 )
 
 
+CPU_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"  # one thread
 PACKAGES = ("jax", "jaxlib", "numpy")
 _VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "fphp", "bf16")  # prefixes of instruction set names
 
@@ -81,7 +82,7 @@ def fit(core: int | None, platform: str, devices: int = 1, granted: Sequence[str
     if core is not None and devices == 1:
         cores.pin(core)
     if (taken := asked(platform)) == "cpu":
-        flags = os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+        flags = os.environ.setdefault("XLA_FLAGS", CPU_FLAGS)
         if devices > 1:
             # In front, because XLA stops reading at a word without a leading hyphen.
             os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} {flags}"

@@ -1,38 +1,30 @@
-"""Whether the devices that JAX took are the right ones, and compute the same bits every time.
-
-A learner calls `at_start`. As a program (`python -m learners.training.devices.device_checks gpu`) it prints a finding a
-line.
-"""
+"""Whether the devices that JAX took are the right ones, and compute the same bits every time, at a learner's start."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
+import importlib.metadata
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners.training.devices.accelerators import KINDS, accelerators, has_plugin, nvidia_smi
 from learners.training.devices.device import (
     REHEARSED,
     DeviceFinding,
     asked,
-    fit,
-    memory_fraction,
     refuse,
     use_compile_cache,
-    visible_devices,
 )
 from learners.training.models import language
 
-OTHERS_MOST = 0.05  # of a GPU's memory that other processes may hold before that is a warning
+# By platform: the word for one, this project's extra, and how the names of the packages with JAX's plugin begin and end
+KINDS = {"gpu": ("NVIDIA GPU", "cuda", "jax-cuda", "-plugin"), "tpu": ("TPU chip", "tpu", "libtpu", "")}
+GOOGLE = "0x1ae0"  # its PCI vendor id
 DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
 
@@ -46,28 +38,8 @@ def at_start(platform: str, granted: Sequence[str] | None = None) -> dict[str, s
     use_compile_cache()
     if taken == "cpu":
         return {}
-    refuse(found := burn_in(jax.local_devices()[:1], LARGE))
+    refuse(found := burn_in(jax.local_devices()[0]))
     return {found.name: f"{found.found}; fix: {found.fix}"} if found.status == "warning" else {}
-
-
-def findings(platform: str) -> Iterator[DeviceFinding]:
-    """Thorough checks, those of the program. After a failure nothing more is tried."""
-    if platform == "gpu":
-        yield (visible := visible_devices(os.environ, None))
-        yield (fraction := memory_fraction(os.environ))
-        yield others_memory(nvidia_smi("memory.used", "memory.total"))
-        if "failure" in (visible.status, fraction.status):
-            return
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # learners may be using the device
-    fit(None, platform)
-    yield (taken := platform_taken(platform))
-    if taken.status == "failure":
-        return
-    kept = use_compile_cache()
-    fix = "" if kept else "set JAX_COMPILATION_CACHE_DIR, so that a learner that comes back need not compile"
-    found = kept or "JAX_COMPILATION_CACHE_DIR is not set: only runs on this machine keep compiled programs"
-    yield DeviceFinding("compile cache", "ok" if kept else "warning", found, fix)
-    yield burn_in(jax.local_devices(), SMALL if platform == "cpu" else LARGE)
 
 
 # ------------------------------------------------------------------ the platform
@@ -114,9 +86,9 @@ def judged_platform(
     if chosen and not {platform, {"gpu": "cuda"}.get(platform)} & set(chosen.split(",")):
         fix = f"unset JAX_PLATFORMS; to rehearse without {device}s, set {REHEARSED}=cpu"
         return failure(f"JAX_PLATFORMS = {chosen!r} excludes it", fix)
-    if not (has_plugin(platform) if plugin is None else plugin):
+    if not (_has_plugin(platform) if plugin is None else plugin):
         return failure("JAX's plugin for it is not installed", f"in the checkout: pip install -e '.[{extra}]'")
-    if not (any(each.platform == platform for each in accelerators()) if seen is None else seen):
+    if not (_is_seen(platform) if seen is None else seen):
         fix = "install its driver (nvidia-smi shows it); start containers with docker run --gpus all"
         if platform == "tpu":
             fix = "start on a TPU VM; start containers with --privileged"
@@ -126,112 +98,65 @@ def judged_platform(
     return failure(error or "JAX does not say why", "see that the driver is new enough for the plugin: nvidia-smi")
 
 
-def others_memory(rows: Sequence[Sequence[str]]) -> DeviceFinding:
-    """Whether other processes hold memory of the GPUs, from rows of (used, total) in MiB before JAX starts."""
-    name = "device memory"
-    try:
-        held = [(float(used), float(total)) for used, total in rows]
-    except ValueError:
-        held = []
-    if not held:
-        return DeviceFinding(
-            name, "warning", "nvidia-smi does not answer", "install the driver's tools, or mend the driver"
-        )
-    found = ", ".join(f"{used / 1024:.1f} of {total / 1024:.1f} GiB" for used, total in held) + " in use"
-    if any(used > OTHERS_MOST * total for used, total in held):
-        fix = "end the other processes (nvidia-smi lists them), or set XLA_CLIENT_MEM_FRACTION to what they leave"
-        return DeviceFinding(name, "warning", found, fix)
-    return DeviceFinding(name, "ok", found)
+def _has_plugin(platform: str) -> bool:
+    """Whether JAX's part for this platform is installed."""
+    _, _, begin, end = KINDS[platform]
+    names = ((entry.metadata["Name"] or "").lower() for entry in importlib.metadata.distributions())
+    return any(name.startswith(begin) and name.endswith(end) for name in names)
+
+
+def _is_seen(platform: str) -> bool:
+    """Whether this process sees such a device, found without a driver or JAX."""
+    if any(Path("/dev").glob({"gpu": "nvidia[0-9]*", "tpu": "accel[0-9]*"}[platform])):
+        return True
+    # TPU chips of newer VMs are handed to user space as VFIO groups, like other devices too.
+    groups = Path("/dev/vfio").glob("[0-9]*") if platform == "tpu" else ()
+    vendors = (Path("/sys/kernel/iommu_groups", group.name, "devices").glob("*/vendor") for group in groups)
+    return any(path.read_text().strip() == GOOGLE for found in vendors for path in found)
 
 
 # ------------------------------------------------------------------ burn-in
 
 
-@dataclass(frozen=True)
-class BurnIn:
-    """The step that is compared: a transformer's in float32 and bfloat16, with plain gradient descent."""
-
-    layers: int
-    width: int
-    length: int
-    batch: int
-    steps: int
+# The step that is compared: a transformer's in float32 and bfloat16, with plain gradient descent.
+MODEL = language.TransformerConfig(layers=2, width=512, heads=4)
+LENGTH, BATCH, STEPS = 256, 8, 4
 
 
-SMALL, LARGE = BurnIn(1, 32, 32, 2, 2), BurnIn(2, 512, 256, 8, 4)
-
-
-def burn_in(devices: Sequence[jax.Device], size: BurnIn) -> DeviceFinding:
-    """Run the same compiled step twice on each device, and compare all parameters' bits with the first's."""
-    digests = {f"{device.device_kind} {device.id}": _bits(device, size) for device in devices}
-    return judged_bits(digests, os.environ.get("XLA_FLAGS", ""))
-
-
-def judged_bits(digests: Mapping[str, Sequence[str]], flags: str) -> DeviceFinding:
-    """`digests`: by device, of each run."""
-    name, first = "burn-in", next(iter(digests.values()))[0]
-    health = "examine the device (dcgmi diag -r 3; nvidia-smi -q -d ECC), and take it out of the cluster"
-    if unequal := [device for device, runs in digests.items() if len(set(runs)) > 1]:
-        found = f"two runs of one compiled step differ in their bits on {', '.join(unequal)}"
-        if any(flag in flags for flag in DETERMINISTIC):
-            return DeviceFinding(name, "failure", f"{found}, although XLA was told to be deterministic", health)
-        fix = f"set XLA_FLAGS=--{DETERMINISTIC[0]}=true, without which replay is not bit-equal; else {health}"
-        return DeviceFinding(name, "warning", found, fix)
-    if different := [device for device, runs in digests.items() if runs[0] != first]:
-        found = f"{', '.join(different)} computes other bits than {next(iter(digests))}"
-        fix = (
-            "set XLA_FLAGS=--xla_gpu_autotune_level=0, since kernels are chosen by timing them; if they still differ, "
-        )
-        return DeviceFinding(name, "warning", found, fix + health)
-    return DeviceFinding(name, "ok", f"{sum(map(len, digests.values()))} runs agree in all bits: {first}")
-
-
-def _bits(device: jax.Device, size: BurnIn) -> list[str]:
-    """Digests of the parameters after each of two runs."""
-    params = jax.device_put(language.init(jax.random.key(0), _config(size), 256), device)
-    tokens = jax.device_put(np.arange(size.batch * (size.length + 1)).reshape(size.batch, -1) * 7919 % 251, device)
-    step = _step(size)
+def burn_in(device: jax.Device) -> DeviceFinding:
+    """Run the same compiled step twice, and compare the bits of all parameters."""
+    params = jax.device_put(language.init(jax.random.key(0), MODEL, 256), device)
+    tokens = jax.device_put(np.arange(BATCH * (LENGTH + 1)).reshape(BATCH, -1) * 7919 % 251, device)
+    step: Any = jax.jit(_step)
 
     def run() -> str:
         now = params
-        for _ in range(size.steps):
+        for _ in range(STEPS):
             now = step(now, tokens)
         digest = hashlib.sha256()
         for leaf in jax.tree.leaves(jax.device_get(now)):
             digest.update(leaf.tobytes())
         return digest.hexdigest()[:16]
 
-    return [run(), run()]
+    return judged_bits(run(), run(), os.environ.get("XLA_FLAGS", ""))
 
 
-def _config(size: BurnIn) -> language.TransformerConfig:
-    return language.TransformerConfig(layers=size.layers, width=size.width, heads=4)
+def judged_bits(first: str, second: str, flags: str) -> DeviceFinding:
+    """`first`, `second`: digests of the two runs."""
+    if first == second:
+        return DeviceFinding("burn-in", "ok", f"two runs agree in all bits: {first}")
+    found = "two runs of one compiled step differ in their bits"
+    health = "examine the device, and take it out of the cluster"
+    if any(flag in flags for flag in DETERMINISTIC):
+        return DeviceFinding("burn-in", "failure", f"{found}, although XLA was told to be deterministic", health)
+    fix = f"set XLA_FLAGS=--{DETERMINISTIC[0]}=true, without which replay is not bit-equal; else {health}"
+    return DeviceFinding("burn-in", "warning", found, fix)
 
 
-@cache
-def _step(size: BurnIn) -> Callable[[Any, Any], Any]:
-    """The compiled step: (params, tokens) -> params."""
-    config = _config(size)
-
-    def loss(params: Any, tokens: Any) -> jax.Array:
+def _step(params: Any, tokens: Any) -> Any:
+    def loss(params: Any) -> jax.Array:
         half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-        both: jax.Array = language.loss(params, tokens, config) + language.loss(half, tokens, config)
+        both: jax.Array = language.loss(params, tokens, MODEL) + language.loss(half, tokens, MODEL)
         return both
 
-    def step(params: Any, tokens: Any) -> Any:
-        gradients = jax.grad(loss)(params, tokens)
-        return jax.tree.map(lambda leaf, gradient: leaf - 0.1 * gradient, params, gradients)
-
-    compiled: Callable[[Any, Any], Any] = jax.jit(step)
-    return compiled
-
-
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("platform", choices=("cpu", *KINDS))
-    for finding in findings(arguments.parse_args().platform):
-        print(json.dumps(asdict(finding)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    return jax.tree.map(lambda leaf, gradient: leaf - 0.1 * gradient, params, jax.grad(loss)(params))

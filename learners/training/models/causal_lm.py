@@ -9,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from learners.config import DataConfig
 from learners.training.data import corpus
-from learners.training.models import corpus_task, decoder, sampling
+from learners.training.models import corpus_task, decoder
 from learners.training.models.corpus_task import CorpusTask
 from learners.training.models.decoder_config import DecoderConfig
 from learners.training.models.layers import Params
@@ -48,19 +48,3 @@ class CausalLM(CorpusTask):
 
     def sharding(self, mesh: Mesh) -> dict[str, PartitionSpec]:
         return decoder.sharding(jax.eval_shape(self.init, jax.random.key(0)), mesh)
-
-    def sample(
-        self, params: Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
-    ) -> bytes:
-        """Continue a prompt by `length` tokens, cut to `length` bytes, see sampling.generate.
-
-        The model sees the last sequence_length tokens of the prompt; an empty prompt stands for a newline.
-        """
-        seen, window = self.corpus.encode(prompt or b"\n"), self._data.sequence_length
-        known = corpus.vocabulary(self._data)  # tokens beyond it have no bytes
-        tokens = sampling.continued(self._next_scores, params, seen, window, length, temperature, top_k, known, rng)
-        return self.corpus.decode(tokens)[:length]
-
-    def _next_scores(self, params: Params, window: jax.Array, position: jax.Array) -> jax.Array:
-        """Logits float32[vocabulary] after the tokens 0 to `position` of window int[L]."""
-        return decoder.logits(self.features(params, window[None])[0, position], decoder.head(params))

@@ -6,12 +6,11 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from learners.config import DataConfig
 from learners.training.data import corpus
-from learners.training.models import corpus_task, sampling
+from learners.training.models import corpus_task
 from learners.training.models.corpus_task import CorpusTask
 from learners.training.models.layers import Params, rms_norm, rotary
 from outer.config import Section
@@ -136,21 +135,3 @@ class ByteLanguageModel(CorpusTask):
     def loss(self, params: Params, batch: jax.Array, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Mean nats per byte of batch uint8[count, L + 1]; there is no dropout, so `rng` is not used."""
         return loss(params, batch, self.config), {}
-
-    def sample(
-        self, params: Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
-    ) -> bytes:
-        """Continue a prompt by `length` bytes, see sampling.generate.
-
-        The model sees the last sequence_length bytes of the prompt; an empty prompt stands for a newline.
-        """
-        seen, window = np.frombuffer(prompt or b"\n", dtype=np.uint8), self._data.sequence_length
-        tokens = sampling.continued(
-            self._next_scores, params, seen, window, length, temperature, top_k, VOCABULARY, rng
-        )
-        return tokens.astype(np.uint8).tobytes()
-
-    def _next_scores(self, params: Params, window: jax.Array, position: jax.Array) -> jax.Array:
-        """Logits [vocabulary] after the tokens 0 to `position` of window int[L]."""
-        scores: jax.Array = logits(params, window[None], self.config)[0, position]
-        return scores

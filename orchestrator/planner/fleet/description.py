@@ -1,4 +1,4 @@
-"""Describes a fleet to be simulated: its learners' speeds and regions, all other durations, and planned faults.
+"""Describes a fleet to be simulated: its learners' speeds and regions, all other durations, and deaths.
 
 Values and draws only; seconds throughout. The draws are seeded by the caller, so that a fleet has one outcome.
 """
@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment
 from outer.protocol.schedule import Budget
 
 Draw = Callable[[], float]
-Kind = Literal["kill", "join", "leave"]
 
 
 class StepSample(NamedTuple):
@@ -56,7 +55,6 @@ class FleetMember:
     pool: str = ""
     region: str = ""
     mtbf_s: float = math.inf  # mean time between deaths of the whole unit
-    present: bool = True  # from the start, compiled, with the first versions; else it is there once a fault has it join
 
 
 def constant(seconds: float) -> Draw:
@@ -87,16 +85,6 @@ class FleetLink(NamedTuple):
 
     bits: float = math.inf  # a second
     latency_s: float = 0.0
-    pipe: str = ""  # links that name the same one share its bits
-
-
-@dataclass(frozen=True)
-class FleetFault:
-    """A learner that dies, joins or leaves."""
-
-    kind: Kind
-    learner: str
-    at_s: float
 
 
 @dataclass(frozen=True)
@@ -112,12 +100,7 @@ class Fleet:
     links: Mapping[tuple[str, str], FleetLink] = field(default_factory=dict)  # from, to; the others take no time
     syncer_region: str = ""
     state_bytes: int = 0  # of a peer's state: parameters and inner optimizer
-    faults: tuple[FleetFault, ...] = ()
     span_steps: int = 16
     ahead_s: float = 3600.0
     death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
     look_s: float = 1.0  # between two looks of the orchestrator
-
-    def warm(self, name: str, incarnation: int) -> bool:
-        """True if an incarnation is compiled and holds the first versions when it is asked for."""
-        return incarnation == 1 and any(each.present for each in self.members if each.name == name)

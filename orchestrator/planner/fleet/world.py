@@ -1,6 +1,6 @@
 """Forecasts a fleet: a virtual run of the production shells with calm ports and the durations of its description.
 
-What crosses the links, who dies and who comes is the description's, too. A link carries one transfer after the other:
+What crosses the links and who dies is the description's, too. A link carries one transfer after the other:
 in sum it moves what fair sharing would; only the order differs. Sizes are in bytes. What a fragment holds is not
 followed. The syncer never dies here.
 """
@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learners.config import DataConfig
-from orchestrator.planner.fleet.description import NOTHING, Fleet, FleetFault, FleetLink
+from orchestrator.planner.fleet.description import NOTHING, Fleet, FleetLink
 from orchestrator.planner.sizing.rates import encode_s
 from orchestrator.planner.sizing.traffic import DOWN_BYTES, down_bytes
-from orchestrator.simulation.context import Faults, Observer, SimContext, SimLearner, SimProposal
+from orchestrator.simulation.context import Faults, Key, Observer, SimContext, SimLearner, SimProposal
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.objects import MemoryObjects
 from orchestrator.simulation.orchestrator_process import VirtualCluster
@@ -46,6 +46,11 @@ PIECES = 64  # in which a learner's state is sent
 # ------------------------------------------------------------------ durations
 
 
+def warm(key: Key) -> bool:
+    """Whether an incarnation is compiled and holds the first versions when it is asked for: each learner's first."""
+    return key[1] == 1
+
+
 class Stepped(NamedTuple):
     """One step, in virtual seconds, and what it is worth. The last one of a learner may be in flight."""
 
@@ -66,7 +71,7 @@ class FleetDurations:
         self.notice_s = timing.detect_s
         self.outage_s = self.begin_s = NOTHING  # the syncer never dies
         self._fleet, self._time, self._timing = fleet, time, timing
-        self._members, self._warm = {member.name: member for member in fleet.members}, fleet.warm
+        self._members = {member.name: member for member in fleet.members}
         self._ready_at: dict[str, float] = {}  # by learner: its hardware stands still until then
 
     def job(self, kind: str, func: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[float, float]:
@@ -77,7 +82,7 @@ class FleetDurations:
             seconds = sum(timing.append_s(sizes[each.fragment].size) for each in records if isinstance(each, Committed))
         elif name == "propose":
             seconds = timing.merge_s(sizes[arguments[0]].size, len(arguments[1]))
-        elif name in ("load", "compile") and not self._warm(*func.__self__.key):  # type: ignore[attr-defined]
+        elif name in ("load", "compile") and not warm(func.__self__.key):  # type: ignore[attr-defined]
             seconds = timing.import_s() if name == "load" else timing.compile_s()
         return seconds, 0.0
 
@@ -110,7 +115,7 @@ class LinkNetwork:
     def __init__(self, links: Mapping[tuple[str, str], FleetLink]) -> None:
         self.moved: Counter[tuple[str, str]] = Counter()
         self._links = links
-        self._free_at: dict[str | tuple[str, str], float] = {}
+        self._free_at: dict[tuple[str, str], float] = {}
 
     def latency_s(self, source: str, target: str) -> float:
         """Seconds for a small message."""
@@ -121,10 +126,9 @@ class LinkNetwork:
         pair = (source, target)
         link = self._links.get(pair, FREE)
         self.moved[pair] += round(size)
-        way = link.pipe or pair
-        begins_at = max(now, self._free_at.get(way, 0.0))
+        begins_at = max(now, self._free_at.get(pair, 0.0))
         gone_at = begins_at + 8.0 * size / link.bits
-        self._free_at[way] = gone_at
+        self._free_at[pair] = gone_at
         return gone_at + link.latency_s
 
 
@@ -177,7 +181,7 @@ class FleetNetwork:
         return size if _phase(target) != JOINING else self._whole * size  # it holds no version before
 
     def _begins(self, process: Process) -> bool:
-        return _phase(process) == JOINING and self._fleet.warm(*process.key)
+        return _phase(process) == JOINING and warm(process.key)
 
     def _send_piece(
         self,
@@ -209,32 +213,17 @@ def _phase(process: Process) -> str:
 # ------------------------------------------------------------------ faults
 
 
-class PlannedFaults(Faults):
-    """Deaths and comings that the description plans, and random deaths."""
+class Deaths(Faults):
+    """Each incarnation dies when the description says."""
 
     def __init__(self, fleet: Fleet, time: Timeline) -> None:
         self._fleet, self._time = fleet, time
         self._mtbf_s = {member.name: member.mtbf_s for member in fleet.members}
 
-    def arm(self, cluster: VirtualCluster) -> None:
-        """Schedule what is planned."""
-        self._cluster = cluster
-        for fault in self._fleet.faults:
-            self._time.after(fault.at_s, self._inject, fault)
-
     def started(self, learner: LearnerProcess) -> None:
         death_s = self._fleet.death(self._mtbf_s[learner.name])
         if not math.isinf(death_s):
-            self._time.reach(death_s, learner, self._cluster.crash, learner.name)
-
-    def _inject(self, fault: FleetFault) -> None:
-        learner = self._cluster.learners.get(fault.learner)
-        if fault.kind == "join":
-            self._cluster.want(fault.learner)
-        elif fault.kind == "leave":
-            self._cluster.unwant(fault.learner)
-        elif learner is not None and learner.alive:
-            self._cluster.crash(fault.learner)
+            self._time.reach(death_s, learner, learner.die)
 
 
 # ------------------------------------------------------------------ the world
@@ -272,7 +261,7 @@ class World:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.time = fleet, Timeline()
         self.durations, self.network = FleetDurations(fleet, self.time), FleetNetwork(fleet, self.time)
-        faults, commits = PlannedFaults(fleet, self.time), Commits()
+        commits = Commits()
         self.steps, self.commits = self.durations.steps, commits.counted
         self.context = SimContext(
             time=self.time,
@@ -290,16 +279,15 @@ class World:
             model=CountingModel(fleet.fragments),
             make_values=lambda key: NoValues(),
             store=WholeLog(),
-            faults=faults,
+            faults=Deaths(fleet, self.time),
             observer=commits,
         )
-        present = [member.name for member in fleet.members if member.present]
         context = self.context
         spec = SyncerSpec(
             epoch=0,
             sync=context.sync,
             outer=OuterConfig(),
-            learners={member.name: member.batch_size for member in fleet.members if member.present},
+            learners={member.name: member.batch_size for member in fleet.members},
             quorum=fleet.quorum,
             span_steps=fleet.span_steps,
             ahead_s=fleet.ahead_s,
@@ -309,8 +297,7 @@ class World:
             store=context.store,
             region=fleet.syncer_region,
         )
-        self.cluster = VirtualCluster(context, present, spec, Host("syncer"))
-        faults.arm(self.cluster)
+        self.cluster = VirtualCluster(context, spec.learners, spec, Host("syncer"))
 
     @property
     def learners(self) -> dict[str, LearnerProcess]:
@@ -393,16 +380,14 @@ class NoValues:
 
 @dataclass(frozen=True)
 class ForecastOutcome:
-    """Figures of one simulation. Goodput is of the learners present from the start, participation of all members."""
+    """Figures of one simulation. Goodput and participation are of all members."""
 
     seconds: float  # from the end of the warm-up
     goodput: float  # full steps' time stepped; one with slices missing counts in proportion
     uptime: float  # share of the time in which at least one learner stepped
     participation: float  # contributions of weight > 0 / (commits x learners); NaN without a commit
     commits: int
-    merges_per_step: float  # commits for each step of a learner, on average
     steps: dict[str, int]  # by learner
-    useful_s: dict[str, float]  # of stepping, by learner
     tokens_committed: int
     finished_at: float | None  # when the budget was reached
     round_steps: float | None  # inner steps of the median learner in its newest round
@@ -417,8 +402,8 @@ def simulate(fleet: Fleet, until_s: float, warm_up_s: float = 0.0) -> tuple[Fore
 def _outcome(world: World, start: float, stop: float, finished_at: float | None) -> ForecastOutcome:
     seconds = max(0.0, stop - start)
     steps = {name: [_cut(step, start, stop) for step in all_] for name, all_ in world.steps.items()}
-    wanted_s = sum(seconds for member in world.fleet.members if member.present)
-    useful_s = {name: sum(step.share * (step.ended - step.began) for step in each) for name, each in steps.items()}
+    wanted_s = seconds * len(world.fleet.members)
+    useful_s = sum(step.share * (step.ended - step.began) for each in steps.values() for step in each)
     done = {name: [step for step in each if start < step.ended <= stop] for name, each in world.steps.items()}
     counted = {name: len(each) for name, each in done.items()}
     merges = [commit for commit in world.commits if start <= commit.at <= stop]
@@ -427,18 +412,15 @@ def _outcome(world: World, start: float, stop: float, finished_at: float | None)
     syncer = world.cluster.syncer
     rows = syncer.machine.view(world.time.now) if syncer is not None else []
     rounds = [row["round_steps"] for row in rows if row["round_steps"] is not None]
-    mean_steps = sum(counted.values()) / max(1, len(world.fleet.members))
     return ForecastOutcome(
         seconds=seconds,
-        goodput=sum(useful_s.values()) / wanted_s if wanted_s else math.nan,
+        goodput=useful_s / wanted_s if wanted_s else math.nan,
         uptime=covered_s([(step.began, step.ended) for each in steps.values() for step in each]) / seconds
         if seconds
         else math.nan,
         participation=sum(merge.participants for merge in merges) / possible if possible else math.nan,
         commits=len(merges),
-        merges_per_step=len(merges) / mean_steps if mean_steps else math.nan,
         steps=counted,
-        useful_s=useful_s,
         tokens_committed=merges[-1].tokens_committed - before if merges else 0,
         finished_at=finished_at,
         round_steps=median(rounds) if rounds else None,

@@ -1,4 +1,4 @@
-"""The price of a run's tokens. Units are paid for as long as they can be had, also while they restart."""
+"""The price of a run's tokens. Units are paid for also while they restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BILLION = 1e9
 class Cost:
     """In the currency of the recipe's prices. None where a price or the step's length is not given."""
 
-    per_hour: float | None  # of all learners, by the share of the day in which they can be had
+    per_hour: float | None  # of all learners
     tokens_per_hour: float | None  # that are committed
     goodput: float  # committed tokens, of those that all configured learners could process, as taken here
     goodput_is_given: bool  # by a forecast; else it is the share of the time in which learners are there
@@ -48,7 +48,7 @@ def cost(
     had = [rate * availability(recipe, pool) for rate, pool in zip(rates, learners, strict=True)]
     share = sum(had) / sum(rates) if goodput is None else goodput
     if not unpriced:
-        per_hour = sum((told[pool.name].price_per_hour or 0.0) * told[pool.name].spot for pool in learners)
+        per_hour = sum(told[pool.name].price_per_hour or 0.0 for pool in learners)
     if None not in takes_s:
         tokens = HOUR_S * share * sum(rates)
     hours = run_s / HOUR_S if run_s is not None else run_tokens / tokens if tokens else None

@@ -1,7 +1,7 @@
 """Fault tolerance of a recipe: each loss, whether commits go on, for how long they stop, and how often to expect it.
 
 Computed from the recipe alone: M, K, pools, regions, leases, durability and `[fleet]`. Losses are assumed independent,
-which those of a region or of spot capacity are not; these have rows of their own.
+which those of a region are not; it has rows of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.planner.sizing.rates import DAY_S, availability, fleet_pool, unit_mtbf_hours
+from orchestrator.planner.sizing.rates import availability, unit_mtbf_hours
 from orchestrator.recipe.config import Recipe
 
 
@@ -34,7 +34,7 @@ class Expected:
 
 
 def expected(recipe: Recipe) -> Expected:
-    """From mean times and independence: a learner is alive for mtbf of every mtbf + outage of its pool's spot hours."""
+    """From mean times and independence: a learner is alive for mtbf of every mtbf + outage."""
     mtbf = {pool.name: unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
     alive = [availability(recipe, pool) for pool in recipe.learners.values()]
     return Expected(
@@ -85,14 +85,12 @@ def _groups(recipe: Recipe, hub: str | None) -> Iterator[FaultOutcome]:
 
 
 def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> FaultOutcome:
-    spot = fleet_pool(recipe, name).spot if kind == "pool" else 1.0
-    often = f", {1.0 - spot:.0%} of the day," if spot < 1.0 else ""
-    lost = f"{kind} {name}{often} with {size} of {len(recipe.learners)} learners"
+    lost = f"{kind} {name} with {size} of {len(recipe.learners)} learners"
     if kind == "region" and name == hub:
         return FaultOutcome(f"{lost} and the syncer", None)
     if len(recipe.learners) - size >= recipe.quorum:
         return FaultOutcome(lost, 0.0)
-    return FaultOutcome(lost, (1.0 - spot) * DAY_S if often else recipe.fleet.outage_s)
+    return FaultOutcome(lost, recipe.fleet.outage_s)
 
 
 def _services(recipe: Recipe, shared_store: bool, failover_s: float) -> Iterator[FaultOutcome]:

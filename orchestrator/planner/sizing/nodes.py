@@ -40,7 +40,6 @@ class NodeTable(BaseModel):
     labels: dict[str, str] = {}
     memory: Amount | None = None  # GiB
     accelerator_memory: Amount | None = None  # GiB of each accelerator
-    bandwidth: Amount | None = None  # Gbit/s to other nodes
     count: int = Field(1, ge=1, le=NODES_MAX)
 
     def node(self, name: str) -> Node:
@@ -54,7 +53,6 @@ class NodeTable(BaseModel):
             name=self.name or name,
             memory_bytes=None if self.memory is None else int(self.memory * GIB),
             accelerator_bytes=None if self.accelerator_memory is None else int(self.accelerator_memory * GIB),
-            bandwidth_bits=None if self.bandwidth is None else self.bandwidth * 1e9,
         )
 
 
@@ -65,7 +63,6 @@ class Node(shape.LiveNode):
     name: str
     memory_bytes: int | None = None
     accelerator_bytes: int | None = None  # of each GPU or TPU
-    bandwidth_bits: float | None = None  # bits per second to other nodes, each way
 
     @property
     def region(self) -> str | None:

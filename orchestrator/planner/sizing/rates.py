@@ -91,6 +91,6 @@ def unit_mtbf_hours(recipe: Recipe, pool: PoolConfig) -> float:
 
 
 def availability(recipe: Recipe, pool: PoolConfig) -> float:
-    """The share of the time in which one learner is there: of its spot hours, all but what its failures take."""
+    """The share of the time in which one learner is there: all but what its failures take."""
     mtbf, outage = unit_mtbf_hours(recipe, pool), recipe.fleet.outage_s / HOUR_S
-    return fleet_pool(recipe, pool.name).spot * mtbf / (mtbf + outage)
+    return mtbf / (mtbf + outage)

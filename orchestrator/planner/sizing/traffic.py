@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.planner.sizing.nodes import Node
 from orchestrator.planner.sizing.rates import DAY_S, IN_FLIGHT, STORE, encode_s, merge_s
 from orchestrator.recipe.config import LinkConfig, Recipe
 from outer.config import SyncConfig
@@ -157,8 +156,8 @@ def _times_due(offset: int, round_steps: int, syncer_steps: int) -> int:
 class LinkLoad:
     """The learners at one end of a link, on their way to the syncer and back. Bits per second each way."""
 
-    ends: str  # regions, or a node
-    field: str  # of the recipe or the nodes
+    ends: str  # regions
+    field: str  # of the recipe
     names: tuple[str, ...]  # the learners
     up_bits: float | None  # of all its learners, per second on average; None: the step's length is not given
     down_bits: float | None  # the same; once for all learners of another region: one brings a version to the others
@@ -220,26 +219,7 @@ def of_regions(recipe: Recipe, traffic: Traffic, hub: str | None, step_s: float 
         link = links.get(frozenset((region, str(hub))))
         bits, declared = (None, None) if link is None else (usable_bits(link, len(names)), link.gbit_s * 1e9)
         latency_s, price = (0.0, None) if link is None else (link.latency_ms / 1e3, link.price_per_gb)
-        ends = f"{region} - {hub}"
-        who, field = tuple(names), f"fleet.links {ends}"
-        yield _load(ends, field, who, 1, recipe, traffic, step_s, bits, declared, latency_s, price)
-
-
-def of_nodes(
-    recipe: Recipe,
-    traffic: Traffic,
-    nodes: Sequence[Node],
-    learners: Mapping[str, tuple[str, ...]],
-    hub: str | None,
-    step_s: float | None,
-) -> Iterator[LinkLoad]:
-    """A load for each node of known bandwidth: those with learners, and `hub`, the syncer's."""
-    away = {name: places[0] for name, places in learners.items() if places[0] != hub}
-    for node in nodes:
-        here = tuple(name for name, place in away.items() if node.name in (place, hub))
-        bits, field = node.bandwidth_bits, f"{node.name} bandwidth"
-        if hub is not None and here and bits is not None:
-            yield _load(node.name, field, here, len(here), recipe, traffic, step_s, bits, bits, 0.0, None)
+        yield _load(f"{region} - {hub}", tuple(names), traffic, step_s, bits, declared, latency_s, price)
 
 
 def home(recipe: Recipe) -> str | None:
@@ -272,10 +252,7 @@ def ring_s(recipe: Recipe, sent: float) -> float | None:
 
 def _load(
     ends: str,
-    field: str,
     names: tuple[str, ...],
-    fetched: int,
-    recipe: Recipe,
     traffic: Traffic,
     step_s: float | None,
     bits: float | None,
@@ -283,9 +260,8 @@ def _load(
     latency_s: float,
     price: float | None,
 ) -> LinkLoad:
-    """`fetched`: how often a version comes down the link."""
     up, down, learners = traffic.learner_up, traffic.learner_down, len(names)
-    moved = learners * up.per_step_bytes + fetched * down.per_step_bytes
+    moved = learners * up.per_step_bytes + down.per_step_bytes
     day_bytes = None if step_s is None else moved * DAY_S / step_s
 
     def takes_s(size: float, trips: int) -> float | None:
@@ -296,13 +272,13 @@ def _load(
         seconds = takes_s(size, trips)
         return None if seconds is None or step_s is None else waits + (seconds + traffic.merge_s) / step_s
 
-    ups, downs = learners * up.peak_bytes, fetched * down.peak_bytes
+    ups, downs = learners * up.peak_bytes, down.peak_bytes  # a version comes down once
     return LinkLoad(
         ends=ends,
-        field=field,
+        field=f"fleet.links {ends}",
         names=names,
-        up_bits=_times(up, learners),
-        down_bits=_times(down, fetched),
+        up_bits=None if up.per_second_bits is None else learners * up.per_second_bits,
+        down_bits=down.per_second_bits,
         link_bits=bits,
         declared_bits=declared,
         latency_s=latency_s,
@@ -315,7 +291,3 @@ def _load(
         day_bytes=day_bytes,
         day_price=None if day_bytes is None or price is None else price * day_bytes / GB,
     )
-
-
-def _times(flow: Flow, learners: int) -> float | None:
-    return None if flow.per_second_bits is None else learners * flow.per_second_bits

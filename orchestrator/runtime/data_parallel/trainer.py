@@ -28,7 +28,7 @@ from ray.train.collective import barrier, broadcast_from_rank_zero
 from ray.train.v2.jax import JaxTrainer
 from ray.train.v2.jax.config import JaxConfig
 
-from learners.training.devices.device import fit
+from learners.training.devices.device import CPU_FLAGS, fit
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.resources import shape
 from orchestrator.recipe.tasks import build_task
@@ -230,7 +230,6 @@ HEALTH_S = ("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # each report waits for
 STARTS_FAILED = 10  # starts of the workers that may fail, in all
 RESTARTS = 3  # in a row without a new step
 TOLD_LINES = 12  # of the newest traceback
-CPU_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 

@@ -1,31 +1,15 @@
 // Draws what /events sends. A run's topics replace each other; lines of its log are appended.
 "use strict";
 
-const ENDED = ["finished", "stopped", "failed"], LINES_MAX = 400, SHOWN_MAX = 200, DASH = "–";
-const MEANING = { // as in the report
-  placing: "waiting for a place", importing: "importing", compiling: "compiling", joining: "joining", productive: "stepping",
-  draining: "leaving", frozen: "frozen", expired: "without a lease", dead: "dead",
-};
-const ROLE = { stepping: "productive", starting: "importing" };
+const ENDED = ["finished", "stopped", "failed"], LINES_MAX = 400, SHOWN_MAX = 200;
 const runs = new Map();
 let skew = 0; // seconds that the server's clock is ahead
 let server = ""; // with whose name the ids begin
 
 // ------------------------------------------------------------------ words
 
-const known = (value) => typeof value === "number" && Number.isFinite(value);
-const num = (value, digits = 0) =>
-  known(value) ? value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : DASH;
 const percent = (value) => (known(value) ? `${num(100 * value, 1)} %` : DASH);
 const clock = (at) => (known(at) ? new Date(1000 * at).toLocaleTimeString("en-GB") : DASH);
-function secs(value) {
-  if (!known(value)) return DASH;
-  if (Math.abs(value) < 10) return Math.abs(value) < 0.1 ? `${num(1000 * value)} ms` : `${num(value, 2)} s`;
-  if (Math.abs(value) < 60) return `${num(value, 1)} s`;
-  const whole = Math.round(Math.abs(value)), two = (n) => String(n).padStart(2, "0");
-  const [h, m, s] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
-  return (value < 0 ? "-" : "") + (h ? `${h}:${two(m)}:${two(s)}` : `${m}:${two(s)}`);
-}
 function bytes(value) {
   if (!known(value)) return DASH;
   for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
@@ -37,19 +21,6 @@ const now = () => Date.now() / 1000 + skew;
 
 // ------------------------------------------------------------------ elements
 
-const SVG = "http://www.w3.org/2000/svg";
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-function draw(tag, attributes, ...children) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
 function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -254,115 +225,42 @@ class Run {
     return { origin, start, stop: Math.max(...ends, live ? now() - origin : 0), live };
   }
 
-  // [target, seconds, kind] of faults that were injected, and of deaths that none explains.
+  // Faults that were injected, and deaths that none explains.
   get marks() {
     const struck = this.state.lanes?.struck || [], same = (one, mark) => mark[0] === one.target && Math.abs(mark[1] - one.at_s) < 0.1;
     const told = (this.state.stories || []).filter((each) => !struck.some((mark) => same(each, mark)));
-    return [...struck, ...told.map((each) => [each.target, each.at_s, each.kind])];
-  }
-
-  // What both leave for names and numbers.
-  margin(width) {
-    const names = (this.state.lanes?.lanes || []).map((each) => each.learner.length);
-    return width > 560 ? Math.max(44, 12 + 7 * Math.min(24, Math.max(0, ...names))) : 44;
+    return [...struck, ...told.map((each) => [each.target, each.at_s, each.kind])].map(([target, at, kind]) => ({ target, at, kind }));
   }
 
   drawLoss() {
     const place = this.find(".loss"), curves = this.state.curves, span = this.span;
     if (!curves || !span) return;
-    const width = Math.max(260, place.clientWidth), height = 210, left = this.margin(width), bottom = 22, top = 8;
-    const trained = curves.points.filter((each) => known(each[3]));
     // A held-out loss is of the parameters of a step: at the time of that.
-    const when = (step, at) => (step ? curves.points.find((each) => each[1] >= step)?.[0] ?? at : span.origin);
-    const held = curves.held_out.filter((each) => known(each[2])).map(([at, step, loss]) => [when(step, at), step, loss]);
-    const values = [...trained.map((each) => each[3]), ...held.map((each) => each[2])];
-    say(this.find(".loss-words"), values.length
+    const when = (step, at) => (step ? curves.points.find((each) => each[1] >= step)?.[0] ?? at : span.origin) - span.origin;
+    const trained = curves.points.filter((each) => known(each[3])).map((each) => [each[0] - span.origin, each[3]]);
+    const held = curves.held_out.filter((each) => known(each[2])).map(([at, step, loss]) => [when(step, at), loss, `step ${step}: ${num(loss, 4)}`]);
+    say(this.find(".loss-words"), trained.length || held.length
       ? `Line: training loss, the mean of all learners' steps. Dots: held-out loss. Vertical lines: faults. ${unitWords(this)}` : "No step has told a loss yet.");
-    if (!values.length) return;
-    let [low, high] = [Math.min(...values), Math.max(...values)];
-    [low, high] = [low - 0.04 * (high - low || 1), high + 0.04 * (high - low || 1)];
-    const x = (s) => left + ((s - span.start) / (span.stop - span.start)) * (width - left - 8);
-    const y = (v) => top + ((high - v) / (high - low)) * (height - top - bottom);
-    const newest = trained.at(-1), tested = held.at(-1);
-    const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label":
-      `Loss over time: training ${num(newest?.[3], 3)}, held out ${num(tested?.[2], 3)} at the end` });
-    for (const value of ticks(low, high, 5)) {
-      picture.append(draw("line", { class: "grid", x1: left, x2: width - 8, y1: y(value), y2: y(value) }));
-      picture.append(draw("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, String(+value.toPrecision(4))));
-    }
-    timeAxis(picture, span, x, height - bottom, width);
-    for (const [target, at, kind] of this.marks)
-      picture.append(draw("line", { class: "fault", x1: x(at), x2: x(at), y1: top, y2: height - bottom }, draw("title", {}, `${kind} ${target}`)));
-    const path = trained.map((each) => `${x(each[0] - span.origin).toFixed(1)},${y(each[3]).toFixed(1)}`).join(" ");
-    picture.append(draw("polyline", { class: "train", points: path }));
-    for (const [at, step, loss] of held)
-      picture.append(draw("circle", { class: "held", cx: x(at - span.origin), cy: y(loss), r: 4.5 }, draw("title", {}, `step ${step}: ${num(loss, 4)}`)));
-    place.replaceChildren(picture);
+    const marks = this.marks.map(({ target, at, kind }) => ({ x: at, words: `${kind} ${target}` }));
+    const words = `Loss over time: training ${num(trained.at(-1)?.[1], 3)}, held out ${num(held.at(-1)?.[1], 3)} at the end`;
+    drawLoss(place, { ...span, trained, held, marks, timed: true, left: this.margin(place), words });
   }
 
   drawLanes() {
-    const place = this.find(".lanes"), told = this.state.lanes, span = this.span;
+    const place = this.find(".lanes"), told = this.state.lanes, span = this.span, marks = this.marks;
     if (!told || !span) return;
-    const names = [...new Set(told.lanes.map((each) => each.learner))].slice(0, 64);
-    const width = Math.max(260, place.clientWidth), wide = width > 560;
-    const left = this.margin(width);
-    const dense = names.length > 16, thick = dense ? 8 : 11;
-    const bar = wide ? (dense ? 4 : 6) : 17, high = bar + thick + (dense ? 6 : 9), height = high * names.length + 26;
-    const x = (s) => left + ((s - span.start) / (span.stop - span.start)) * (width - left - 8);
-    const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label":
-      `What ${names.length} learners did over time; the table below says what they do now` });
-    timeAxis(picture, span, x, height - 20, width);
-    const used = new Set(), marks = this.marks;
-    const span_ = (row, start, stop, role, thin, words) => {
-      used.add(role);
-      const title = draw("title", {}, `${words}: ${MEANING[role] || role}, ${secs(start)} to ${secs(stop)}`);
-      picture.append(draw("rect", { class: role, x: x(start).toFixed(2), width: Math.max(thin ? 1 : 0.4, x(stop) - x(start)).toFixed(2),
-        y: row * high + bar + (thin ? thick + 2 : 0), height: thin ? 4 : thick }, title));
-    };
-    names.forEach((name, row) => {
-      const shown = name.length > 24 ? `${name.slice(0, 11)}…${name.slice(-12)}` : name;
-      picture.append(draw("text", { class: "name", x: wide ? left - 8 : 2, y: row * high + (wide ? bar + thick - (dense ? 0 : 1) : 13), "text-anchor": wide ? "end" : "start" }, shown));
-      for (const lane of told.lanes.filter((each) => each.learner === name)) {
-        const words = `${name}, incarnation ${lane.incarnation}`;
-        lane.phases.forEach(([start, stop, phase], index) => {
-          const on = lane.open && span.live && index === lane.phases.length - 1;
-          const role = ROLE[phase] || phase;
-          span_(row, start, on ? span.stop : stop, MEANING[role] ? role : "unexplained", false, words);
-        });
-        for (const [start, stop] of lane.frozen) span_(row, start, stop, "frozen", false, words);
-        for (const [start, stop] of lane.expired) span_(row, start, stop, "expired", true, words);
-        if (lane.dead) span_(row, ...lane.dead, "dead", true, words);
-      }
-      for (const [, at, kind] of marks.filter(([target]) => target === name))
-        picture.append(draw("path", { class: "mark", d: `M${x(at) - 4} ${row * high + bar - 6}h8l-4 7z` }, draw("title", {}, `${kind} at ${secs(at)}`)));
-    });
-    place.replaceChildren(picture);
-    const keys = Object.keys(MEANING).filter((role) => used.has(role));
-    const legend = marks.length ? [make("li", {}, "▼ fault")] : [];
-    this.find(".legend").replaceChildren(...keys.map((role) => make("li", {}, make("span", { class: role }), MEANING[role])), ...legend);
+    const words = "What the learners did over time; the table below says what they do now";
+    const used = drawLanes(place, { ...span, lanes: told.lanes, marks, left: this.margin(place), words });
+    drawLegend(this.find(".legend"), used, MEANING, marks.length ? ["▼ fault"] : []);
+  }
+
+  // The same for both, so that their times stand below each other.
+  margin(place) {
+    return margin(place.clientWidth, (this.state.lanes?.lanes || []).map((each) => each.learner));
   }
 }
 
 const unitWords = (run) => (run.state.status?.run?.loss_unit ? `In ${run.state.status.run.loss_unit}.` : "");
-
-function ticks(low, high, most) {
-  const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((each) => each * power >= rough) * power;
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(value);
-  return found;
-}
-
-function timeAxis(picture, span, x, y, width) {
-  const sizes = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800, 2592000];
-  const step = sizes.find((each) => (span.stop - span.start) / each <= width / 90) || 7776000;
-  picture.append(draw("line", { class: "axis", x1: x(span.start), x2: x(span.stop), y1: y, y2: y }));
-  for (let at = Math.ceil(span.start / step) * step; at <= span.stop; at += step) {
-    const words = at ? secs(at).replace(/\.0+ s/, " s") : "0";
-    const anchor = x(at) > width - 26 ? "end" : x(at) < 16 ? "start" : "middle";
-    picture.append(draw("line", { class: "grid", x1: x(at), x2: x(at), y1: 0, y2: y }), draw("text", { x: x(at), y: y + 15, "text-anchor": anchor }, words));
-  }
-}
 
 function choices(select, values) {
   if (select.dataset.text === values.join()) return false;

@@ -30,7 +30,8 @@ def task_of(folder: Path) -> CausalLM:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_decoder_computes_the_logits_of_transformers(kind: str) -> None:
     task, stored = task_of(FOLDERS / kind), np.load(FOLDERS / kind / "logits.npz")
-    params = tree.parameters(task, weights.read(FOLDERS / kind), 0)
+    built, named = tree.ParameterTree.of(task), weights.read(FOLDERS / kind)
+    params = built.placed([named[tensor.name] for tensor in built.tensors], None)
 
     @jax.jit
     def logits(params: Any, tokens: Any) -> Any:

@@ -18,7 +18,7 @@ from learners.config import DataConfig, InnerConfig
 from learners.training import weights
 from learners.training.evaluator import Evaluator
 from learners.training.trainer import Trainer
-from learners.training.tree import deal, initial_parameters, parameters, tensors_of
+from learners.training.tree import deal, initial_parameters, tensors_of
 from outer import first_values
 from outer.config import OuterConfig, SyncConfig
 from outer.journal.object_store import Folder
@@ -34,7 +34,7 @@ class Wide(Half):
     """A table that outweighs the rest, beside statistics and a kernel with a short first axis."""
 
     kinds: ClassVar = {"seen": "mean"}
-    merge_rules: ClassVar = {"table": "median"}
+    merge_rules: ClassVar = {"table": "avg"}
 
     def __init__(self, data: DataConfig | None = None, seed: int = 0) -> None:
         del data, seed
@@ -95,7 +95,7 @@ def test_pieces_are_named_by_their_places_and_have_the_rule_of_their_leaf() -> N
     tensors = {tensor.name: tensor for fragment in deal(Wide(), CUT) for tensor in fragment.tensors}
     assert {name for name in tensors if "[" not in name} == {"b", "kernel", "seen"}
     assert sum(name.startswith("table[") for name in tensors) == 6
-    assert {rules([each], "rda", Wide.merge_rules)[each.name] for each in tensors.values() if each.leaf} == {"median"}
+    assert {rules([each], "rda", Wide.merge_rules)[each.name] for each in tensors.values() if each.leaf} == {"avg"}
     finer = [t.name for fragment in deal(Wide(), SyncConfig(P=18, H=18, split=True)) for t in fragment.tensors]
     assert {"kernel[:,:,0:1]", "seen[0:15]"} <= set(finer), "the first axis that is long enough"
 
@@ -158,7 +158,7 @@ def test_initial_values_a_warm_start_and_evaluation_have_whole_tensors(tmp_path:
     assert {name: each.tobytes() for name, each in tensors.items()} == {n: each.tobytes() for n, each in same.items()}
     for given, back in zip(thetas, weights.dealt(tensors, fragments), strict=True):
         assert given.tobytes() == back.tobytes()
-    parameters(task, tensors)  # they fit
+    assert weights.differences(tensors, tensors_of(task)) == []
     assert Evaluator(task, fragments, 8).loss(thetas) == Evaluator(task, uncut, 8).loss(whole)
     store = Folder(tmp_path)
     first_values.save(store, 1, dict(enumerate(thetas)))

@@ -385,7 +385,7 @@ def test_commands_and_runs_are_completed_and_the_version_is_told(monkeypatch: py
 def test_every_command_on_a_run_takes_it_as_one_argument_that_may_be_left_out() -> None:
     found = {words: [each for each in command.params if each.name == "run"] for words, command in tree().items()}
     taking = {words: params[0] for words, params in found.items() if params}
-    assert len(taking) >= 14
+    assert len(taking) >= 12
     for words, parameter in taking.items():
         assert (parameter.param_type_name, parameter.metavar, parameter.required) == ("argument", "RUN", False), words
         assert parameter._custom_shell_complete is not None, words

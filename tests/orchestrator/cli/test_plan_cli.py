@@ -86,7 +86,7 @@ def test_everything_is_printed_for_a_reader(tmp_path: Path) -> None:
 [fleet]
 step_s = 0.1
 links = [{between = ["west", "east"], gbit_s = 0.01, latency_ms = 20}]
-pools = [{name = "local", price_per_hour = 2.0}, {name = "far", price_per_hour = 1.0, spot = 0.5}]
+pools = [{name = "local", price_per_hour = 2.0}, {name = "far", price_per_hour = 1.0}]
 [[pools]]
 name = "far"
 learners = 2

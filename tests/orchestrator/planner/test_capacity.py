@@ -221,14 +221,11 @@ def test_a_pool_that_does_not_fit_is_told_why_and_what_would_help(
 
 
 def test_nodes_are_read_from_text() -> None:
-    text = from_text(
-        ["name=n,CPU=8,GPU=4,region=us-east,accelerator=H100,memory=64,bandwidth=10,count=2,labels.rack=7"]
-    )
+    text = from_text(["name=n,CPU=8,GPU=4,region=us-east,accelerator=H100,memory=64,count=2,labels.rack=7"])
     assert [node.name for node in text] == ["n", "n-2"]
     assert text[0].memory_bytes == 64 * 2**30
     assert text[0].resources == {"CPU": 8, "GPU": 4}
     assert text[0].labels == {"region": "us-east", "ray.io/accelerator-type": "H100", "rack": "7"}
-    assert text[0].bandwidth_bits == 1e10
 
 
 @pytest.mark.parametrize(

@@ -297,8 +297,6 @@ def test_a_doubtful_setting_is_warned_of_once_and_by_its_field_and_what_is_as_me
             ["CPU=9,GPU=1,accelerator_memory=0.000001,name=n"],
             "n accelerator_memory",
         ),
-        # Down 1400 bytes a round of 12 steps of 0.01 s: 93 kbit/s for each of 4 learners.
-        ({"fleet": {"step_s": 0.01}}, ["CPU=1.1,name=n", "CPU=9,bandwidth=0.0001"], "node-1 bandwidth"),
     ],
 )
 def test_what_cannot_work_is_a_limit(sections: dict[str, Any], nodes: list[str], field: str) -> None:
@@ -319,19 +317,6 @@ def test_devices_hold_the_parameters_whole_unless_the_task_may_cut_them_in_the_p
     short = needed - 2.0**-30
     assert not fits(2, short, shapes()) and fits(2, short, replace(shapes(), shardable=True))
     assert fits(1, needed / 0.89, shapes()) and not fits(1, needed / 0.95, shapes())
-
-
-def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() -> None:
-    # All 4 learners are away from the syncer: 4 * (1600 up + 3200 down) bits, in one of the tau = 2 steps of 2 s.
-    found = planned(recipe(fleet=STEP_2S), nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=9.5e-6"])
-    assert found.ok
-    assert [warning.field for warning in found.warnings] == ["sync.tau"]
-    assert "4 learners over node-1 are 3 steps old" in found.warnings[0].message
-    assert "set sync.tau to 3 or more: the exchange takes 4 steps" in found.warnings[0].fix
-    assert planned(recipe(fleet=STEP_2S), nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=9.7e-6"]).warnings == ()
-    # The learners' own links are wide, the syncer's is not.
-    hub = ["CPU=1.1,name=hub,bandwidth=9.5e-6", "CPU=2.1,bandwidth=1,count=2"]
-    assert "over hub" in planned(recipe(fleet=STEP_2S), nodes=hub).warnings[0].message
 
 
 # ------------------------------------------------------------------ learners that come and go
@@ -376,19 +361,6 @@ def test_who_starts_from_the_syncer_is_given_nothing_by_a_peer(sync: dict[str, A
     assert planned(recipe(sync=sync)).traffic.donation_bytes is None
 
 
-def test_a_peers_state_that_comes_too_late_is_warned_of() -> None:
-    # 1400 bytes of parameters and 2800 of inner state are 33,600 bits; 60 s are the deadline.
-    narrow = ["CPU=2.2,name=n,bandwidth=5.5e-7", "CPU=9,bandwidth=1"]
-    wide = [narrow[0].replace("5.5e-7", "5.7e-7"), narrow[1]]
-    few = {"pools": [{"name": "a", "learners": 2}, {"name": "b", "learners": 2}], "sync": {"read_timeout_s": 60}}
-    (warning,) = planned(recipe(**few), nodes=narrow).warnings
-    assert warning.field == "sync.transfer_s"
-    assert "a peer's state of 4.1 KiB takes 61.1 s over n" in warning.message
-    assert planned(recipe(**few), nodes=wide).warnings == ()
-    from_syncer = few | {"sync": {"read_timeout_s": 60, "recover": "syncer"}}
-    assert planned(recipe(**from_syncer), nodes=narrow).warnings == ()
-
-
 def test_an_opportunistic_pool_needs_a_place_for_its_min_alone() -> None:
     spot = {"name": "b", "learners": 2, "max": 8, "opportunistic": True}
     pools = [{"name": "a", "learners": 3, "min": 3}, spot]
@@ -411,9 +383,7 @@ def test_the_keys_of_the_json_are_these() -> None:
         *("fault_outcomes", "forecast", "cost", "limits", "warnings", "commands"),
     }
     assert set(told["placement"]) == {"learners", "services", "shortfalls"}
-    assert set(told["nodes"][0]) == {
-        *("name", "resources", "labels", "memory_bytes", "accelerator_bytes", "bandwidth_bits")
-    }
+    assert set(told["nodes"][0]) == {*("name", "resources", "labels", "memory_bytes", "accelerator_bytes")}
     flow = {"per_round_bytes", "per_step_bytes", "peak_bytes", "per_second_bits"}
     assert set(told["traffic"]["learner_up"]) == flow
     assert set(told["memory"]) == {"learner-a", "syncer", "evaluator", "orchestrator"}

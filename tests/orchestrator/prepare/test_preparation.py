@@ -1,37 +1,29 @@
-"""`diloco data prepare`: the same shards from any number of workers, after any interruption, and nothing is lost."""
+"""`diloco data prepare`: the same shards from any number of workers, and nothing is lost."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from learners.config import DataConfig
-from learners.training.data import corpus
-from learners.training.data import tokenizer as coders
 from learners.training.data.token_corpus import TokenCorpus
 from orchestrator.cli.app import build
 from orchestrator.prepare import preparation, sources
 from orchestrator.prepare.preparation import PrepareOptions, prepare
 from orchestrator.recipe.problems import InputError
-from tests.waiting import until
 
-ROOT = Path(__file__).parents[3]
 BPE = 512
 
 
@@ -63,7 +55,9 @@ def texts_of(folder: Path, held_out: bool) -> list[bytes]:
     tokens = stream.read(np.zeros(1, np.int64), stream.tokens)[0]
     ends = np.flatnonzero(tokens == found.manifest.end_of_document)
     assert ends[-1] == len(tokens) - 1
-    return [found.decode(part) for part in np.split(tokens, ends + 1)[:-1]]
+    file = folder / preparation.TOKENIZER
+    decode = Tokenizer.from_file(str(file)).decode if file.exists() else lambda part: bytes(part[:-1]).decode()
+    return [decode(part.tolist()).encode() for part in np.split(tokens, ends + 1)[:-1]]
 
 
 def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
@@ -76,8 +70,6 @@ def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
         assert held_out and len(train) > len(held_out)
         assert sorted(train + held_out) == sorted(path.read_bytes() for path in sources.iterdir())
         assert made["vocabulary"] == (296 if train_bpe else 256)  # so few words have no more pairs
-    found, text = corpus.corpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0), "θ of a café, 12\n"
-    assert found.decode(found.encode(text.encode())) == text.encode()
     (sources / "00a.txt").write_text("another document")
     prepare(PrepareOptions((str(sources),), tmp_path / "more", held_out=0.3), quiet)
     more = set(texts_of(tmp_path / "more", True)) - {b"another document"}
@@ -121,7 +113,7 @@ def test_jsonl_and_parquet_give_their_field_and_what_is_unreadable_is_named(tmp_
 def test_compressed_text_and_jsonl_are_read_as_they_are_and_what_is_torn_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr(sources, "PART_BYTES", 3000)
+    monkeypatch.setattr(sources, "TEXT_BYTES", 3000)
     text = "".join(f"line {index} of θ\n" for index in range(1000))
     lines = [f"document {index}" for index in range(99)]
     (tmp_path / "in").mkdir()
@@ -206,32 +198,6 @@ def test_text_as_it_comes_is_prepared_or_named(tmp_path: Path) -> None:
     assert made["others"] == {".jpg": 1}
 
 
-def test_a_long_text_has_the_tokens_of_the_whole_whatever_the_tokenizer_puts_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coders, "PIECE", 2000)
-    monkeypatch.setattr(coders, "OVERLAP", 400)
-    random = np.random.default_rng(0)
-    words = ["".join(random.choice(list("abcdefghé\n"), size=random.integers(2, 8))) for _ in range(90)]
-    sentence, alike = " ".join(random.choice(words, size=6000)), "a" * 9001
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["</s>"], max_token_length=8, show_progress=False)
-    for number, (normalizer, splitter) in enumerate(
-        (
-            (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
-            (None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
-            (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
-        )
-    ):
-        tokenizer: Any = Tokenizer(models.BPE(unk_token="</s>"))
-        tokenizer.normalizer = normalizer or tokenizer.normalizer
-        tokenizer.pre_tokenizer = splitter or tokenizer.pre_tokenizer
-        tokenizer.train_from_iterator([*words, "aaaaaaaa"], trainer)
-        tokenizer.save(str(tmp_path / f"{number}.json"))
-        coder = coders.FileCoder(tmp_path / f"{number}.json")
-        for text, found in zip((sentence, "short", alike), coder.encode([sentence, "short", alike]), strict=True):
-            assert found.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
-
-
 def test_a_bpe_is_trained_on_short_runs_of_text_without_spaces() -> None:
     for text in ("x" * 10_000, " " * 1000 + "word " * 99, "a b", "", "y" * 256):
         pieces = list(preparation.in_short_runs(text))
@@ -248,50 +214,20 @@ def test_a_long_text_is_cut_at_ends_of_lines_and_loses_nothing(tmp_path: Path) -
     assert sorted(b"".join(found).splitlines()) == sorted(text.encode().splitlines())
 
 
-def test_a_part_that_is_damaged_or_of_a_changed_file_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources = text_files(tmp_path / "in")
-    options = PrepareOptions((str(sources),), tmp_path / "a", held_out=0.3, part_bytes=5000, train_bpe=BPE)
-    with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_joined", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(options, quiet)
-    damaged = tmp_path / "a" / "parts" / "000001.train"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
-    made = prepare(options, quiet)
-    assert made["parts_kept"] == made["parts"] - 1
-    prepare(PrepareOptions((str(sources),), tmp_path / "b", held_out=0.3, part_bytes=5000, train_bpe=BPE), quiet)
-    assert content(tmp_path / "a") == content(tmp_path / "b")
-
-
-def test_a_killed_preparation_continues_with_equal_bits_from_any_number_of_workers(
+def test_workers_in_processes_make_the_same_bits_and_one_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = text_files(tmp_path / "in", 40)
-    out = tmp_path / "killed"
-    script = (
-        "import sys, pathlib; from orchestrator.prepare.preparation import *\n"
-        "if __name__ == '__main__':\n"
-        "    prepare(PrepareOptions((sys.argv[1],), pathlib.Path(sys.argv[2]), train_bpe=512, workers=2, held_out=0.3,"
-        " part_bytes=3000), lambda *news: None)\n"
-    )
-    file = tmp_path / "prepare.py"
-    file.write_text(script)
-    process = subprocess.Popen(
-        [sys.executable, str(file), str(sources), str(out)], env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    try:
-        until(lambda: len(list((out / "parts").glob("*.json"))) >= 3 or process.poll() is not None, "three parts")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    options = PrepareOptions((str(sources),), out, train_bpe=BPE, workers=1, held_out=0.3, part_bytes=3000)
-    if not (out / "manifest.json").exists():  # else it was faster than the kill
-        assert prepare(options, quiet)["parts_kept"] >= 2
-    unbroken = tmp_path / "unbroken"
-    prepare(PrepareOptions((str(sources),), unbroken, train_bpe=BPE, workers=3, held_out=0.3, part_bytes=3000), quiet)
-    assert content(out) == content(unbroken)
+    options = PrepareOptions((str(sources),), tmp_path / "one", train_bpe=BPE, held_out=0.3, part_bytes=3000)
+    assert prepare(options, quiet)["parts"] > 3
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "_joined", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(replace(options, out=tmp_path / "none"), quiet)
+    monkeypatch.setattr(preparation, "ProcessPoolExecutor", ProcessPoolExecutor)
+    prepare(replace(options, out=tmp_path / "three", workers=3), quiet)
+    assert content(tmp_path / "three") == content(tmp_path / "one")
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "one", "three"}
 
 
 def test_folders_and_tokenizers_that_cannot_be_used_are_input_errors(tmp_path: Path) -> None:
