@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 RAY = ("tests/runtime/", "chaos/suite/")  # tests that start Ray
+APART = {"test_islands.py": "islands", "test_cluster.py": "clusters", "test_autoscaling.py": "clusters"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,13 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the tests on Ray to two workers, each with one Ray of its own; the tests of any other file stay together."""
+    """Keep together the tests on the one Ray, islands, which start another, those with clusters of their own, and the
+    tests of any other file.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     class OneRay(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             if not nodeid.startswith(RAY):
                 return super()._split_scope(nodeid)
-            return "islands" if "/test_islands.py" in nodeid else "Ray"
+            return APART.get(nodeid.partition("::")[0].rpartition("/")[2], "Ray")
 
     return OneRay(config, log)

@@ -223,7 +223,7 @@ def struck(kind: str, runs: int) -> list[Outcome]:
     return found
 
 
-@pytest.mark.parametrize("runs", [4, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.parametrize("runs", [4, pytest.param(15, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", ["tail_lost", "zombie"])
 def test_nobody_is_silenced_and_every_lost_fact_is_named(kind: str, runs: int) -> None:
     """The checks `facts.*` and `bounds.silent` are among those that hold."""
