@@ -105,7 +105,7 @@ def test_a_learner_frozen_for_too_long_and_one_whose_loop_raises_are_lost_and_re
     result = run(
         "hang",
         task="tests.runtime.tasks:FailsOnce",
-        model={"flag": str(tmp_path / "flag"), "fail_at": 600},
+        model={"flag": str(tmp_path / "flag"), "fail_at": 300},
         budget={"syncer_steps": 120},
         run={"hang_s": 12.0},
         chaos={"faults": [{"kind": "freeze", "learner": "learner-t-0", "at_step": 20, "duration_s": 600.0}]},
