@@ -34,6 +34,9 @@ APART = {"test_islands.py": "islands", "test_cluster.py": "clusters", "test_auto
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on Ray come first: they take longest. Of these, the chaos suite, which ends its Ray."""
+    for item in items:
+        if item.nodeid.startswith("chaos/suite/"):
+            item.add_marker("suite")
     items.sort(key=lambda item: (not item.nodeid.startswith(RAY), item.nodeid.startswith("tests/")))
 
 

@@ -23,7 +23,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "runtime: starts real Ray actors")
-    config.addinivalue_line("markers", "suite: a claim of the chaos suite")
     if unknown := _chosen(config) - set(FAULTS):
         raise pytest.UsageError(f"--faults: {', '.join(sorted(unknown))}: must be some of {', '.join(FAULTS)}")
 

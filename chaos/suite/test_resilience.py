@@ -12,7 +12,7 @@ import pytest
 
 from chaos.suite.driver import DELAY_S, HEADLESS, MERGED, OF_SYNCER, ON_LEARNERS, PARTED, STEPS, STOP, Driver, Struck
 
-pytestmark = [pytest.mark.runtime, pytest.mark.suite]
+pytestmark = pytest.mark.runtime
 
 ENDS = ("kill", "non-finite", "wrong-config")  # the incarnation
 LASTS = tuple(fault for fault in ON_LEARNERS if fault not in ENDS)
