@@ -1,14 +1,15 @@
 """One model over regions of one machine, joined by a wide-area network in user space: what slow and bad links cost.
 
     python benchmarks/regions.py [--mbit 50] [--tau 8] [--set sync.codec=bf16] [--json]
-    python benchmarks/regions.py --cut 30            # one region cannot be reached for 30 s
+    python benchmarks/regions.py --objects           # each region a Ray cluster of its own; they share a door alone
+    python benchmarks/regions.py --cut 30            # one region cannot be reached for 30 s; --cut-region a: that one
     python benchmarks/regions.py --bad-loss 2        # percent of the packets on one link
     python benchmarks/regions.py --bad-mbit 2        # one link has so little
 
 A learner in each of four regions, 1.8 million parameters, steps of 0.13 s that are mostly a wait, so that two cores are
 enough. The first region has the head and the syncer; its learner crosses no link and is what the others are compared
 with. Needs root and what `benchmarks/wan/wan.py up` names. One Ray cluster spans the regions, as deploy/clusters
-starts it; it has a token, ports and temporary folders of its own.
+starts it; it has a token, ports and temporary folders of its own. With --objects the first region has the door.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from outer.protocol.facts import Committed, ReadFailed  # noqa: E402
 
 REGIONS = ("a", "b", "c", "d")
 CUT_AT, HEAL_S = 0.3, 20.0  # share of the steps before the cut; to watch after it
-LIMIT_S = 900.0
+BEGIN_S, LIMIT_S = 300.0, 900.0
 RECIPE = """
 name = "regions"
 task = "learners.training.models.language:ByteLanguageModel"
@@ -68,10 +69,14 @@ class Rig:
         command += ["--loss", str(self._options.loss), *(word for each in shares for word in ("--share", each))]
         self.wan(*command)
         self.bad(self._options)
+        self.serve()
+        return self
+
+    def serve(self) -> None:
+        """Start what a run needs."""
         ray = str(Path(sys.executable).with_name("ray"))
         words = ["bash", str(ROOT / "benchmarks/wan/ray_nodes.sh"), ray, str(self._token), *REGIONS]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=self.environment)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.wan("down")
@@ -91,6 +96,18 @@ class Rig:
         """Run a command in the first region."""
         program = [sys.executable, str(ROOT / "benchmarks/wan/wan.py"), "exec", REGIONS[0], "--", *words]
         return subprocess.run(program, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def beside(self, region: str, name: str, *words: str, **more: str) -> None:
+        """Run a command of ours in a region, in the background; its output is NAME.log in the folder."""
+        wan = [
+            sys.executable,
+            str(ROOT / "benchmarks/wan/wan.py"),
+            "exec",
+            "--detach",
+            str(self.folder / f"{name}.log"),
+        ]
+        environment = self.environment | more
+        subprocess.run([*wan, region, "--", *words], env=environment, check=True, stdout=subprocess.DEVNULL)
 
     def bad(self, options: argparse.Namespace) -> None:
         """Make the link of the last region what the options say."""
@@ -122,13 +139,42 @@ class Rig:
             time.sleep(2.0)
 
 
+class Clusters(Rig):
+    """Regions that share nothing but a door in the first."""
+
+    def serve(self) -> None:
+        own = [sys.executable, "-m", "orchestrator"]
+        log = self.folder / "door.log"
+        self.beside(
+            REGIONS[0], "door", *own, "door", str(self.folder / "store"), "--host", "10.77.1.1", "--port", "7443"
+        )
+        give_up_at = time.monotonic() + 60.0
+        while not log.exists() or "https://" not in log.read_text():
+            if time.monotonic() > give_up_at:
+                raise SystemExit(f"error: the door does not open: {log.read_text()}")
+            time.sleep(0.2)
+
+    def submit(self, recipe: Path, run: Path, settings: list[str]) -> None:
+        own, store = [sys.executable, "-m", "orchestrator"], "https://10.77.1.1:7443/run"
+        for region in (*REGIONS[1:], "control"):
+            line = self.inside(*own, "invite", region, str(self.folder / "store")).stdout.splitlines()[-1]
+            token = dict([line.removeprefix("export ").split("=", 1)])
+            if region != "control":
+                self.beside(region, region, *own, "join", store, "--region", region, "--wait", "120", **token)
+                continue
+            more = [f"run.folder={run}", f"durability.store={store}", *settings]
+            words = [word for each in more for word in ("--set", each)]
+            self.beside(REGIONS[0], "run", *own, "run", str(recipe), *words, **token)
+
+
 def follow(rig: Rig, run: Path, options: argparse.Namespace) -> dict[str, float]:
     """Wait for the end of the run, and cut a region off on the way. Returns when that was, in Unix seconds."""
     told: dict[str, float] = {}
     give_up_at = time.monotonic() + LIMIT_S + options.cut
     while not (run / "summary.json").exists():
-        if time.monotonic() > give_up_at:
-            raise SystemExit(f"error: the run does not end: {(run / 'status.json').read_text()[:3000]}")
+        if time.monotonic() > give_up_at - (0.0 if told else LIMIT_S - BEGIN_S):
+            logs = "".join(f"== {each.name}\n{each.read_text()[-1500:]}" for each in sorted(run.parent.glob("*.log")))
+            raise SystemExit(f"error: the run does not {'end' if told else 'begin'}\n{logs}")
         time.sleep(0.5)
         try:
             status = json.loads((run / "status.json").read_text())
@@ -139,15 +185,15 @@ def follow(rig: Rig, run: Path, options: argparse.Namespace) -> dict[str, float]
             told |= {f"bytes {a}{b}": float(each["bytes"]) for (a, b), each in wan.counters()[0].items()}
         if options.cut and "cut" not in told and status["run"]["progress"] >= CUT_AT:
             told["cut"] = time.time()
-            rig.wan("isolate", REGIONS[-1])
+            rig.wan("isolate", options.cut_region)
         if "cut" in told and "healed" not in told and time.time() >= told["cut"] + options.cut:
-            rig.wan("join", REGIONS[-1])
+            rig.wan("join", options.cut_region)
             told["healed"] = time.time()
     return told
 
 
 def measure(run: Path, told: Mapping[str, float], options: argparse.Namespace) -> dict[str, Any]:
-    events = read_run(run)
+    events = read_run(run.parent / "store" / "run" if options.objects else run)
     summary = json.loads((run / "summary.json").read_text())
     since = told.get("began", 0.0)
     commits = [event for event in events if isinstance(event.fact, Committed) and event.at >= since]
@@ -182,7 +228,8 @@ def measure(run: Path, told: Mapping[str, float], options: argparse.Namespace) -
             rows[region]["merged_again_s"] = again[0] - told["healed"] if again else None
     return {
         "mbit": options.mbit, "rtt_ms": options.rtt, "loss": options.loss, "tau": options.tau, "set": options.set,
-        "bad": {"cut_s": options.cut, "loss": options.bad_loss, "mbit": options.bad_mbit},
+        "objects": options.objects,
+        "bad": {"cut_s": options.cut, "region": options.cut_region, "loss": options.bad_loss, "mbit": options.bad_mbit},
         "seconds": until - since, "commits_per_s": len(commits) / (until - since),
         "round_steps_asked": summary["round_steps"]["asked"], "regions": rows, "ok": summary["ok"],
         "tokens": summary["tokens"], "eval_loss": summary["eval_loss"],
@@ -198,7 +245,9 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=480, help="syncer steps")
     arguments.add_argument("--slowdown", type=float, default=5.0, help="makes steps about 0.13 s long")
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
-    arguments.add_argument("--cut", type=float, default=0.0, help="seconds for which the last region is cut off")
+    arguments.add_argument("--objects", action="store_true", help="a Ray cluster in each region, and a door")
+    arguments.add_argument("--cut", type=float, default=0.0, help="seconds for which a region is cut off")
+    arguments.add_argument("--cut-region", choices=REGIONS, default=REGIONS[-1])
     arguments.add_argument("--bad-loss", type=float, default=0.0, help="percent, on the last region's link")
     arguments.add_argument("--bad-mbit", type=float, default=0.0, help="of the last region's link")
     arguments.add_argument("--json", action="store_true")
@@ -210,8 +259,10 @@ def main() -> None:
         (folder / "job").mkdir()
         recipe, run = folder / "job" / "recipe.toml", folder / "run"
         pools = "".join(POOL.format(region, options.slowdown) for region in REGIONS)
+        if options.objects:
+            pools = pools.replace("[[pools]]", "[[pools]]\njoined = true").replace("joined = true\n", "", 1)
         recipe.write_text(RECIPE.replace("STEPS", str(options.steps)) + pools)
-        with Rig(folder, options) as rig:
+        with (Clusters if options.objects else Rig)(folder, options) as rig:
             rig.submit(recipe, run, [f"sync.tau={options.tau}", *options.set])
             report = measure(run, follow(rig, run, options), options)
     finally:

@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs import claims, commands, diagrams
+from docs import claims, commands, diagrams, recipe
 
 FOLDER = Path(__file__).parent
 PAGES: Mapping[str, Callable[[], dict[str, str]]] = {
     "protocol.md": diagrams.blocks,
     "paper.md": claims.blocks,
     "commands.md": commands.blocks,
+    "recipe.md": recipe.blocks,
 }
 
 

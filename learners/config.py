@@ -24,7 +24,7 @@ class WarmStart:
 class CorpusConfig(Section):
     """One of several corpora, by name."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="by which others know it")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="by which figures and errors name it")
     kind: Literal["bytes", "tokens"] = Field("bytes", description="as data.kind")
     path: str | None = Field(None, description="as data.path")
 
@@ -115,4 +115,4 @@ class InnerConfig(Section):
         1, description="equal parts of a step's batch; their gradients are averaged in float32, then clipped"
     )
     clip_norm: NonNegativeFloat = Field(1.0, description="gradients are scaled down to this global norm; 0 = never")
-    options: Table = Field(default_factory=dict, description="further arguments of the optimizer")
+    options: Table = Field({}, description="further arguments of the optimizer")

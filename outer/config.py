@@ -65,9 +65,9 @@ class SyncConfig(Section):
     """The exchange of fragments between learners and syncer (paper sections 1 to 3)."""
 
     fragments: PositiveInt | None = Field(
-        None, alias="P", description="P, fragments; default min(24, H, number of tensors)"
+        None, alias="P", description="fragments of the model; default: min(24, H, number of tensors)"
     )
-    round_steps: PositiveInt = Field(24, alias="H", description="H, syncer steps between two syncs of a fragment")
+    round_steps: PositiveInt = Field(24, alias="H", description="syncer steps between two syncs of a fragment, a round")
     fragmentation: Literal["balanced", "tensor", "layer"] = Field(
         "balanced",
         description="how tensors are dealt into fragments: balanced by size; tensor: by turns; layer: whole layers by "
@@ -78,13 +78,13 @@ class SyncConfig(Section):
         description="cut tensors above 4/3 of the mean fragment by rows into pieces, so that fragments have about one "
         "size; a merge rule then sees each piece as a vector of its own",
     )
-    overlap_steps: NonNegativeInt = Field(2, alias="tau", description="tau, steps that an update should be old at most")
-    quorum: PositiveInt | Literal["all"] = Field(1, description="K, the number of learners that a commit needs")
+    overlap_steps: NonNegativeInt = Field(2, alias="tau", description="steps that an update should be old at most")
+    quorum: PositiveInt | Literal["all"] = Field(1, description="K, learners that a commit needs")
     grace: NonNegativeFloat | Literal["adaptive", "infinite"] = Field(
         "adaptive", description="how long to wait for more than K: adaptive, infinite, or seconds"
     )
     gamma: float = Field(0.5, ge=0.0, lt=1.0, description="share of the slack that adaptive grace may use")
-    smoothing: float = Field(0.1, gt=0.0, le=1.0, description="weight of the newest sample in moving averages")
+    smoothing: float = Field(0.1, gt=0.0, le=1.0, description="weight of the newest in averages of times")
     participants: Literal["eligible", "reported"] = Field(
         "eligible",
         description="which learners are read: all live ones with a usable base, or only those that reported",
@@ -95,13 +95,14 @@ class SyncConfig(Section):
     )
     overlap: Literal["free", "strict"] = Field(
         "free",
-        description="strict: a fragment read at step s is adopted exactly after s + tau (lock-step studies)",
+        description="free: as soon as it is there; strict: a fragment read at step s is adopted exactly after s + tau",
     )
     weights: Literal["paper", "tokens", "equal"] = Field(
         "paper", description="what a contribution weighs in a merge: paper (tokens^2 / steps), tokens, or equal"
     )
     adopt: Literal["overwrite", "rebase"] = Field(
-        "overwrite", description="what a learner does on arrival: rebase keeps what it did since the read"
+        "overwrite",
+        description="overwrite: a version replaces the fragment; rebase: what the learner did since the read is added",
     )
     base_window: int = Field(
         0,
@@ -138,8 +139,8 @@ class SyncConfig(Section):
         30.0, description="a peer's state that takes longer than this, and longer than H syncer steps, is too old"
     )
     drain_s: PositiveFloat = Field(30.0, description="how long a learner that has to leave waits for its last merges")
-    lease_s: PositiveFloat = Field(3.0, description="shortest progress lease of a stepping learner")
-    lease_steps: PositiveFloat = Field(5.0, description="a stepping lease lasts at least this many average steps")
+    lease_s: PositiveFloat = Field(3.0, description="without progress for this long, a learner is left out of merges")
+    lease_steps: PositiveFloat = Field(5.0, description="a lease lasts at least this many average steps")
 
     @model_validator(mode="before")
     @classmethod
@@ -191,9 +192,9 @@ class OuterConfig(Section):
         description="name of an optax function that returns a GradientTransformation, "
         "or the `package.module:function` of your own",
     )
-    lr: PositiveFloat = 0.7
+    lr: PositiveFloat = Field(0.7, description="learning rate of the outer optimizer")
     momentum: float = Field(0.5, ge=0.0, lt=1.0, description="Nesterov momentum, if the optimizer has momentum")
-    options: Table = Field(default_factory=dict, description="further arguments of the optimizer")
+    options: Table = Field({}, description="further arguments of the optimizer")
     merge: str = Field(
         "rda",
         description="merge rule for tensors that no pattern of the task matches: rda, avg, median, clip, or the "

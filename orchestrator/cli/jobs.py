@@ -99,7 +99,7 @@ def send(client: Jobs, submission: Submission, say: Callable[[str], None]) -> No
             "entrypoint": submission.entrypoint,
             "submission_id": submission.submission_id,
             "runtime_env": runtime_env(folder),
-            "metadata": dict(submission.metadata),
+            "metadata": {"job_name": submission.metadata["run"], **submission.metadata},
             "entrypoint_num_cpus": CPUS,
             "entrypoint_label_selector": dict(submission.control) or None,
         }

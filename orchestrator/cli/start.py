@@ -57,7 +57,7 @@ def train(
         with beside(store, view.page) if watched else nullcontext():
             if address:
                 return store, launch.run_attached(resolved, store, address, *more)
-            return store, launch.run_embedded(resolved, store, *more)
+            return store, launch.run_embedded(resolved, store, *more, page=view.page)
     except BaseException as error:
         lock.stop()
         if isinstance(error, KeyboardInterrupt) and (summary := object_of(store, SUMMARY)):

@@ -62,7 +62,7 @@ def beside(store: RunStore, told: Callable[[str], None]) -> Iterator[None]:
 
     async def serve() -> None:
         async with WatchServer([store], failed=lambda error: None).serving(0) as port:
-            told(f"http://{HOST}:{port}/")
+            told(f"a live page: http://{HOST}:{port}/")
             while not over.is_set():
                 await asyncio.sleep(SHUT_S)
 

@@ -23,6 +23,7 @@ EVAL_SETS_MOST = 16
 STANDBY_MOST = 4
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
+BYTES = "learners.training.models.language:ByteLanguageModel"
 
 
 class PoolConfig(Section):
@@ -51,8 +52,7 @@ class PoolConfig(Section):
         "on each host",
     )
     resources: dict[str, PositiveFloat] = Field(
-        default_factory=lambda: {"CPU": 1.0},
-        description="of one learner unit, or of each of its processes: CPU, GPU, TPU or a resource of your own",
+        {"CPU": 1.0}, description="of each process of a learner: CPU, GPU, TPU or a resource of your own"
     )
     processes: PositiveInt = Field(
         1, description="of one learner unit: its ranks, one program over the devices of all; resources are each one's"
@@ -130,8 +130,8 @@ class PoolConfig(Section):
 class BudgetConfig(Section):
     """When the run ends. Exactly one of the two."""
 
-    tokens: PositiveInt | None = Field(None, description="committed tokens")
-    syncer_steps: PositiveInt | None = None
+    tokens: PositiveInt | None = Field(None, description="committed tokens, of all learners together")
+    syncer_steps: PositiveInt | None = Field(None, description="syncer steps, one merge of one fragment each")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -150,7 +150,7 @@ class EvalConfig(Section):
     )
     batch_size: PositiveInt = Field(32, description="samples that the evaluator takes at a time")
     resources: dict[str, PositiveFloat] = Field(
-        default_factory=lambda: {"CPU": 0.5},
+        {"CPU": 0.5},
         description="of the evaluator; with GPU or TPU it runs where these are, whatever run.control says",
     )
     timeout_s: PositiveFloat = Field(300.0, description="an evaluation that takes longer is given up")
@@ -168,15 +168,15 @@ class EvalConfig(Section):
 class FaultConfig(Section):
     """One planned fault: what, to whom, when."""
 
-    kind: FaultKind
+    kind: FaultKind = Field(description="what happens to the process, its link or what it sends")
     learner: str = Field(
         description="a learner's name, with /1 for its rank 1; or `any`: one chosen by the seed; or `syncer`"
     )
     point: Point | None = Field(None, description="of a kill of the syncer: where in a commit")
     at_step: PositiveInt | None = Field(None, description="when the syncer reaches this step")
     at_s: NonNegativeFloat | None = Field(None, description="seconds after the first learner step")
-    duration_s: PositiveFloat = Field(5.0, description="of freeze, slow, straggle, link and corrupt")
-    delay_s: PositiveFloat = Field(0.2, description="of every step (slow), or of a step on average (straggle)")
+    duration_s: PositiveFloat = Field(5.0, description="length of freeze, slow, straggle, link and corrupt")
+    delay_s: PositiveFloat = Field(0.2, description="added to every step (slow), or to a step on average (straggle)")
 
     @model_validator(mode="after")
     def _when(self) -> Self:
@@ -191,12 +191,12 @@ class ChaosConfig(Section):
     """Faults to inject. Without any, the run has no chaos actor."""
 
     seed: NonNegativeInt | None = Field(None, description="default: the run's seed")
-    faults: tuple[FaultConfig, ...] = ()
+    faults: tuple[FaultConfig, ...] = Field((), description="planned faults")
     mtbf_s: PositiveFloat | None = Field(None, description="mean time between further, random faults of the whole run")
     kinds: tuple[FaultKind, ...] = Field(("kill", "freeze"), min_length=1, description="of random faults")
     freeze_s: PositiveFloat = Field(5.0, description="length of a random freeze")
-    duration_s: PositiveFloat = Field(5.0, description="of a random slow, straggle, link or corrupt")
-    delay_s: PositiveFloat = Field(0.2, description="of every step in a random slow, on average in a straggle")
+    duration_s: PositiveFloat = Field(5.0, description="length of a random slow, straggle, link or corrupt")
+    delay_s: PositiveFloat = Field(0.2, description="added to a step in a random slow, on average in a straggle")
 
     @property
     def active(self) -> bool:
@@ -215,7 +215,7 @@ class DurabilityConfig(Section):
         None, description="of journal and checkpoints: a folder or URI, e.g. s3://BUCKET/RUN; default: the run's folder"
     )
     every_s: NonNegativeFloat = Field(600.0, description="between two checkpoints; 0 = only when the run is stopped")
-    keep: PositiveInt = Field(3, description="checkpoints, the newest; older ones are removed")
+    keep: PositiveInt = Field(3, description="newest checkpoints; older ones are removed")
 
 
 class RunConfig(Section):
@@ -239,16 +239,15 @@ class RunConfig(Section):
     shards: PositiveInt = Field(
         1, le=64, description="processes that hold, merge and store the fragments; 1: the syncer's own"
     )
-    start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
+    start_s: PositiveFloat = Field(120.0, description="a start or join without progress for this long is begun anew")
     idle_s: PositiveFloat = Field(
         300.0, description="with no syncer step for this long the run fails; waiting for a place does not count"
     )
     watch: bool = Field(True, description="serve the live page beside diloco run, on loopback, and print its address")
-    dashboard: bool = Field(False, description="start Ray's dashboard with a local cluster")
-    metrics: bool = Field(True, description="export Prometheus metrics through Ray: docs/metrics.md")
+    dashboard: bool = Field(False, description="start Ray's dashboard with a local Ray, and print its address")
+    metrics: bool = Field(True, description="export Prometheus metrics through Ray")
     control: dict[str, Annotated[str, Field(pattern=LABEL)]] = Field(
-        default_factory=dict,
-        description="labels of the nodes that all actors of a run but its learners may run on, on a cluster",
+        {}, description="labels of the nodes that all actors of a run but its learners may run on, on a cluster"
     )
 
 
@@ -283,12 +282,12 @@ class FleetConfig(Section):
     mtbf_hours: PositiveFloat = Field(8766.0, le=1e9, description="mean time between failures of one chip: a year")
     detect_s: NonNegativeFloat = Field(3.0, le=1e7, description="until a lost learner is noticed")
     replace_s: NonNegativeFloat = Field(600.0, le=1e7, description="mean time until its hardware is replaced")
-    start_s: NonNegativeFloat = Field(60.0, le=1e7, description="process, imports, compiler, and a peer's state")
+    start_s: NonNegativeFloat = Field(60.0, le=1e7, description="then until it steps: imports, compiler, peer's state")
     syncer_region: str | None = Field(
         None, pattern=LABEL, description="of the syncer; default: on the first node with room"
     )
-    links: tuple[LinkConfig, ...] = ()
-    pools: tuple[FleetPoolConfig, ...] = ()
+    links: tuple[LinkConfig, ...] = Field((), description="between regions")
+    pools: tuple[FleetPoolConfig, ...] = Field((), description="by the names of [[pools]]")
 
     @property
     def outage_s(self) -> float:
@@ -299,16 +298,16 @@ class FleetConfig(Section):
 class Recipe(Section):
     """The whole configuration of a run, which is resolved, hashed and stored with it. Only planning reads `fleet`."""
 
-    name: str = Field(pattern=f"^{NAME}$")
-    seed: NonNegativeInt = Field(0, le=SEED_MAX)
-    task: str = Field("learners.training.models.language:ByteLanguageModel", pattern=r"^[\w.]+:[\w.]+$")
-    model: Table = Field(default_factory=dict, description="arguments of the task's factory")
+    name: str = Field(pattern=f"^{NAME}$", description="of the run: lower-case letters, digits and hyphens")
+    seed: NonNegativeInt = Field(0, le=SEED_MAX, description="of initial parameters, the order of the data, and chaos")
+    task: str = Field(BYTES, pattern=r"^[\w.]+:[\w.]+$", description="model, data and loss: package.module:factory")
+    model: Table = Field({}, description="arguments of the task's factory")
     init_from: str | None = Field(
         None,
         description="parameters to start from: a .safetensors file, a run's folder or its final/, or a folder in the "
         "layout of Hugging Face",
     )
-    init_digest: str | None = Field(None, description="of their content; filled in when the recipe is resolved")
+    init_digest: str | None = Field(None, description="of init_from's content; filled in when the recipe is resolved")
     data: DataConfig = DataConfig()
     inner: InnerConfig = InnerConfig()
     sync: SyncConfig = SyncConfig()

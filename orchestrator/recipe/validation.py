@@ -5,6 +5,7 @@ Starts no Ray and creates nothing. Imports the numeric modules, and with them JA
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -308,13 +309,16 @@ def _misfits(recipe: Recipe, task: Any, named: Any, tensors: Sequence[Tensor]) -
             message = "cannot start from a Hugging Face folder"
             yield Problem("task", recipe.task, message, f'set task = "{huggingface.TASK}"')
             return
+        length = recipe.data.sequence_length
         has, wanted = settled(task.vocabulary), huggingface.model_table(folder)
         if wrong := [key for key, value in wanted.items() if has[key] != value]:
             for key in wrong:
-                value = str(wanted[key]).lower()  # a number or a bool, as TOML writes them
                 message = f"is {wanted[key]} in init_from's {huggingface.CONFIG}"
-                yield Problem(f"model.{key}", has[key], message, f"set model.{key} = {value}")
+                yield Problem(f"model.{key}", has[key], message, f"set model.{key} = {json.dumps(wanted[key])}")
             return
+        if (most := huggingface.window(folder) or length) < length:
+            message = f"is more than init_from's sliding_window, {most}, which the decoder does not have"
+            yield Problem("data.sequence_length", length, message, f"set at most {most}")
     if differences := weights.differences(named, tensors):
         fix = "give the parameters of the same model, or make [model] what it was for them"
         message = f"does not fit the task's parameters: {', '.join(differences)}"

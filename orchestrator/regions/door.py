@@ -27,7 +27,7 @@ from aiohttp import web
 
 from orchestrator.regions.invitations import Invitations, require
 from outer.background import Background, tell
-from outer.journal.door import BUSY, LEAST, NAME, PART
+from outer.journal.door import BUSY, LEAST, NAME, PART, given_up_soon
 from outer.journal.object_store import DRAFT_S, Folder, Unconditional, prove, sweep
 
 T = TypeVar("T")
@@ -153,6 +153,8 @@ class DoorServer:
         server = await loop.create_server(
             accept, host, port, ssl=self.invitations.context(), ssl_handshake_timeout=HANDSHAKE_S, backlog=256
         )
+        for listener in server.sockets:
+            given_up_soon(listener)
         sweeper = self._background.spawn(self._sweep())
         try:
             yield server.sockets[0].getsockname()[1]

@@ -68,12 +68,14 @@ def run_embedded(
     on_status: OnStatus,
     lock: RunLock | None = None,
     say: Say = lambda what: None,
+    page: Say = lambda what: None,
 ) -> dict[str, Any]:
     """Start a local Ray, run to the end, and shut it down. One interrupt stops cleanly, a second one at once.
 
     `lock`: the run's, which this process has and hands to the orchestrator. None: the orchestrator takes it.
+    `page` is told where Ray's dashboard is.
     """
-    with local_cluster(recipe, store) as namespace:
+    with local_cluster(recipe, store, page=page) as namespace:
         placement = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
         return start_and_wait(recipe, store, placement, starter, on_status, detach=False, lock=lock, say=say)
 
@@ -194,15 +196,31 @@ def connect(address: str, namespace: str) -> str | None:
         raise InputError([Problem("--address", address, "is that of a dashboard, which takes jobs only", fix)])
     try:
         _knock(address)
-        with _apart():
-            context = ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
-        dashboard: str | None = context.dashboard_url
+        dashboard: str | None = _begin(namespace, address=address).dashboard_url
         return dashboard
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         raise ClusterUnreachable(
             f"no Ray cluster answers at {address!r}: {error}; check the address, and RAY_AUTH_MODE and "
             "RAY_AUTH_TOKEN_PATH if the cluster asks for a token"
         ) from error
+
+
+def _begin(namespace: str, **how: Any) -> Any:
+    """Join or start a Ray, whose dashboard calls this process's job by its namespace.
+
+    Signals to this process's group are for it alone, not for Ray's processes, which have groups of their own; and
+    SIGTERM stays ours, which Ray takes to exit at once.
+    """
+    from ray._private import services, utils  # there is no public way
+
+    before = services.ConsolePopen, utils.set_sigterm_handler
+    services.ConsolePopen = partial(services.ConsolePopen, process_group=0)
+    utils.set_sigterm_handler = lambda handler: None
+    called = ray.job_config.JobConfig(metadata={"job_name": namespace})
+    try:
+        return ray.init(namespace=namespace, job_config=called, log_to_driver=False, logging_level="ERROR", **how)
+    finally:
+        services.ConsolePopen, utils.set_sigterm_handler = before
 
 
 def _knock(address: str) -> None:
@@ -343,7 +361,7 @@ def _wait(orchestrator: Any, status: Statuses) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def local_cluster(recipe: Recipe, store: RunStore, region: str = "") -> Iterator[str]:
+def local_cluster(recipe: Recipe, store: RunStore, region: str = "", page: Say = lambda what: None) -> Iterator[str]:
     """Start a local Ray on loopback, with its own token and as many logical CPUs as the recipe needs in this region.
 
     Its folder has a short path, outside the run's: socket paths are limited to about a hundred characters.
@@ -372,20 +390,18 @@ def local_cluster(recipe: Recipe, store: RunStore, region: str = "") -> Iterator
     os.environ.pop("RAY_ADDRESS", None)
     namespace = f"diloco-{recipe.name}"
     try:
-        with _on_loopback(), _apart():
+        with _on_loopback():
             use_auth_settings()
             # Ray forks to exec at once, which is safe; JAX, if this process has loaded it, warns all the same.
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-            context = ray.init(
+            context = _begin(
+                namespace,
                 address="local",
-                namespace=namespace,
                 num_cpus=logical_cpus(recipe, region),
                 resources=_other_resources(recipe, region),
                 include_dashboard=recipe.run.dashboard,
                 dashboard_host=LOOPBACK,
                 object_store_memory=local_store_bytes(),
-                log_to_driver=False,
-                logging_level="ERROR",
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(folder / "r"),  # Ray makes it readable for all users; the folder around it is not
             )
@@ -393,6 +409,8 @@ def local_cluster(recipe: Recipe, store: RunStore, region: str = "") -> Iterator
                 raise InputError(problems)
             where = {"address": context.address_info["gcs_address"], "namespace": namespace}
             store.write_json(CLUSTER_FILE, where | {"token_path": str(token), "dashboard": context.dashboard_url})
+            if recipe.run.dashboard:
+                page(f"Ray's dashboard: http://{context.dashboard_url} asks for the token in {token}")
             yield namespace
     finally:
         with uninterrupted():
@@ -450,22 +468,6 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextlib.contextmanager
-def _apart() -> Iterator[None]:
-    """Keep signals apart: those to this process's group are for it alone, not for Ray's processes, which have groups of
-    their own; and SIGTERM stays ours, which Ray takes to exit at once.
-    """
-    from ray._private import services, utils  # there is no public way
-
-    before = services.ConsolePopen, utils.set_sigterm_handler
-    services.ConsolePopen = partial(services.ConsolePopen, process_group=0)
-    utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        services.ConsolePopen, utils.set_sigterm_handler = before
 
 
 def use_auth_settings() -> None:

@@ -88,7 +88,7 @@ class WatchedRun:
     def _now(self, status: Mapping[str, Any]) -> dict[str, float | None]:
         """Rates over the last NOW_S; participation also over the run. None where counts went back or stood still."""
         learners = [words.part(each, "counts") for each in status.get("learners") or []]
-        names = ("tokens_processed", "tokens_committed", "contributions")
+        names = ("tokens_committed", "contributions")
         sums = [sum(each.get(name) or 0 for each in learners) for name in names]
         live = words.part(words.part(status, "syncer"), "counts").get("live") or 0
         at = float(status.get("written_at") or 0.0)
@@ -97,12 +97,11 @@ class WatchedRun:
         while len(self._counts) > 2 and at - self._counts[0][0] > NOW_S:
             self._counts.popleft()
         before, then = self._counts[0]
-        processed, committed, merged, possible = (now - old for now, old in zip((*sums, live), then, strict=True))
+        committed, merged, possible = (now - old for now, old in zip((*sums, live), then, strict=True))
         return {
             "tokens_per_s": _share(committed, at - before),
-            "kept_share": _share(committed, processed),
             "participation": _share(merged, possible),
-            "participation_so_far": _share(sums[2], live),
+            "participation_so_far": _share(sums[1], live),
         }
 
     # -------------------------------------------------------------- log

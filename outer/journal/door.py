@@ -21,6 +21,7 @@ import http.client
 import json
 import os
 import re
+import socket
 import ssl
 import threading
 import time
@@ -42,8 +43,10 @@ LEAST = 64 * 2**10
 FIRST = 256 * 2**10  # bytes of the first range of a read
 STREAMS = 16  # connections of one call
 ROUNDS = 3  # of sending what the door says that it lacks
-PAUSES_S = (0.0, 0.5, 2.0)  # before a request whose connection was lost is sent again
-SILENCE_S = 20.0  # without a byte in either direction: the connection is lost
+PAUSES_S = (0.0, 0.5, 1.0)  # before a request whose connection was lost is sent again
+CONNECT_S = 2.0  # for a connection; TCP itself would try again after 1, 3, 7, 15, 31 s, long after a cut has healed
+UNHEARD_S = 5.0  # until an idle host, or what was sent to one, is acknowledged: otherwise the connection is lost
+SILENCE_S = 20.0  # without a byte in either direction: likewise
 CALL_S = 60.0
 SLOWEST = 128 * 2**10  # bytes/s: a call that moves bytes may take this much longer
 LOOK = 256 * 2**10  # bytes between two looks at the clock
@@ -256,13 +259,17 @@ class _Connection(http.client.HTTPSConnection):
             raise PermissionError(errno.EACCES, message, uri)
         self._uri, self._fingerprint = uri, found[3]
         self._authorization = f"Bearer {found[1]}:{found[2]}"
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        super().__init__(host, port, timeout=SILENCE_S, context=context)
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
+        super().__init__(host, port, context=self._tls)
 
     def connect(self) -> None:
-        super().connect()
+        plain = socket.create_connection((self.host, self.port), CONNECT_S)
+        plain.settimeout(SILENCE_S)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        given_up_soon(plain)
+        self.sock = self._tls.wrap_socket(plain)
         found = hashlib.sha256(self.sock.getpeercert(True) or b"").hexdigest()
         if found != self._fingerprint:
             self.close()
@@ -294,6 +301,17 @@ class _Connection(http.client.HTTPSConnection):
                 raise http.client.IncompleteRead(b"", response.length)
             total = (response.getheader("Content-Range") or "/0").rpartition("/")[2]
             return Answer(response.status, bytes(content), int(total), response.getheader("ETag") or "")
+
+
+def given_up_soon(connection: socket.socket) -> None:
+    """A host that vanishes without a word is found so within `UNHEARD_S`, and TCP does not wait ever longer for it.
+
+    Of a socket that listens, also for those that it accepts.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * UNHEARD_S))
 
 
 def _pieces(body: memoryview, give_up_at: float) -> Iterator[memoryview]:

@@ -9,10 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from docs import claims, commands, diagrams, renew
+from docs import claims, commands, diagrams, recipe, renew
 from orchestrator.__main__ import CHAOS
 from orchestrator.cli.app import COMMANDS, build
 from orchestrator.lifecycle import controller
+from orchestrator.recipe.config import FaultConfig, PoolConfig
+from outer.config import SyncConfig
 
 
 def test_the_generated_parts_of_pages_are_up_to_date() -> None:
@@ -46,6 +48,30 @@ def test_a_block_has_one_place_in_a_page_which_then_stays_as_it_is() -> None:
     once = renew.renewed(f"before\n{place}after\n", {"a": "text"})
     assert once == renew.renewed(once, {"a": "text"}) and "\n\ntext\n\n" in once
     assert once.startswith("before\n") and once.endswith("\nafter\n")
+
+
+def test_the_recipes_tables_have_every_key_once_with_its_unit_bounds_and_default() -> None:
+    text = recipe.blocks()["recipe"]
+    tables = dict(
+        zip(re.findall(r"^## (.+)$", text, re.MULTILINE), re.split(r"^## ", text, flags=re.MULTILINE)[1:], strict=True)
+    )
+    assert list(tables)[:3] == ["At the top", "`[data]`", "`[[data.mixture]]`"]
+    for heading, section in (
+        ("`[sync]`", SyncConfig),
+        ("`[[pools]]`", PoolConfig),
+        ("`[[chaos.faults]]`", FaultConfig),
+    ):
+        keys = [info.alias or name for name, info in section.model_fields.items()]
+        assert re.findall(r"^\|`(\w+)`\|", tables[heading], re.MULTILINE) == keys
+    for row in (
+        '|`quorum`|whole number ≥ 1 or `"all"`|`1`|',
+        "|`hang_s`|seconds > 0|`20.0`|",
+        "|`resources`|table, name = number > 0|`{CPU = 1.0}`|",
+        "|`held_out`|number > 0 and < 1|`0.05`|",
+        "|`latency_ms`|milliseconds ≥ 0|`0.0`|",
+        '|`kinds`|list of `"kill"`, ',
+    ):
+        assert text.count(row) == 1, row
 
 
 def test_every_section_has_claims_and_no_claim_appears_twice() -> None:

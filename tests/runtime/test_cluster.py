@@ -119,7 +119,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         assert there.get("/api/v0/actors", token=False)[0] == there.get("/api/jobs/", token=False)[0] == 401
         submitted = job(there, "ends")
         assert submitted["submission_id"].startswith("diloco-ends-")
-        assert submitted["status"] == "RUNNING"
+        assert submitted["status"] == "RUNNING" and submitted["metadata"]["job_name"] == "ends"
         monkeypatch.syspath_prepend(work)
         here = resolve(load(work / "recipe.toml")).config_hash
         assert (

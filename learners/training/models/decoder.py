@@ -1,8 +1,7 @@
 """A dense decoder as language models have it today, in plain JAX.
 
-RMSNorm before each branch, rotary positions, grouped queries, SwiGLU, no biases: it computes what transformers'
-LlamaForCausalLM does, and with `qk_norm` Qwen3ForCausalLM (huggingface.py). One leaf per matrix and layer, so that the
-tensors can be dealt into fragments.
+RMSNorm before each branch, rotary positions, grouped queries, SwiGLU: it computes what transformers' LlamaForCausalLM
+and others do (huggingface.py). One leaf per matrix and layer, so that the tensors can be dealt into fragments.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def init(rng: jax.Array, config: DecoderConfig, vocabulary: int) -> Params:
     def block() -> Params:
         mlp = layers.mlp_init(draw, width, config.inside, residual)
         attention = layers.attention_init(
-            draw, width, config.heads, config.key_heads, config.features, residual, config.qk_norm
+            draw, width, config.heads, config.key_heads, config.features, residual, config.qk_norm, config.qkv_bias
         )
         return {"attention": attention, "mlp": mlp}
 
@@ -84,7 +83,7 @@ def init(rng: jax.Array, config: DecoderConfig, vocabulary: int) -> Params:
 
 def features(params: Params, tokens: jax.Array, config: DecoderConfig) -> jax.Array:
     """[batch, length, width] before the output, in the parameters' dtype, for tokens int[batch, length]."""
-    angles = layers.rotary(tokens.shape[1], config.features, config.rope_theta)
+    angles = layers.rotary(tokens.shape[1], config.features, config.rope_theta, config.rope_scaling)
     plain = partial(_layer, config=config)
     layer = jax.checkpoint(plain) if config.remat else plain
     x = params["embed"][tokens]

@@ -20,8 +20,12 @@ class DecoderConfig(Section):
     hidden: PositiveInt | None = Field(None, description="features inside an MLP; default: 8/3 width, in whole eights")
     vocabulary: NonNegativeInt = Field(0, description="tokens that the model knows; 0: as many as the data has")
     rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary wavelengths")
+    rope_scaling: tuple[()] | tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveInt] = Field(
+        (), description="as Llama 3's: factor, low and high frequency factor, positions before scaling"
+    )
     norm_eps: PositiveFloat = 1e-6
     qk_norm: bool = Field(False, description="normalise queries and keys")
+    qkv_bias: bool = Field(False, description="add biases to queries, keys and values; not with qk_norm")
     tied: bool = Field(True, description="one matrix for embedding and output")
     remat: bool = Field(False, description="compute a layer's activations again for the gradient, to save memory")
 
@@ -38,6 +42,8 @@ class DecoderConfig(Section):
             wrong.append(f"head_width = {self.head_width}: rotary positions rotate pairs; give an even number")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             wrong.append(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; give a divisor")
+        if self.qkv_bias and self.qk_norm:
+            wrong.append("qkv_bias = true with qk_norm = true; leave one out")
         if wrong:
             raise ValueError("; and ".join(wrong))
         return self
@@ -60,4 +66,4 @@ class DecoderConfig(Section):
     def settled(self, vocabulary: int) -> dict[str, Any]:
         """Every field, with the numbers that those left out stand for; `vocabulary`: the data's."""
         filled = {"kv_heads": self.key_heads, "head_width": self.features, "hidden": self.inside}
-        return self.model_dump() | filled | {"vocabulary": self.vocabulary or vocabulary}
+        return self.model_dump(mode="json") | filled | {"vocabulary": self.vocabulary or vocabulary}

@@ -1,4 +1,4 @@
-"""The decoder's parameters in the layout of transformers' LlamaForCausalLM and Qwen3ForCausalLM.
+"""The decoder's parameters in the layout of transformers: the architectures below.
 
 A folder holds config.json and safetensors, in one file or in several with an index. Does not import JAX.
 """
@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TASK = "learners.training.models.causal_lm:CausalLM"  # whose parameters these are
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}  # by model_type
+# By model_type: transformers' name, and the [model] keys that set it apart. The first that has the keys is written.
+ARCHITECTURES: dict[str, tuple[str, dict[str, bool]]] = {
+    "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
+    "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": True}),
+    "llama": ("LlamaForCausalLM", {}),  # SmolLM too
+    "mistral": ("MistralForCausalLM", {}),
+    "phi3": ("Phi3ForCausalLM", {}),
+}
+PLAIN = {"qk_norm": False, "qkv_bias": False}
+SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # rope_type llama3
 
 Flat = NDArray[np.float32]
 
@@ -31,17 +40,22 @@ _SAME = {  # [model] key: config.json's
     "tied": "tie_word_embeddings",
 }
 _BLOCK = {  # our name: theirs
-    "attention/norm": "input_layernorm",
-    "attention/query": "self_attn.q_proj",
-    "attention/key": "self_attn.k_proj",
-    "attention/value": "self_attn.v_proj",
-    "attention/out": "self_attn.o_proj",
-    "attention/query_norm": "self_attn.q_norm",
-    "attention/key_norm": "self_attn.k_norm",
-    "mlp/norm": "post_attention_layernorm",
-    "mlp/gate": "mlp.gate_proj",
-    "mlp/up": "mlp.up_proj",
-    "mlp/down": "mlp.down_proj",
+    "attention/norm": "input_layernorm.weight",
+    "attention/query": "self_attn.q_proj.weight",
+    "attention/key": "self_attn.k_proj.weight",
+    "attention/value": "self_attn.v_proj.weight",
+    "attention/out": "self_attn.o_proj.weight",
+    "mlp/norm": "post_attention_layernorm.weight",
+    "mlp/gate": "mlp.gate_proj.weight",
+    "mlp/up": "mlp.up_proj.weight",
+    "mlp/down": "mlp.down_proj.weight",
+}
+_MORE = {  # of the blocks of models with this key
+    "qk_norm": {
+        "attention/query_norm": "self_attn.q_norm.weight",
+        "attention/key_norm": "self_attn.k_norm.weight",
+    },
+    "qkv_bias": {f"attention/{ours}_bias": f"self_attn.{ours[0]}_proj.bias" for ours in ("query", "key", "value")},
 }
 
 
@@ -55,9 +69,8 @@ def model_table(folder: Path) -> dict[str, Any]:
 
     Raises ValueError, with the fix, for an architecture that the decoder does not compute, and for a damaged file.
     """
+    about = _config(folder)
     try:
-        given = json.loads((folder / CONFIG).read_text(encoding="utf-8-sig"))
-        about = {key: value for key, value in given.items() if value is not None}
         if wrong := list(_unlike_ours(about)):
             raise ValueError(f"{CONFIG}: {', '.join(wrong)}: the decoder computes no such thing; give another model")
         heads = about["num_attention_heads"]
@@ -68,15 +81,40 @@ def model_table(folder: Path) -> dict[str, Any]:
             "tie_word_embeddings": False,
         }
         table = {ours: (usual | about)[theirs] for ours, theirs in _SAME.items()}
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{CONFIG} cannot be read: {type(error).__name__}: {error}; give a folder that transformers saved"
-        ) from error
-    inside = about.get("rope_parameters") or {}
-    theta = inside.get("rope_theta", about.get("rope_theta", 10_000.0))
+        rope = _rope(about)
+        scaling = [rope[key] for key in SCALING] if rope["rope_type"] == "llama3" else []
+    except (KeyError, TypeError) as error:
+        raise _unreadable(error) from error
+    theta = rope.get("rope_theta", about.get("rope_theta", 10_000.0))
     if about.get("rope_theta", theta) != theta:
         raise ValueError(f"{CONFIG} names two bases, rope_theta = {about['rope_theta']} and {theta}; leave one")
-    return table | {"rope_theta": float(theta), "qk_norm": about["model_type"] == "qwen3"}
+    table |= {"rope_theta": float(theta), "rope_scaling": scaling}
+    return table | PLAIN | ARCHITECTURES[about["model_type"]][1]
+
+
+def window(folder: Path) -> int | None:
+    """How many positions a token sees at most, which the decoder does not limit; None: all. Raises ValueError."""
+    about = _config(folder)
+    return about.get("sliding_window") if about.get("use_sliding_window", True) else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        given = json.loads((folder / CONFIG).read_text(encoding="utf-8-sig"))
+        return {key: value for key, value in given.items() if value is not None}
+    except (AttributeError, json.JSONDecodeError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ValueError:
+    why = f"{type(error).__name__}: {error}"
+    return ValueError(f"{CONFIG} cannot be read: {why}; give a folder that transformers saved")
+
+
+def _rope(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Of rotary positions, as transformers 5 or 4 says it."""
+    found = {**(about.get("rope_parameters") or about.get("rope_scaling") or {})}
+    return found | {"rope_type": found.get("rope_type", found.get("type", "default"))}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -100,7 +138,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 def ours(folder: Path, theirs: Mapping[str, Flat]) -> dict[str, Flat]:
     """The decoder's tensors, views where possible, of those in the folder. Raises ValueError for missing and others."""
-    table, left = model_table(folder), dict(theirs)
+    table = model_table(folder)
+    left = _apart(table, theirs)
     named, missing = {}, []
     for name, other in _names(table):
         if (values := left.pop(other, None)) is None:
@@ -116,6 +155,25 @@ def ours(folder: Path, theirs: Mapping[str, Flat]) -> dict[str, Flat]:
     return named
 
 
+def _apart(table: Mapping[str, Any], theirs: Mapping[str, Flat]) -> dict[str, Flat]:
+    """These tensors, with Phi-3's joined matrices as those that they are made of."""
+    heads, keys = (table[name] * table["head_width"] for name in ("heads", "kv_heads"))
+    joined = {
+        "qkv_proj": (("q_proj", "k_proj", "v_proj"), (heads, heads + keys)),
+        "gate_up_proj": (("gate_proj", "up_proj"), (table["hidden"],)),
+    }
+    found: dict[str, Flat] = {}
+    for name, values in theirs.items():
+        block, _, last = name.removesuffix(".weight").rpartition(".")
+        if last in joined:
+            names, at = joined[last]
+            parts = zip(names, np.split(values, at), strict=True)
+            found |= {f"{block}.{each}.weight": part for each, part in parts}
+        else:
+            found[name] = values
+    return found
+
+
 def theirs(table: Mapping[str, Any], named: Mapping[str, Flat]) -> dict[str, Flat]:
     """Tensors under transformers' names, contiguous, of the decoder's; `table`: DecoderConfig.settled."""
     return {
@@ -128,13 +186,18 @@ def config_of(table: Mapping[str, Any], length: int, end: int | None = None) -> 
 
     `table`: DecoderConfig.settled; `length`: tokens of a sample; `end`: the token after a document.
     """
-    kind = "qwen3" if table["qk_norm"] else "llama"
+    kind, (name, _) = next(each for each in ARCHITECTURES.items() if all(table[key] for key in each[1][1]))
+    scaling = table["rope_scaling"]
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if scaling:
+        rope = {"rope_type": "llama3", **dict(zip(SCALING, scaling, strict=True))}
     return {
-        "architectures": [ARCHITECTURES[kind]],
+        "architectures": [name],
         "model_type": kind,
         **{other: table[name] for name, other in _SAME.items()},
         "rope_theta": table["rope_theta"],  # transformers 4 reads this, and 5 what follows
-        "rope_parameters": {"rope_type": "default", "rope_theta": table["rope_theta"]},
+        **({"rope_scaling": rope} if scaling else {}),
+        "rope_parameters": rope | {"rope_theta": table["rope_theta"]},
         "max_position_embeddings": length,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -147,10 +210,10 @@ def config_of(table: Mapping[str, Any], length: int, end: int | None = None) -> 
 def _names(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(our name, theirs) of every tensor."""
     yield "embed", "model.embed_tokens.weight"
+    block = _BLOCK | {name: other for key, more in _MORE.items() if table[key] for name, other in more.items()}
     for layer in range(table["layers"]):
-        for name, other in _BLOCK.items():
-            if table["qk_norm"] or not name.endswith(("query_norm", "key_norm")):
-                yield f"blocks/{layer}/{name}", f"model.layers.{layer}.{other}.weight"
+        for name, other in block.items():
+            yield f"blocks/{layer}/{name}", f"model.layers.{layer}.{other}"
     yield "norm", "model.norm.weight"
     if not table["tied"]:
         yield "head", "lm_head.weight"
@@ -158,7 +221,7 @@ def _names(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _turned(name: str) -> bool:
     """Whether ours is [in, out] where theirs is [out, in]."""
-    return not name.endswith(("norm", "embed"))
+    return not name.endswith(("norm", "bias", "embed"))
 
 
 def _unlike_ours(about: Mapping[str, Any]) -> Iterator[str]:
@@ -170,6 +233,8 @@ def _unlike_ours(about: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} = {about[key]!r}"
     if about.get("hidden_act", "silu") != "silu":
         yield f"hidden_act = {about['hidden_act']!r}"
-    rope = about.get("rope_scaling") or about.get("rope_parameters") or {}
-    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
-        yield f"rope_type = {kind!r}"
+    rope = _rope(about)
+    if rope["rope_type"] not in ("default", "llama3"):
+        yield f"rope_type = {rope['rope_type']!r}"
+    if (part := rope.get("partial_rotary_factor", about.get("partial_rotary_factor", 1.0))) != 1.0:
+        yield f"partial_rotary_factor = {part!r}"

@@ -27,10 +27,19 @@ def matrices(rng: jax.Array, count: int) -> Draw:
 
 
 def attention_init(
-    draw: Draw, width: int, heads: int, kv_heads: int, head_width: int, residual: float, qk_norm: bool
+    draw: Draw,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    head_width: int,
+    residual: float,
+    qk_norm: bool,
+    qkv_bias: bool = False,
 ) -> Params:
     """Parameters of `attention`; draws four matrices. `residual` scales the output's."""
     norms = {"query_norm": jnp.ones(head_width), "key_norm": jnp.ones(head_width)} if qk_norm else {}
+    count = {"query": heads, "key": kv_heads, "value": kv_heads} if qkv_bias else {}
+    biases = {f"{name}_bias": jnp.zeros(each * head_width) for name, each in count.items()}
     return {
         "norm": jnp.ones(width),
         "query": draw(width, heads * head_width),
@@ -38,6 +47,7 @@ def attention_init(
         "value": draw(width, kv_heads * head_width),
         "out": draw(heads * head_width, width, residual),
         **norms,
+        **biases,
     }
 
 
@@ -45,14 +55,20 @@ def attention(params: Params, x: jax.Array, heads: int, eps: float, angles: jax.
     """Pre-norm self-attention with grouped queries (arXiv 2305.13245): [batch, length, width] in and out.
 
     With `angles`, of `rotary`, it is causal, and queries and keys are rotated; without, all positions see each other.
-    Where there are `query_norm` and `key_norm`, queries and keys are normalised first (arXiv 2302.05442).
+    Where there are `query_norm` and `key_norm`, queries and keys are normalised first (arXiv 2302.05442); where there
+    are `query_bias`, `key_bias` and `value_bias`, they are added.
     """
     batch, length, _ = x.shape
     head_width = params["query"].shape[1] // heads
     x = rms_norm(x, params["norm"], eps)
-    query, key, value = (
-        jnp.matmul(x, params[name]).reshape(batch, length, -1, head_width) for name in ("query", "key", "value")
-    )
+
+    def of(name: str) -> jax.Array:
+        made = jnp.matmul(x, params[name])
+        return (made + params[f"{name}_bias"] if f"{name}_bias" in params else made).reshape(
+            batch, length, -1, head_width
+        )
+
+    query, key, value = of("query"), of("key"), of("value")
     if "query_norm" in params:
         query, key = rms_norm(query, params["query_norm"], eps), rms_norm(key, params["key_norm"], eps)
     if angles is not None:
@@ -84,9 +100,19 @@ def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
     return jnp.multiply((wide * jax.lax.rsqrt(mean_square + eps)).astype(x.dtype), gain)
 
 
-def rotary(length: int, features: int, theta: float) -> jax.Array:
-    """Angles float32[length, features / 2]: position times theta ** (-2 i / features) (arXiv 2104.09864)."""
+def rotary(
+    length: int, features: int, theta: float, scaling: tuple[()] | tuple[float, float, float, int] = ()
+) -> jax.Array:
+    """Angles float32[length, features / 2]: position times theta ** (-2 i / features) (arXiv 2104.09864).
+
+    `scaling`: (factor, low, high, positions), as Llama 3: rates that turn less than `low` times in so many positions
+    are divided by `factor`, those that turn more than `high` times stay, and the others are between.
+    """
     rates = theta ** (-jnp.arange(0, features, 2, dtype=jnp.float32) / features)
+    if scaling:
+        factor, low, high, positions = scaling
+        kept = jnp.clip((positions * rates / (2.0 * jnp.pi) - low) / (high - low), 0.0, 1.0)
+        rates *= kept + (1.0 - kept) / factor
     return jnp.outer(jnp.arange(length, dtype=jnp.float32), rates)
 
 

@@ -152,7 +152,7 @@ class Run {
       ["tokens per second", num(ended ? run.tokens_per_s : recent.tokens_per_s), ended ? "over the run" : `${num(run.tokens_per_s)} over the run`],
       ended
         ? ["goodput", percent(summary?.goodput_time), "of the learners' time, in committed steps"]
-        : ["tokens kept", percent(recent.kept_share), `of those processed; ${percent(run.kept_share)} over the run`],
+        : ["tokens kept", percent(run.kept_share), "of those processed, over the run"],
       ["participation", percent(ended ? recent.participation_so_far : recent.participation), lastly("over the run", percent(recent.participation_so_far))],
       ["training loss", known(losses[0]) ? num(sum(losses) / losses.length, 3) : DASH, unit],
       ["held-out loss", num(run.eval_loss, 3), unit],

@@ -326,6 +326,33 @@ def test_the_processes_of_a_job_and_of_a_local_cluster_have_one_heap_each(
     assert os.environ.get("MALLOC_ARENA_MAX") is None
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_dashboard_of_a_local_cluster_is_told_with_the_file_of_its_token_and_names_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    given: dict[str, Any] = {}
+
+    def init(**options: Any) -> Any:
+        given.update(options)
+        address = {"gcs_address": "127.0.0.1:7000"}
+        return SimpleNamespace(address_info=address, dashboard_url="127.0.0.1:8265" if asked else None)
+
+    monkeypatch.setattr(launch.ray, "init", init)
+    monkeypatch.setattr(launch.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(launch.ray, "cluster_resources", dict)
+    monkeypatch.setattr(launch.ray, "nodes", lambda: [{"Labels": {}}])
+    monkeypatch.setattr(launch, "use_auth_settings", lambda: None)
+    monkeypatch.setattr(launch, "unplaceable", lambda *about: iter(()))
+    changed = [f"run.dashboard={str(asked).lower()}"]
+    recipe, store = resolve(load(ROOT / "deploy" / "recipes" / "demo.toml", changed)), RunStore(tmp_path / "run")
+    store.create()
+    told: list[str] = []
+    with launch.local_cluster(recipe, store, page=told.append):
+        token = json.loads(store.read_text("cluster.json") or "")["token_path"]
+    assert told == [f"Ray's dashboard: http://127.0.0.1:8265 asks for the token in {token}"] * asked
+    assert given["include_dashboard"] == asked and given["job_config"].metadata == {"job_name": "diloco-demo"}
+
+
 # ------------------------------------------------------------------ inside a job
 
 

@@ -83,3 +83,9 @@ def test_models_without_a_form_are_refused(ended: Any) -> None:
     done = export("--format", "huggingface")
     assert done.exit_code == 2 and "has no form for the model of examples.spirals.task:Spirals" in done.stderr
     assert not Path("model").exists()
+
+
+def test_samples_longer_than_the_sliding_window_are_refused() -> None:
+    mistral = FOLDERS / "mistral"
+    wide = recipe(model=huggingface.model_table(mistral), init_from=str(mistral), data={"sequence_length": 33})
+    assert [(each.field, each.fix) for each in problems(wide)] == [("data.sequence_length", "set at most 32")]

@@ -355,6 +355,8 @@ def test_a_terminal_gets_stages_with_their_times_then_losses_who_is_away_why_and
 
     with LiveView("Ctrl-C: learners save", terminal, lambda: now[0]) as shown:
         shown.stage("starting Ray")
+        for page in (pages := ["a live page: http://a", "Ray's dashboard: http://b"]):
+            shown.page(page)
         now[0] = 3.0
         shown.update(starting("down"))
         now[0] = 4.5
@@ -363,8 +365,9 @@ def test_a_terminal_gets_stages_with_their_times_then_losses_who_is_away_why_and
         assert screen().startswith(
             "   3.0 s  starting Ray\n   1.5 s  placing and starting learners\n   1.5 s  compiling\n"
         )
+        assert "\n".join(pages) in screen()
         shown.update(STATUS)
-        assert "starting Ray" not in screen() and "Ctrl-C: learners save\n" in screen()
+        assert "starting Ray" not in screen() and "\n".join([*pages, "Ctrl-C: learners save\n"]) in screen()
         shown.update(changed(0, state="frozen", last_fault="freeze", loss=1.2))
         for part in (
             "loss 1.867, held-out 2.500  ███▁\n",

@@ -387,7 +387,7 @@ async def test_without_control_a_page_may_change_nothing(store: RunStore) -> Non
 def test_beside_a_run_its_page_is_served_until_the_run_ends(store: RunStore) -> None:
     told: queue.Queue[str] = queue.Queue()
     with beside(store, told.put):
-        address = told.get(timeout=60)
+        address = told.get(timeout=60).removeprefix("a live page: ")
         with urllib.request.urlopen(address, timeout=60) as page:
             assert b"<title>" in page.read()
     with pytest.raises(urllib.error.URLError):

@@ -5,7 +5,8 @@ Run in an environment of its own, since the project needs neither:
     pip install torch==2.14.1 transformers==5.23.0
     python tests/learners/training/huggingface/make.py
 
-LlamaForCausalLM is written in several files with an index and an output of its own; Qwen3ForCausalLM in one, tied.
+LlamaForCausalLM is written in several files with an index and an output of its own; Qwen3ForCausalLM in one, tied;
+llama3 has Llama 3's scaled positions; Phi3ForCausalLM joins matrices.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 HERE = Path(__file__).parent
 SIZES = {
@@ -43,3 +55,11 @@ torch.manual_seed(0)
 make("llama", LlamaForCausalLM(LlamaConfig(**SIZES, rms_norm_eps=1e-5, rope_theta=5e5)), "20KB")
 tied = Qwen3Config(**SIZES, head_dim=8, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True)
 make("qwen3", Qwen3ForCausalLM(tied), "1MB")
+
+torch.manual_seed(1)
+scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+scaled["original_max_position_embeddings"] = 8
+make("llama3", LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=scaled, tie_word_embeddings=True)), "1MB")
+make("mistral", MistralForCausalLM(MistralConfig(**SIZES, sliding_window=32, tie_word_embeddings=True)), "1MB")
+make("phi3", Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=None, sliding_window=32)), "1MB")
+make("qwen2", Qwen2ForCausalLM(Qwen2Config(**SIZES, rope_theta=1e6)), "1MB")
