@@ -16,7 +16,7 @@ BUDGETS = {
     "outer/protocol": 4225,
     "outer/numeric": 1970,
     "outer/journal": 2348,
-    "outer": 2330,
+    "outer": 2340,
     "learners/protocol": 1920,
     "learners/training": 4330,
     "learners/conformance": 580,
@@ -38,12 +38,12 @@ BUDGETS = {
     "orchestrator/telemetry": 375,
     "orchestrator/simulation": 2200,
     "orchestrator": 50,
-    "chaos/simulation": 3560,
+    "chaos/simulation": 3570,
     "chaos/suite": 590,
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_640, ("tests",): 36_110, ("benchmarks",): 7740}
+TOTALS = {PACKAGES: 48_660, ("tests",): 36_110, ("benchmarks",): 7740}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

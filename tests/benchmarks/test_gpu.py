@@ -150,14 +150,14 @@ def test_a_phase_that_is_late_is_ended_with_what_it_started_and_one_that_dies_sa
 @pytest.mark.full
 @pytest.mark.runtime
 def test_on_cpu_devices_every_phase_finds_what_it_looks_for(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--devices", "cpu", "--counts", "1,2"]
-    more = ["--seconds", "5", "--deadline-s", "900", "--run-dir", str(tmp_path), "--json"]
+    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--devices", "cpu", "--counts", "2"]
+    more = ["--seconds", "2", "--deadline-s", "900", "--run-dir", str(tmp_path), "--json"]
     done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
     rows = {row["phase"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert list(rows) == ["device", "copies", "bare-1", "synced-1", "bare-2", "synced-2", "replay"]
+    assert list(rows) == ["device", "copies", "bare-2", "synced-2", "replay"]
     assert rows["device"]["warnings"] == {} and rows["synced-2"]["violated"] == []
-    assert rows["synced-1"]["synced_over_alone"] > 0.0
+    assert rows["synced-2"]["synced_over_alone"] > 0.0
     assert rows["synced-2"]["kill"]["contributing_again_s"] > 0.0
     assert rows["replay"]["bit_equal"] is True
 

@@ -66,12 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Door
 
 
 @pytest.fixture(scope="session")
-def door(served: tuple[str, DoorServer]) -> str:
-    return served[0]
-
-
-@pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str, door: str) -> Any:
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str, served: tuple[str, DoorServer]) -> Any:
     store = RunStore(tmp_path_factory.mktemp("cluster"))
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)  # learners use their own, as in any run

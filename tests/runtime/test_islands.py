@@ -3,10 +3,16 @@
 import psutil
 import pytest
 
-from learners.protocol.facts import DeviceTaken
-from orchestrator.eventlog.facts import LearnerLost, LearnerStarted
+from learners.protocol.facts import DeviceTaken, StepFinished
+from orchestrator.eventlog.facts import (
+    CheckpointWritten,
+    LearnerLost,
+    LearnerRequested,
+    LearnerStarted,
+    OrchestratorFollowed,
+)
 from orchestrator.eventlog.reader import read_run
-from outer.protocol.facts import Committed
+from outer.protocol.facts import Committed, SyncerStarted
 from tests.runtime.results import assert_bit_equal, assert_kept
 from tests.runtime.script import BY_HAND, FOREVER, Script, inject, kill, said, stepping
 
@@ -17,8 +23,8 @@ A, B, ALONE = "learner-i-0", "learner-i-1", "learner-t-0"
 BY_HAND_T = {"faults": [{**BY_HAND["faults"][0], "learner": ALONE}]}
 
 
-def merged(folder, a, b):
-    """All step, the islands as these incarnations, and what these made is in commits."""
+def merged(folder, a, b, alone=1):
+    """All step as these incarnations, and what these made is in commits."""
 
     def took_part(learner, incarnation):
         return said(
@@ -29,8 +35,14 @@ def merged(folder, a, b):
             ),
         )
 
-    both = [took_part(A, a), took_part(B, b)]
-    return lambda status: stepping(status) == {A: a, B: b, ALONE: 1} and all(each(status) for each in both)
+    wanted = {A: a, B: b, ALONE: alone}
+    parts = [took_part(*each) for each in wanted.items()]
+    return lambda status: stepping(status) == wanted and all(each(status) for each in parts)
+
+
+def later_checkpoint(event):
+    """Of all learners, and written by the second orchestrator."""
+    return isinstance(event.fact, CheckpointWritten) and event.incarnation == 2 and event.fact.omitted == ()
 
 
 def at_once(status):
@@ -40,47 +52,61 @@ def at_once(status):
 
 @pytest.fixture(scope="module")
 def islands(run, tmp_path_factory):
-    """A's rank 1 is killed; then the syncer and the orchestrator at once; then, from outside, B's rank 1."""
+    """A's rank 1 is killed; then syncer, orchestrator and the learner that is no island at once; after another
+    checkpoint, from outside, B's rank 1.
+    """
     folder, ranks, ended = tmp_path_factory.mktemp(NAME), {}, []
 
     def look(status):
         for row in status["learners"]:
             ranks[row["name"], row["incarnation"]] = [row["pid"], *(each["pid"] for each in row["ranks"])]
 
-    def strike_both(status):
+    def strike_three(status):
         look(status)
         ended.append(status["orchestrator"]["pid"])
-        kill(status["syncer"]["pid"], *ended)
+        kill(status["syncer"]["pid"], *ended, *ranks[ALONE, 1])
 
     def others_serve(status):
-        epochs = {event.fact.epoch for event in read_run(folder) if isinstance(event.fact, Committed)}
-        after = status["orchestrator"]["pid"] not in ended and max(epochs) > 1
-        return after and stepping(status) == {A: 2, B: 1, ALONE: 1}
+        if status["orchestrator"]["pid"] in ended or stepping(status) != {A: 2, B: 1, ALONE: 2}:
+            return False
+        return any(map(later_checkpoint, read_run(folder)))
 
     script = Script(
         folder,
         (merged(folder, 1, 1), look),
         (at_once, inject(NAME, "kill", f"{A}/1")),
-        (merged(folder, 2, 1), strike_both),
+        (merged(folder, 2, 1), strike_three),
         (others_serve, lambda status: kill(ranks[B, 1][1])),
-        (merged(folder, 2, 2), look),
+        (merged(folder, 2, 2, 2), look),
     )
     paced = {"batch_size": 4, "slowdown": 5.0}
     pools = [
         {"name": "i", "learners": 2, "processes": 2, "devices": 2, "model_parallel": 2, **paced},
         {"name": "t", "learners": 1, **paced},
     ]
-    return run(NAME, script, folder, sync={"quorum": 1}, budget=FOREVER, pools=pools, chaos=BY_HAND_T), ranks
+    settings = {"sync": {"quorum": 1}, "durability": {"every_s": 3.0, "keep": 100}, "chaos": BY_HAND_T}
+    return run(NAME, script, folder, budget=FOREVER, pools=pools, **settings), ranks
 
 
 def test_a_run_of_islands_passes_every_check_and_is_computed_again_to_the_bit(islands):
     result, _ = islands
     assert_kept(result, "stopped")
     lost = [(fact.learner, fact.incarnation) for fact in result.facts(LearnerLost)]
-    assert lost == [(A, 1), (B, 1)], "each with its gang, and nobody else"
-    assert {(A, 1), (A, 2), (B, 1), (B, 2), (ALONE, 1)} <= result.participants()
+    assert lost == [(A, 1), (B, 1)], "each with its gang, and nobody else while an orchestrator was there"
+    assert {(A, 1), (A, 2), (B, 1), (B, 2), (ALONE, 2)} <= result.participants()
     assert {fact.epoch for fact in result.facts(Committed)} >= {1, 2}
     assert_bit_equal(result.folder)
+
+
+def test_orchestrator_syncer_and_a_learner_are_killed_at_once_and_the_others_step_through_it(islands):
+    result, _ = islands
+    ((followed,), (_, started)) = result.of(OrchestratorFollowed), result.of(SyncerStarted)
+    assert followed.fact.epoch == 0 and set(followed.fact.learners) == {A, B}
+    asked = sorted((fact.learner, fact.incarnation) for fact in result.facts(LearnerRequested))
+    assert asked == [(name, number) for name in (A, B, ALONE) for number in (1, 2)]
+    assert any(map(later_checkpoint, result.events)), "checkpoints go on"
+    stepped = {event.writer for event in result.of(StepFinished) if followed.at < event.at < started.at}
+    assert stepped >= {A, B}, "they waited for the syncer"
 
 
 def test_the_log_and_the_status_know_each_rank(islands):

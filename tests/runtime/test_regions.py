@@ -1,4 +1,7 @@
-"""A region that is a Ray cluster of its own joins through a door, loses a learner, is lost, and joins again."""
+"""A region that is a Ray cluster of its own joins through a door, loses a learner, is lost, and joins again.
+
+The syncer dies meanwhile, whose journal passes the door, too.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ import sys
 import psutil
 import pytest
 
-from orchestrator.eventlog.facts import LearnerLost
+from orchestrator.eventlog.facts import CheckpointWritten, LearnerLost
 from orchestrator.store.published import FILES, newest
 from outer.journal.door import INVITATION
 from outer.journal.object_store import objects
-from outer.protocol.facts import Committed
+from outer.protocol.facts import Committed, SyncerStarted
 from tests.runtime.results import ROOT, assert_bit_equal, assert_kept
-from tests.runtime.script import FOREVER, Script, nothing, said, stepping
+from tests.runtime.script import FOREVER, Script, kill, nothing, said, stepping
 
 pytestmark = [pytest.mark.runtime, pytest.mark.full]
 FAR = "learner-far-0"
@@ -44,11 +47,11 @@ class Region:
         self.process.wait()
 
 
-def merged(folder, incarnation):
-    """The far learner's incarnation is in a commit."""
+def merged(folder, incarnation, epoch=1):
+    """The far learner's incarnation is in a commit of this epoch or a later one."""
 
     def is_in(event):
-        parts = event.fact.participants if isinstance(event.fact, Committed) else ()
+        parts = event.fact.participants if isinstance(event.fact, Committed) and event.fact.epoch >= epoch else ()
         return any((each.learner, each.incarnation) == (FAR, incarnation) for each in parts)
 
     return said(folder, is_in)
@@ -71,13 +74,14 @@ def joined(run, served, tmp_path_factory):
         "pools": pools,
         "sync": {"quorum": 1},
         "budget": FOREVER,
-        "durability": {"store": store},
+        "durability": {"store": store, "every_s": 2.0},
         "run": {"hang_s": 20.0, "unreachable_s": 600.0},
     }
     region = Region(folder, store, server.invitations.invite("far"))
     script = Script(
         folder / "run",
-        (merged(folder / "run", 1), kill_far),
+        (merged(folder / "run", 1), lambda status: kill(status["syncer"]["pid"])),
+        (merged(folder / "run", 1, epoch=2), kill_far),
         (merged(folder / "run", 2), region.die),
         (lambda status: FAR not in stepping(status), region.join),
         (merged(folder / "run", 3), nothing),
@@ -101,3 +105,13 @@ def test_the_store_says_of_the_run_what_its_folder_says(joined):
     result, _, store = joined
     for name in FILES:
         assert newest(store, name)[1] == (result.folder / name).read_text(), name
+
+
+def test_journal_log_and_checkpoints_pass_the_door_and_no_file_of_the_run_has_its_token(joined):
+    result, _, store = joined
+    assert [fact.epoch for fact in result.facts(SyncerStarted)] == [1, 2]
+    assert result.facts(CheckpointWritten)
+    assert set(store.folders("")) >= {"checkpoints", "journal", "log"}
+    assert not {path.name for path in result.folder.iterdir()} & {"checkpoints", "journal", "log"}
+    secret = os.environ[INVITATION].split(":")[1].encode()
+    assert not [path for path in result.folder.rglob("*") if path.is_file() and secret in path.read_bytes()]

@@ -1,57 +1,95 @@
-"""A run that goes on where it was: stopped in order, or dead as a whole, on real Ray actors."""
+"""A run whose syncer and shards die, and that goes on where it was: stopped in order, or dead as a whole."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 
 import pytest
 
 from learners.protocol.facts import Adopted, AdoptionRefused, Resumed, StateReceived, StateSaved
 from orchestrator.analysis.folder import check_run
-from orchestrator.eventlog.facts import CheckpointWritten, RunResumed
+from orchestrator.eventlog.facts import CheckpointWritten, RunResumed, SyncerLost
 from orchestrator.recipe.config import SYNCER
 from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
-from outer.kill_points import APPLIED, JOURNALED, RECEIVED
+from outer.journal.values import FOLDER as VALUES
+from outer.kill_points import JOURNALED, MERGING
 from outer.numeric.formats import named
-from outer.protocol.facts import Committed, SnapshotTaken, SyncerStarted
+from outer.protocol.facts import Committed, SnapshotTaken, StateRebuilt, SyncerStarted
 from tests.runtime.results import STOPPED, assert_bit_equal, assert_kept
-from tests.runtime.script import Script, all_step, nothing, said
+from tests.runtime.script import Script, nothing, said, stepping
 
 pytestmark = pytest.mark.runtime
 
 BUDGET = {"syncer_steps": 300}
+KILLED_AT = (MERGING, JOURNALED)  # of a commit: a shard; the syncer, when the commit is durable and nobody knows it
 CODED = {
-    # Contributions and versions travel in 8 bits, and the syncer is killed at each point of a commit.
+    # Contributions and versions travel in 8 bits.
     "sync": {"codec": "int8", "downlink": "int8"},
     "chaos": {
         "faults": [
-            {"kind": "kill", "learner": SYNCER, "point": point, "at_step": 15 * (1 + number)}
-            for number, point in enumerate((RECEIVED, JOURNALED, APPLIED))
+            {"kind": "kill", "learner": SYNCER, "point": point, "at_step": 12 * (1 + number)}
+            for number, point in enumerate(KILLED_AT)
         ]
     },
-    # Tensors above 100 kB, of steps without a pause: copies that XLA makes in its one thread may wait for ever.
+    # Tensors above 100 kB, of one learner's steps without a pause: copies that XLA makes in its one thread may wait
+    # for ever.
     "model": {"layers": 1, "width": 128, "heads": 2},
-    "run": {"start_s": 600.0, "idle_s": 120.0},  # without a commit: then the run has failed
     "budget": {"syncer_steps": 120},
 }
+LIMITS = {"start_s": 600.0, "idle_s": 120.0, "syncer_lease_s": 8.0}  # idle: without a commit; then the run has failed
+EPOCHS = 2 + len(KILLED_AT)  # of the first session: a shard is frozen, too
+
+
+def epoch(number, syncer_step):
+    """This epoch has committed that much, with two shards, and all learners step."""
+
+    def serves(status):
+        syncer = status["syncer"]
+        there = [shard for shard in syncer["shards"] or () if shard.get("pid")]
+        all_there = len(there) == 2 and len(stepping(status)) == 3
+        return syncer["epoch"] == number and all_there and status["run"]["syncer_step"] >= syncer_step
+
+    return serves
 
 
 @pytest.fixture(scope="module")
 def resumed(run, tmp_path_factory):
-    """A run that a script stops, and the same once it has gone on with a fourth learner, and without chaos."""
+    """One of two shards is killed, then the syncer, then a shard freezes, then a script stops the run.
+
+    It goes on with one shard, a fourth learner, and without chaos. (first session, objects of values by fragment at
+    its end, second session).
+    """
     folder = tmp_path_factory.mktemp("resumed")
 
     def pools(learners):
-        return [{"name": "t", "learners": learners, "batch_size": 2, "slowdown": 1.0}]
+        paced = {"name": "p", "learners": learners - 1, "batch_size": 2, "slowdown": 10.0}
+        return [{"name": "t", "batch_size": 2, "slowdown": 1.0}, paced]
 
-    first = run("resumed", Script(folder, (all_step(syncer_step=60), nothing)), folder, pools=pools(3), **CODED)
+    script = Script(
+        folder,
+        (epoch(EPOCHS - 1, 35), lambda status: os.kill(status["syncer"]["shards"][0]["pid"], signal.SIGSTOP)),
+        (epoch(EPOCHS, 45), nothing),
+    )
+    first = run("resumed", script, folder, pools=pools(3), run=LIMITS | {"shards": 2}, **CODED)
+    left = {path.name: len(list(path.iterdir())) for path in (folder / VALUES).iterdir()}
     reopen(RunStore(folder))
-    return first, run("resumed", folder=folder, pools=pools(4), **CODED | {"chaos": {}})
+    return first, left, run("resumed", folder=folder, pools=pools(4), run=LIMITS, **CODED | {"chaos": {}})
+
+
+def test_a_dead_or_silent_shard_or_syncer_ends_its_epoch_and_nothing_is_lost(resumed):
+    first, left, _ = resumed
+    lost = [fact.detail for fact in first.facts(SyncerLost)]
+    assert len(lost) == EPOCHS - 1 and lost[0].startswith("shard ") and "silent" in lost[-1]
+    assert first.facts(StateRebuilt) == [], "the journal and its values were enough each time"
+    assert sorted(left) == ["0000", "0001", "0002", "0003"]
+    assert max(left.values()) <= 4, "older values are removed; what was merged and not recorded, a later epoch removes"
 
 
 def test_a_run_that_is_stopped_writes_a_last_checkpoint_of_everybody(resumed):
-    first, _ = resumed
+    first, _, _ = resumed
     assert (first.summary["state"], first.summary["reason"]) == ("stopped", STOPPED)
     (written,) = first.facts(CheckpointWritten)
     assert written.final and written.omitted == ()
@@ -62,22 +100,24 @@ def test_a_run_that_is_stopped_writes_a_last_checkpoint_of_everybody(resumed):
     assert [e for e in first.of(Committed) if e.at > first.of(SnapshotTaken)[0].at] == []
 
 
-def test_it_goes_on_to_the_bit_and_with_another_learner(resumed):
-    _, second = resumed
+def test_it_goes_on_to_the_bit_and_with_another_learner_and_another_number_of_shards(resumed):
+    _, _, second = resumed
     assert_kept(second)
     [seal] = [verdict for verdict in check_run(second.folder) if verdict.name == "log.seal"]
     assert seal.status == "pass", "of the chaos actor's log, too, which only the first session had"
     (went_on,) = second.facts(RunResumed)
-    assert went_on.exact == ("learner-t-0", "learner-t-1", "learner-t-2") and went_on.damaged == ()
+    assert sorted(went_on.exact) == ["learner-p-0", "learner-p-1", "learner-t-0"] and went_on.damaged == ()
     assert len(second.facts(Resumed)) == 3
-    assert second.incarnations == {(f"learner-t-{i}", 1) for i in range(4)}
+    assert second.incarnations == {(f"learner-{name}", 1) for name in ("t-0", "p-0", "p-1", "p-2")}
     assert second.summary["tokens"]["discarded"]["killed"] == 0, "no step was lost over it"
-    assert len(second.facts(SyncerStarted)) == 5
+    assert len(second.facts(SyncerStarted)) == EPOCHS + 1
+    assert {fact.epoch for fact in second.facts(Committed)} >= {1, EPOCHS, EPOCHS + 1}
+    assert second.facts(StateRebuilt) == []
     assert_bit_equal(second.folder)
 
 
 def test_versions_travel_as_deltas_in_eight_bits_also_after_a_failover_and_a_stop(resumed):
-    _, second = resumed
+    _, _, second = resumed
     assert {fact.reason for fact in second.facts(AdoptionRefused)} <= {"fetch_failed"}, "while no syncer served"
     sizes = second.facts(SyncerStarted)[0].sizes
     assert min(sizes) > 25_600, "in float32 above 100 kB"
@@ -86,10 +126,9 @@ def test_versions_travel_as_deltas_in_eight_bits_also_after_a_failover_and_a_sto
     ]
     by_deltas = [fact for fact, delta, whole in downloads if fact.bytes % delta == 0 and fact.bytes < whole]
     assert all(fact.bytes == whole for fact, _, whole in downloads if fact.mode == "bootstrap")
-    assert len(by_deltas) > 0.8 * len(downloads), "the rest are first versions, and first ones after the stop"
-    down, up = (second.summary["wire_bytes"][way] for way in ("down", "up"))
-    assert down == sum(fact.bytes for fact, _, _ in downloads)
-    assert down < 2 * up
+    firsts = (EPOCHS + 1) * len(sizes) * 4  # of every epoch, for every learner
+    assert len(downloads) - len(by_deltas) <= firsts < len(by_deltas), "no other travels whole"
+    assert second.summary["wire_bytes"]["down"] == sum(fact.bytes for fact, _, _ in downloads)
 
 
 @pytest.mark.full

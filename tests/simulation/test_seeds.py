@@ -1,4 +1,7 @@
-"""Whole runs by seed: no promise breaks, every kind of fault has its effect, and a seed says the same everywhere."""
+"""Whole runs by seed: every kind of fault has its effect, and a seed says the same everywhere.
+
+That no promise breaks under any faults, and that histories are what they were: tests/frozen.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,6 @@ EVERY_KIND = [kind for kinds in KINDS.values() for kind in kinds]
 def assert_kept(outcome: Outcome, but: str = "") -> None:
     told = [f"seed {outcome.seed}  {each.check}: {each.reason}" for each in outcome.violations if each.check != but]
     assert not told, "\n".join(told)
-
-
-@pytest.mark.parametrize("seeds", [range(1, 7), pytest.param(range(7, 101), marks=pytest.mark.full)])
-def test_under_any_faults_every_check_passes_and_the_run_ends(seeds: range) -> None:
-    several = 0
-    for seed in seeds:
-        outcome = simulate(seed)
-        assert_kept(outcome)
-        several += len(outcome.fault_counts) >= 3
-    assert several > 0.8 * len(seeds), "most seeds suffer from several kinds of faults at once"
 
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name not in ("mixed", "calm")])
@@ -230,7 +223,7 @@ def struck(kind: str, runs: int) -> list[Outcome]:
     return found
 
 
-@pytest.mark.parametrize("runs", [4, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.parametrize("runs", [4, pytest.param(15, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", ["tail_lost", "zombie"])
 def test_nobody_is_silenced_and_every_lost_fact_is_named(kind: str, runs: int) -> None:
     """The checks `facts.*` and `bounds.silent` are among those that hold."""
