@@ -6,10 +6,12 @@ name beside it, and renamed once it is whole.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +20,6 @@ from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class PrepareOptions:
     part_bytes: int = PART_BYTES
 
 
+DRAFT = ".draft"  # in the folder, until it is whole
 Show = Callable[[str, int, int], None]  # the stage, bytes done, bytes in all
 
 
@@ -67,13 +69,14 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
     unreadable += damaged
     if not slices:
         raise InputError(_no_text(options, unreadable, others))
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+    draft = options.out / DRAFT  # on the same disk; an interrupted call may have left it
+    if options.out.exists() and (not options.out.is_dir() or {*options.out.iterdir()} - {draft}):
         fix = "give a new folder, or an empty one"
         raise InputError([Problem("--out", str(options.out), "is there already, and is not empty", fix)])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{options.out.name}-", dir=options.out.parent) as draft:
-        folder, parts = Path(draft, "made"), Path(draft, "parts")
-        folder.mkdir()
+    folder, parts = draft / "made", draft / "parts"
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        folder.mkdir(parents=True)
         parts.mkdir()
         coder, sha256 = _tokenizer(options, folder, slices, show)
         tokenizer = None if sha256 is None else str(folder / TOKENIZER)
@@ -89,8 +92,14 @@ def prepare(options: PrepareOptions, show: Show) -> dict[str, Any]:
             raise InputError(_no_text(options, unreadable, others))
         manifest = _joined(options, folder, coder, sha256, work, made, show)
         text = manifest.text()
-        (folder / manifests.FILE).write_text(text)
-        os.replace(folder, options.out)
+        for each in sorted(folder.iterdir()):
+            os.replace(each, options.out / each.name)
+        (draft / manifests.FILE).write_text(text)
+        os.replace(draft / manifests.FILE, options.out / manifests.FILE)  # last: without it the folder is no data
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            options.out.rmdir()  # if nothing was made
     return {
         "path": str(options.out),
         "digest": hashlib.sha256(text.encode()).hexdigest(),

@@ -5,6 +5,7 @@ Processor and packages cannot be chosen here; differences in them become hints.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -113,7 +114,7 @@ def permitted(settings: Mapping[str, str], inherited: Mapping[str, str]) -> dict
     """
     kept = {name: value for name, value in settings.items() if name in SETTINGS}
     for name, value in kept.items():
-        own = name == "XLA_FLAGS" and taken_for(1, kept) in ("", CPU_FLAGS)
+        own = name == "XLA_FLAGS" and re.fullmatch(rf"({COUNT}=\d+)? ?({re.escape(CPU_FLAGS)})?", value)
         if not own and value != inherited.get(name):
             raise TapeError(
                 f"its learners had {name} = {value!r}, which may have files read or written here. If you trust it, set "

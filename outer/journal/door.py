@@ -43,9 +43,9 @@ LEAST = 64 * 2**10
 FIRST = 256 * 2**10  # bytes of the first range of a read
 STREAMS = 16  # connections of one call
 ROUNDS = 3  # of sending what the door says that it lacks
-PAUSES_S = (0.0, 0.5, 1.0)  # before a request whose connection was lost is sent again
+PAUSES_S = (0.0, 0.5, *8 * (1.0,))  # before a request whose connection was lost is sent again: over half a minute
 CONNECT_S = 2.0  # for a connection; TCP itself would try again after 1, 3, 7, 15, 31 s, long after a cut has healed
-UNHEARD_S = 5.0  # until an idle host, or what was sent to one, is acknowledged: otherwise the connection is lost
+UNHEARD_S = 5.0  # until an idle host, or what was sent, is acknowledged and taken: otherwise the connection is lost
 SILENCE_S = 20.0  # without a byte in either direction: likewise
 CALL_S = 60.0
 SLOWEST = 128 * 2**10  # bytes/s: a call that moves bytes may take this much longer
@@ -269,7 +269,7 @@ class _Connection(http.client.HTTPSConnection):
         plain.settimeout(SILENCE_S)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         given_up_soon(plain)
-        self.sock = self._tls.wrap_socket(plain)
+        self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
         found = hashlib.sha256(self.sock.getpeercert(True) or b"").hexdigest()
         if found != self._fingerprint:
             self.close()

@@ -28,7 +28,7 @@ BUDGETS = {
     "orchestrator/replay": 1330,
     "orchestrator/runtime": 2340,
     "orchestrator/compare": 475,
-    "orchestrator/prepare": 700,
+    "orchestrator/prepare": 710,
     "orchestrator/regions": 1456,
     "orchestrator/lifecycle": 2550,
     "orchestrator/watch": 720,
@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_660, ("tests",): 36_110, ("benchmarks",): 7740}
+TOTALS = {PACKAGES: 48_670, ("tests",): 36_110, ("benchmarks",): 7740}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -190,6 +190,8 @@ def test_what_a_learner_sets_itself_is_let_through_and_what_is_no_setting_is_lef
         ("XLA_FLAGS", f"{OWN} --xla_dump_to=/home"),
         ("XLA_FLAGS", "--xla_gpu_deterministic_ops=true"),
         ("XLA_FLAGS", "/run/flags"),
+        ("XLA_FLAGS", f"\x1c{OWN}"),
+        ("XLA_FLAGS", OWN.replace(" ", "\tflags ", 1)),
         ("LIBTPU_INIT_ARGS", "--xla_tpu_dump_to=x"),
         ("JAX_ENABLE_X64", "1"),
     ],

@@ -42,6 +42,8 @@ class DecoderConfig(Section):
             wrong.append(f"head_width = {self.head_width}: rotary positions rotate pairs; give an even number")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             wrong.append(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; give a divisor")
+        if self.rope_scaling and self.rope_scaling[1] >= self.rope_scaling[2]:
+            wrong.append("rope_scaling: the low frequency factor is not below the high one; exchange them")
         if self.qkv_bias and self.qk_norm:
             wrong.append("qkv_bias = true with qk_norm = true; leave one out")
         if wrong:

@@ -77,18 +77,17 @@ def model_table(folder: Path) -> dict[str, Any]:
         usual = {
             "num_key_value_heads": heads,
             "head_dim": 128 if about["model_type"] == "qwen3" else about["hidden_size"] // heads,
-            "rms_norm_eps": 1e-6,
             "tie_word_embeddings": False,
         }
         table = {ours: (usual | about)[theirs] for ours, theirs in _SAME.items()}
         rope = _rope(about)
         scaling = [rope[key] for key in SCALING] if rope["rope_type"] == "llama3" else []
+        theta = float(rope.get("rope_theta", about.get("rope_theta", 10_000.0)))
     except (KeyError, TypeError) as error:
         raise _unreadable(error) from error
-    theta = rope.get("rope_theta", about.get("rope_theta", 10_000.0))
     if about.get("rope_theta", theta) != theta:
         raise ValueError(f"{CONFIG} names two bases, rope_theta = {about['rope_theta']} and {theta}; leave one")
-    table |= {"rope_theta": float(theta), "rope_scaling": scaling}
+    table |= {"rope_theta": theta, "rope_scaling": scaling}
     return table | PLAIN | ARCHITECTURES[about["model_type"]][1]
 
 
@@ -234,6 +233,8 @@ def _unlike_ours(about: Mapping[str, Any]) -> Iterator[str]:
     if about.get("hidden_act", "silu") != "silu":
         yield f"hidden_act = {about['hidden_act']!r}"
     rope = _rope(about)
+    if nested := [key for key, value in rope.items() if isinstance(value, dict)]:
+        yield f"positions of {', '.join(nested)} alone"
     if rope["rope_type"] not in ("default", "llama3"):
         yield f"rope_type = {rope['rope_type']!r}"
     if (part := rope.get("partial_rotary_factor", about.get("partial_rotary_factor", 1.0))) != 1.0:

@@ -56,7 +56,7 @@ function ticks(low, high, most) {
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((each) => each * power >= rough) * power;
   const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(value);
+  for (let value = Math.ceil(low / step) * step; value <= high && found.length <= 2 * most; value += step) found.push(value);
   return found;
 }
 function logTicks(low, high) {

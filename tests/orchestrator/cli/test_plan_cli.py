@@ -121,7 +121,6 @@ region = "east"
             (
                 "2, east - west",
                 "10 Mbit/s, 20 ms",
-                "pool far, 50% of the day, with 2 of 6 learners",
                 "for a billion committed tokens",
                 "fleet.links east - west",
             ),

@@ -224,6 +224,9 @@ def test_workers_in_processes_make_the_same_bits_and_one_that_fails_leaves_nothi
         patch.setattr(preparation, "_joined", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(replace(options, out=tmp_path / "none"), quiet)
+    killed = tmp_path / "three" / preparation.DRAFT
+    killed.mkdir(parents=True)
+    (killed / "parts").write_text("of a call that was killed")
     monkeypatch.setattr(preparation, "ProcessPoolExecutor", ProcessPoolExecutor)
     prepare(replace(options, out=tmp_path / "three", workers=3), quiet)
     assert content(tmp_path / "three") == content(tmp_path / "one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from outer.protocol.fragments import Fragment, Tensor
 from tests.orchestrator.calling import invoke
 
 FOLDERS = Path(__file__).parents[2] / "learners" / "training" / "huggingface"
+MODELS = Path(__file__).parents[3] / "docs" / "models.md"
 LLAMA, QWEN = FOLDERS / "llama", FOLDERS / "qwen3"
 
 
@@ -60,6 +62,10 @@ def test_a_run_starts_from_a_folder_and_what_it_ends_with_goes_back_into_one(fol
     assert sorted(path.name for path in Path("again").iterdir()) == ["config.json", "model.safetensors"]
     assert huggingface.model_table(Path("again")) == huggingface.model_table(folder)
     assert weights.metadata("again/model.safetensors")["format"] == "pt"
+    assert export("--out", "model.safetensors").exit_code == 0
+    (snippet,) = re.findall(r"As the task's own tree:\n\n```python\n(.*?)```", MODELS.read_text(), re.DOTALL)
+    exec(snippet, made := {})
+    assert np.array_equal(made["params"]["blocks"][0]["mlp"]["up"], named["blocks/0/mlp/up"])
     twice = export("--format", "huggingface", "--out", "again")
     assert twice.exit_code == 2 and "exists already" in twice.stderr
     assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == [], "no draft is left"
