@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from learners.training.models.decoder_config import DecoderConfig
+from learners.training.models.language import TransformerConfig
 from orchestrator.recipe.config import Recipe
 
 UNITS = {  # by how a key ends
@@ -14,6 +16,7 @@ UNITS = {  # by how a key ends
     "_hours": "hours",
 }  # fmt: skip
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+NONE = {"type": "null"}, {"maxItems": 0, "minItems": 0, "type": "array"}
 MORE = {  # by table
     "": "[Write a recipe](getting-started.md#write-a-recipe), [Bring your own model](models.md)",
     "data": "[Train on tokens](models.md#train-on-tokens), [Data](protocol.md#data)",
@@ -32,7 +35,10 @@ MORE = {  # by table
 def blocks() -> dict[str, str]:
     """The tables, by the name of their place in the page."""
     schema = Recipe.model_json_schema()
-    return {"recipe": "\n\n".join(_tables(schema, schema["$defs"], "", repeated=False))}
+    tables = [*_tables(schema, schema["$defs"], "", repeated=False)]
+    for task, model in (("ByteLanguageModel", TransformerConfig), ("CausalLM", DecoderConfig)):
+        tables += _tables(model.model_json_schema(), {}, f"`[model]` of `{task}`", repeated=False)
+    return {"recipe": "\n\n".join(tables)}
 
 
 def _tables(schema: Mapping[str, Any], known: Mapping[str, Any], place: str, repeated: bool) -> Iterator[str]:
@@ -45,6 +51,7 @@ def _tables(schema: Mapping[str, Any], known: Mapping[str, Any], place: str, rep
         default = "required" if key in schema.get("required", ()) else _default(given.get("default"))
         rows.append(f"|`{key}`|{_values(given, key)}|{default}|{given['description']}|")
     heading = "At the top" if not place else f"`[[{place}]]`" if repeated else f"`[{place}]`"
+    heading = place if place.startswith("`") else heading
     more = f" More: {MORE[place]}." if place in MORE else ""
     says = " ".join(schema["description"].split())
     yield "\n".join([f"## {heading}", "", says + more, "", "|key|value|default|effect|", "|---|---|---|---|", *rows])
@@ -55,7 +62,7 @@ def _tables(schema: Mapping[str, Any], known: Mapping[str, Any], place: str, rep
 def _values(given: Mapping[str, Any], key: str) -> str:
     """What a key may be: its choices, or its kind with the unit that its name ends with, and its bounds."""
     if "anyOf" in given:
-        return " or ".join(_values(each, key) for each in given["anyOf"] if each.get("type") != "null")
+        return " or ".join(_values(each, key) for each in given["anyOf"] if each not in NONE)
     if choices := given.get("enum", [given["const"]] if "const" in given else []):
         return ", ".join(f"`{json.dumps(each)}`" for each in choices)
     if given["type"] == "array":

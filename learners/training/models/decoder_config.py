@@ -12,7 +12,7 @@ from outer.config import Section
 class DecoderConfig(Section):
     """The recipe's [model] table for the decoder (learners/training/models/causal_lm.py)."""
 
-    layers: PositiveInt = 4
+    layers: PositiveInt = Field(4, description="blocks of attention and MLP")
     width: PositiveInt = Field(128, description="features per token")
     heads: PositiveInt = Field(4, description="of queries")
     kv_heads: PositiveInt | None = Field(None, description="of keys and values, a divisor of heads; default: heads")
@@ -23,7 +23,7 @@ class DecoderConfig(Section):
     rope_scaling: tuple[()] | tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveInt] = Field(
         (), description="as Llama 3's: factor, low and high frequency factor, positions before scaling"
     )
-    norm_eps: PositiveFloat = 1e-6
+    norm_eps: PositiveFloat = Field(1e-6, description="added to the mean square in each norm")
     qk_norm: bool = Field(False, description="normalise queries and keys")
     qkv_bias: bool = Field(False, description="add biases to queries, keys and values; not with qk_norm")
     tied: bool = Field(True, description="one matrix for embedding and output")

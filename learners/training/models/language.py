@@ -21,9 +21,9 @@ EPS = 1e-6  # of RMSNorm
 class TransformerConfig(Section):
     """The recipe's [model] table for the built-in transformers."""
 
-    layers: PositiveInt = 3
+    layers: PositiveInt = Field(3, description="blocks of attention and MLP")
     width: PositiveInt = Field(96, description="features per token; a multiple of 2 * heads")
-    heads: PositiveInt = 4
+    heads: PositiveInt = Field(4, description="of attention")
     mlp: PositiveInt = Field(4, description="width of the hidden layer, in multiples of `width`")
 
     @model_validator(mode="after")
