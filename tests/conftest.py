@@ -43,9 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Those on others come last, for the worker that is free by then.
     """
-    for item in items:
-        if item.nodeid.startswith("chaos/suite/"):
-            item.add_marker("suite")
     places = {"Ray": 0} | dict.fromkeys(APART.values(), 2)
     items.sort(key=lambda item: (places.get(scope(item.nodeid), 1), item.nodeid.startswith("tests/")))
 
