@@ -41,7 +41,7 @@ LARGE_AT_ONCE = 8  # objects with arrays on their way: no batch waits for them
 OWED_MOST = 2  # batches that are read before their writer is told, at the latest
 LARGE = 2**16  # bytes of arrays that travel in an object of their own
 WAITING_MOST = 4096  # messages for a region that do not fit into the store; the oldest are dropped
-KEPT_MOST = 64  # batches that a region has not had; to more none is added that says nothing
+UNREAD_MOST = 8  # batches that a region has not read, as it is cut off; to more none is added that says nothing
 CAUSES: dict[str, type[Exception]] = {each.__name__: each for each in (Gone, Raised, Unreachable)}
 
 Serve = Callable[[str, str, str, Sequence[Any]], Awaitable[Any]]  # (of which region, process, method, arguments)
@@ -65,6 +65,7 @@ class _Region:
     sent_in: dict[int, int] = field(default_factory=dict)  # of these, those that are in a batch, and in which
     incarnation: int = 0  # its newest that is known
     next: int = 0  # its next batch
+    read: int = 0  # the first of ours that it may not have read
     open: set[int] = field(default_factory=set)  # batches that were read, some of whose arrays are not here yet
     owed: int = 0  # batches with messages that were read since it was told so
     unread: set[int] = field(default_factory=set)  # batches with messages that it may not have had
@@ -224,7 +225,7 @@ class Mail:
         for number in count():
             beat_at = now() + BEAT_S
             while not (may_say := bool(other.waiting) and len(other.unread) < AT_ONCE) and other.owed < OWED_MOST:
-                if (left_s := beat_at - now()) <= 0.0 and len(other.kept) < KEPT_MOST:
+                if (left_s := beat_at - now()) <= 0.0 and number - other.read < UNREAD_MOST:
                     break
                 other.wake.clear()
                 with contextlib.suppress(TimeoutError):  # not wait_for, which may pass over that it is cancelled
@@ -250,6 +251,7 @@ class Mail:
         """Of this incarnation of ours the batches before `read` were read; those before `had` nobody needs any more."""
         if incarnation != self.incarnation:
             return
+        other.read = max(other.read, read)
         other.unread = {number for number in other.unread if number >= read}
         other.wake.set()
         for name in [name for number in sorted(other.kept) if number < had for name in other.kept.pop(number)]:

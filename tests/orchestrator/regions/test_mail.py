@@ -121,10 +121,30 @@ async def test_over_a_store_that_fails_every_third_time_each_call_is_answered_an
         return [f"{folder}/{name}" for folder, names in store._folders.items() for name in names]
 
     def removed() -> bool:
-        return not any("/large/" in name for name in left()) and len(left()) < 2 * mail.KEPT_MOST
+        return not any("/large/" in name for name in left()) and len(left()) < 16 * mail.UNREAD_MOST
 
     await until_async(removed, "what was read is removed")
     assert far.view()["home"]["waiting"] == 0
+
+
+@in_a_loop
+async def test_a_region_that_was_cut_off_for_long_has_little_to_read_that_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mail, "BEAT_S", 0.01)
+    store = MemoryObjects()
+    home, far = await joined(store)
+    end(far)
+    (known,) = home._regions.values()
+
+    def unread() -> int:
+        return max(known.kept) + 1 - known.read
+
+    await until_async(lambda: unread() >= mail.UNREAD_MOST, "it reads nothing")
+    await asyncio.sleep(20 * mail.BEAT_S)
+    assert unread() == mail.UNREAD_MOST
+    home.tell("far", "a", "echo", ("of weight",))
+    await until_async(lambda: unread() == mail.UNREAD_MOST + 1, "what says something is written all the same")
 
 
 @in_a_loop
