@@ -29,7 +29,7 @@ BUDGETS = {
     "orchestrator/runtime": 2340,
     "orchestrator/compare": 475,
     "orchestrator/prepare": 710,
-    "orchestrator/regions": 1456,
+    "orchestrator/regions": 1460,
     "orchestrator/lifecycle": 2550,
     "orchestrator/watch": 720,
     "orchestrator/cli": 2820,
