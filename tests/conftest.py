@@ -29,30 +29,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 RAY = ("tests/runtime/", "chaos/suite/")  # tests that start Ray
-APART = {"test_islands.py": "islands", "test_cluster.py": "clusters", "test_autoscaling.py": "clusters"}
-
-
-def scope(nodeid: str) -> str:
-    """What runs in one worker: tests on the one Ray, on another, with clusters of their own; else those of a file."""
-    file = nodeid.partition("::")[0]
-    return APART.get(file.rpartition("/")[2], "Ray") if file.startswith(RAY) else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests on the one Ray come first: together they take longest. Of these, the chaos suite, which ends its Ray.
-
-    Those on others come last, for the worker that is free by then.
-    """
-    places = {"Ray": 0} | dict.fromkeys(APART.values(), 2)
-    items.sort(key=lambda item: (places.get(scope(item.nodeid), 1), item.nodeid.startswith("tests/")))
+    """Tests on Ray come first: they take longest. Of these, the chaos suite, which ends its Ray."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(RAY), item.nodeid.startswith("tests/")))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the tests on Ray to two workers, each with one Ray of its own; the tests of any other file stay together."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByScope(LoadFileScheduling):
+    class OneRay(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return scope(nodeid)
+            if not nodeid.startswith(RAY):
+                return super()._split_scope(nodeid)
+            return "islands" if "/test_islands.py" in nodeid else "Ray"
 
-    return ByScope(config, log)
+    return OneRay(config, log)
