@@ -90,7 +90,7 @@ def test_a_run_whose_learners_come_and_go_is_computed_again_to_the_bit(elastic):
 
 
 def assert_nothing_lost(result, *learners):
-    """Leaving cost their first incarnations nothing: their last rounds are in commits, and none was dropped for leaving.
+    """Leaving cost their first incarnations nothing: their last rounds are in commits, none was dropped for leaving.
 
     On a busy machine a learner may be behind the syncer's clock. Then, as with those that stay, every fragment can be
     overwritten after a step and before it is read, for a whole round, the newest one too.
