@@ -116,10 +116,7 @@ class FragmentShard:
         self._installed = asyncio.Event()  # set, and replaced, when a version has come into force
         self._marks: dict[int, Marked] = {}  # by snapshot
         self._newest_mark = 0
-        self._saved: tuple[int, dict[str, Any]] = (
-            0,
-            {},
-        )  # the newest snapshot whose part is written, and its description
+        self._saved: tuple[int, dict[str, Any]] = 0, {}  # the newest snapshot that is written, and its description
         self._sent: Counter[str] = Counter()  # bytes of versions that learners have fetched here, by learner
         self._trouble = ""  # why the store does not take a value
         self._points = KillPoints()

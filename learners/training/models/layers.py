@@ -63,10 +63,8 @@ def attention(params: Params, x: jax.Array, heads: int, eps: float, angles: jax.
     x = rms_norm(x, params["norm"], eps)
 
     def of(name: str) -> jax.Array:
-        made = jnp.matmul(x, params[name])
-        return (made + params[f"{name}_bias"] if f"{name}_bias" in params else made).reshape(
-            batch, length, -1, head_width
-        )
+        made, bias = jnp.matmul(x, params[name]), params.get(f"{name}_bias")
+        return (made if bias is None else made + bias).reshape(batch, length, -1, head_width)
 
     query, key, value = of("query"), of("key"), of("value")
     if "query_norm" in params:
