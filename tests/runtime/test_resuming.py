@@ -44,13 +44,16 @@ EPOCHS = 2 + len(KILLED_AT)  # of the first session: a shard is frozen, too
 
 
 def epoch(number, syncer_step):
-    """This epoch has committed that much, with two shards, and all learners step."""
+    """This epoch has committed, that much with those before it, with two shards, and all learners step."""
+    seen = []  # syncer steps, while this epoch serves; those before it may have committed more than asked
 
     def serves(status):
         syncer = status["syncer"]
+        if syncer["epoch"] == number:
+            seen.append(status["run"]["syncer_step"])
         there = [shard for shard in syncer["shards"] or () if shard.get("pid")]
         all_there = len(there) == 2 and len(stepping(status)) == 3
-        return syncer["epoch"] == number and all_there and status["run"]["syncer_step"] >= syncer_step
+        return bool(seen) and seen[-1] >= max(syncer_step, seen[0] + 2) and syncer["epoch"] == number and all_there
 
     return serves
 
