@@ -98,3 +98,23 @@ def test_a_region_joins_leaves_and_joins_again() -> None:
     )
     assert said.returncode == 0 and "regions: finished, ok" in said.stdout, said.stderr[-2000:]
     assert said.stderr.count("is part of the run") == 2 and "region eu has left" in said.stderr
+
+
+def test_every_cell_of_the_notebook_runs_in_a_thread_that_has_a_loop_as_a_kernels_has(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    within = f"import asyncio\nasync def cells():\n    exec({code!r}, globals())\nasyncio.run(cells())\n"
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    ends = (
+        "assert run.summary['ok'] and len(verdicts) > 20\nprint(run.table('SELECT learner, detail FROM LearnerLost'))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", within + ends],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert said.returncode == 0 and "learner-local-1" in said.stdout, said.stderr[-2000:]
