@@ -1,4 +1,4 @@
-"""Writes a whole log at once, as segments: of a run that was made in one process, and has no journal."""
+"""Writes a log as segments: of a run that was made in one process, and has no journal."""
 
 from __future__ import annotations
 
@@ -14,23 +14,37 @@ from outer.journal.groups import SYNCER
 from outer.journal.object_store import Objects
 
 
-def write_log(store: Objects, events: Iterable[Event]) -> dict[str, Segmented]:
-    """Write events in the log's order; returns where each part ends.
+class WholeLog:
+    """A log that nobody else writes; `ends`: where each of its parts ends."""
 
-    Raises OSError, and FileExistsError where another log is.
-    """
-    parts: dict[str, list[Event]] = {log: [] for log in LOGS}
-    for event in events:
-        parts[event.writer if event.writer in LOGS else SYNCER].append(event)
-    return {log: _write_part(store, log, part) for log, part in parts.items()}
+    def __init__(self, store: Objects) -> None:
+        self._store = store
+        self.ends = {log: Segmented(run=uuid.uuid4().hex) for log in LOGS}
 
+    @property
+    def rows(self) -> int:
+        return sum(end.rows for end in self.ends.values())
 
-def _write_part(store: Objects, log: str, events: list[Event]) -> Segmented:
-    end = Segmented(run=uuid.uuid4().hex)
-    for first in range(0, len(events), SEGMENT_ROWS):
+    def append(self, events: Iterable[Event]) -> None:
+        """Write events in the log's order. Raises OSError, and FileExistsError where another log is."""
+        parts: dict[str, list[Event]] = {log: [] for log in LOGS}
+        for event in events:
+            parts[event.writer if event.writer in LOGS else SYNCER].append(event)
+        for log, part in parts.items():
+            for first in range(0, len(part), SEGMENT_ROWS):
+                self._append(log, part[first : first + SEGMENT_ROWS])
+
+    def _append(self, log: str, events: list[Event]) -> None:
+        end = self.ends[log]
         rows = Rows(end.rows)
-        for event in events[first : first + SEGMENT_ROWS]:
+        for event in events:
             rows.add(event)
         place = Segment(log, end.run, end.segments, end.seal, end.segments, end.segments, "", end.rows, len(rows))
-        end = segmented(create(store, place, rows.part()))
-    return end
+        self.ends[log] = segmented(create(self._store, place, rows.part()))
+
+
+def write_log(store: Objects, events: Iterable[Event]) -> dict[str, Segmented]:
+    """A whole log at once; returns where each part ends. Raises as `append`."""
+    log = WholeLog(store)
+    log.append(events)
+    return log.ends

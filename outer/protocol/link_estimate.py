@@ -66,7 +66,7 @@ class LinkEstimate:
     @property
     def latency_s(self) -> float:
         """Seconds of an answer without bytes."""
-        return self.seconds - self.byte_s * self.size
+        return max(0.0, self.seconds - self.byte_s * self.size)
 
     def expected_s(self, size: float) -> float:
         """Seconds that an answer of `size` bytes should take; 0 while nothing is known."""
