@@ -38,7 +38,8 @@ FROM (FROM about WHERE kind IN ('LeaseExpired', 'LeaseRenewed')
     QUALIFY lag(told_by) OVER (PARTITION BY who ORDER BY position) <> told_by)
 WINDOW leases AS (PARTITION BY who ORDER BY position) QUALIFY kind = 'LeaseExpired';
 
--- The incarnations. `over`: killed, drained, or stopped, where its end came after the run's; NULL: it is not over.
+-- The incarnations. `over`: killed, drained, or stopped, where its end came after the run's and it had not failed; NULL:
+-- it is not over.
 -- `noticed`: when it had left, or else when the orchestrator, or the syncer, first considered it dead. `died`: the best
 -- known time of a killed one's death: the kill, else the freeze in which it was given up (`suspension`), else its last
 -- sign of life. `ended`: when it died or was told to stop. `heir`: its learner's next incarnation; `again`: when that was
@@ -74,7 +75,8 @@ WITH told AS (
     FROM facts WHERE kind IN ('Finished', 'RunFinished', 'RunResumed')
 ), lives AS (
     SELECT *, fence.t AS fenced, CASE WHEN first IS NULL THEN NULL
-            WHEN list_filter(ends, lambda e: e.position < first.position)[-1].ended THEN 'stopped'
+            WHEN fence.reason IS DISTINCT FROM 'failed'
+                AND list_filter(ends, lambda e: e.position < first.position)[-1].ended THEN 'stopped'
             WHEN first.kind = 'LearnerFenced' AND first.reason = 'drained' THEN 'drained' ELSE 'killed' END AS over,
         CASE WHEN over = 'drained' THEN fenced ELSE coalesce(lost, fenced) END AS noticed,
         list_filter(faults, lambda f: f.ends)[1] AS kill,

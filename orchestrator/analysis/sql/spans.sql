@@ -89,7 +89,8 @@ WITH begun AS (
 )
 SELECT position, format('{} {} was lent {} samples in spans that it never began', learner, incarnation, ahead) AS told
 FROM (
-    SELECT borrowers.*, log.ahead_s, largest, coalesce(paces.fastest_s, log.fastest_s) AS fastest_s, coalesce(died, false) AS died,
+    SELECT borrowers.*, log.ahead_s, largest, coalesce(died, false) AS died,
+        coalesce(min(paces.fastest_s) OVER (PARTITION BY learner), log.fastest_s) AS fastest_s,
         least(greatest(facts_end, commits_end), left_at) - greatest(lent_at, heard) AS silent_s
     FROM borrowers CROSS JOIN log LEFT JOIN paces USING (who) LEFT JOIN ends USING (learner, incarnation)
 )
