@@ -43,7 +43,7 @@ LEAST = 64 * 2**10
 FIRST = 256 * 2**10  # bytes of the first range of a read
 STREAMS = 16  # connections of one call
 ROUNDS = 3  # of sending what the door says that it lacks
-PAUSES_S = (0.0, 0.5, *8 * (1.0,))  # before a request whose connection was lost is sent again: over half a minute
+PAUSES_S = (0.0, 0.5, *18 * (1.0,))  # from one attempt to the next at least: together half a minute where none is heard
 CONNECT_S = 2.0  # for a connection; TCP itself would try again after 1, 3, 7, 15, 31 s, long after a cut has healed
 UNHEARD_S = 5.0  # until an idle host, or what was sent, is acknowledged and taken: otherwise the connection is lost
 SILENCE_S = 20.0  # without a byte in either direction: likewise
@@ -206,6 +206,7 @@ class Door:
         """Send a request, again where its connection is lost or the door is busy. Raises OSError, as it names it."""
         path = "/".join(filter(None, (self._base, name)))
         for pause in (*PAUSES_S, None):
+            tried_at = time.monotonic()
             try:
                 with self._connection() as connection:
                     answer = connection.ask(method, f"/{path}{query}", headers or {}, body, give_up_at, wait_s)
@@ -221,7 +222,7 @@ class Door:
                     return answer
                 if answer.status != BUSY or pause is None:
                     _raise(answer, f"{self.uri}/{name}")
-            time.sleep(pause)
+            time.sleep(max(0.0, tried_at + pause - time.monotonic()))
         raise AssertionError("each attempt returns or raises")
 
     def _drop(self) -> None:
