@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import typer
 
 from orchestrator.cli.recipes import prepare, store_of
 from orchestrator.cli.terminal import LiveView
-from orchestrator.cli.watch import beside
+from orchestrator.cli.track import beside as tracked
+from orchestrator.cli.watch import beside as watched
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump
@@ -53,8 +54,11 @@ def train(
         from orchestrator.runtime import launch  # Ray begins here, after everything that can be refused was
 
         more = starter, view.update, lock, view.stage
-        watched = resolved.run.watch and job_config() is None  # nobody opens a page on a job's node
-        with beside(store, view.page) if watched else nullcontext():
+        with ExitStack() as stack:
+            if resolved.run.track:
+                stack.enter_context(tracked(store, resolved.run.track, view.page))
+            if resolved.run.watch and job_config() is None:  # nobody opens a page on a job's node
+                stack.enter_context(watched(store, view.page))
             if address:
                 return store, launch.run_attached(resolved, store, address, *more)
             return store, launch.run_embedded(resolved, store, *more, page=view.page)

@@ -244,6 +244,10 @@ class RunConfig(Section):
         300.0, description="with no syncer step for this long the run fails; waiting for a place does not count"
     )
     watch: bool = Field(True, description="serve the live page beside diloco run, on loopback, and print its address")
+    track: tuple[str, ...] = Field(
+        (),
+        description="send curves to tensorboard:FOLDER or wandb:PROJECT beside diloco run; diloco track does it later",
+    )
     dashboard: bool = Field(False, description="start Ray's dashboard with a local Ray, and print its address")
     metrics: bool = Field(True, description="export Prometheus metrics through Ray")
     control: dict[str, Annotated[str, Field(pattern=LABEL)]] = Field(

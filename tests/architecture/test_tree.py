@@ -15,7 +15,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 BUDGETS = {
     "outer/protocol": 4225,
     "outer/numeric": 1970,
-    "outer/journal": 2348,
+    "outer/journal": 2350,
     "outer": 2340,
     "learners/protocol": 1920,
     "learners/training": 4330,
@@ -32,7 +32,7 @@ BUDGETS = {
     "orchestrator/regions": 1460,
     "orchestrator/lifecycle": 2550,
     "orchestrator/watch": 720,
-    "orchestrator/cli": 2820,
+    "orchestrator/cli": 2840,
     "orchestrator/eventlog": 1440,
     "orchestrator/analysis": 630,
     "orchestrator/telemetry": 375,
@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_670, ("tests",): 36_110, ("benchmarks",): 7930}
+TOTALS = {PACKAGES: 48_700, ("tests",): 36_130, ("benchmarks",): 7930}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

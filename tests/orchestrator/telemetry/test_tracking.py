@@ -11,15 +11,18 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event as Record
 
 from benchmarks.harness.seed_run import SeedRun
+from orchestrator.cli.track import beside
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated
 from orchestrator.eventlog.reader import read_run
 from orchestrator.eventlog.tables import part_of
+from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry import tracking
 from orchestrator.telemetry.tracking import SERIES, Curves, Point
 from outer.protocol.facts import Committed
 from tests.orchestrator.calling import invoke
 from tests.replay.shaken import recipe
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +138,23 @@ def test_what_a_tracker_has_is_not_sent_again(run: Path, monkeypatch: pytest.Mon
     assert invoke("track", str(run), "--to", "half:x", "--every", "6").exit_code == 0
     committed, held_out = (made[-1].steps[series] for series in SERIES)
     assert min(committed) > 11 and held_out[0] == 0, "an evaluation may be of an older step than what came before it"
+
+
+def test_beside_a_run_points_are_sent_as_its_log_grows_and_what_fails_is_told(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tracking.SINKS, "half", Half)
+    monkeypatch.setitem(tracking.SINKS, "dead", Dead)
+    folder, told, at = tmp_path / "run", list[str](), len(made)
+    folder.mkdir()
+    shutil.copy(run / "config.toml", folder)
+    with beside(RunStore(folder), ["half:x"], told.append):
+        shutil.copytree(run / "log", folder / "log")
+        until(lambda: made[at].steps["loss/held_out"], "the log is read")
+    assert made[at].steps["loss/held_out"] == sorted(set(made[at].steps["loss/held_out"])) and told == []
+    with beside(RunStore(folder), ["dead:x"], told.append):
+        until(lambda: told, "that it is away is told")
+    assert "ConnectionError: away" in told[0] and "the run does not notice" in told[0]
 
 
 def test_a_tracker_that_cannot_be_used_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
