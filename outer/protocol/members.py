@@ -72,6 +72,7 @@ class Member:
     quarantined: bool = False
     times_donor: int = 0  # times it was named as a donor
     report: Report | None = None
+    back_at: float = float("-inf")  # when its lease was renewed after it had expired
     first_step: int = 0  # the step number before this incarnation's first step
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
     merged_step: dict[int, int] = field(default_factory=dict)  # by fragment: its own step in the newest merged read
@@ -364,6 +365,7 @@ class Members:
             member.missed = report.sequence  # its loop cannot answer yet
         silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
         if silent_s is not None:
+            member.back_at = now
             self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
         coverage = self._coverage.get((member.name, member.incarnation))
         known = member.report.tokens if member.report else coverage.last_tokens if coverage else 0

@@ -181,15 +181,16 @@ class ReadRequests:
         least_s = 0.0 if member.answers.known else self._config.read_timeout_s
         return Wait(deadline_s, min(deadline_s, max(usual_s, least_s)))
 
-    def note_transfer(self, member: Member, event: Contribution) -> bool:
-        """An answer came, in time or not: it says how fast this learner's link is.
+    def note_transfer(self, now: float, member: Member, event: Contribution) -> bool:
+        """An answer came, in time or not: it says how fast this learner's link is, unless its lease expired meanwhile.
 
         Returns whether it is the answer that was asked for ahead.
         """
-        if event.took_s > 0.0 and not event.defect and event.codec in self._links.uplinks.codecs:
+        took_s = event.took_s if member.live and event.took_s <= now - member.back_at else 0.0
+        if took_s > 0.0 and not event.defect and event.codec in self._links.uplinks.codecs:
             size = self._links.uplinks.bytes(event.codec, event.fragment)
-            member.link.note(self._sizes[event.fragment], event.took_s + event.held_s)
-            member.answers.note(size, event.took_s)
+            member.link.note(self._sizes[event.fragment], took_s + event.held_s)
+            member.answers.note(size, took_s)
             self._links.note(member, self._config.round_steps * self._members.step_s)
         under_way = member.under_way.get(event.fragment)
         waited_for = under_way is None or under_way[:2] != (event.syncer_step, event.attempt)
@@ -197,9 +198,9 @@ class ReadRequests:
         if waited_for:
             return False
         assert under_way is not None
-        if event.took_s > 0.0:
+        if took_s > 0.0:
             round_s = self._config.round_steps * self._members.step_s
-            member.window.note(event.took_s, under_way.beside, round_s)
+            member.window.note(took_s, under_way.beside, round_s)
         del member.under_way[event.fragment]
         return event.attempt == EARLY
 

@@ -407,7 +407,7 @@ class Syncer:
             if isinstance(event.learner, str):
                 self._read_requests.miss(now, step, event, "refused")
             return
-        early = self._read_requests.note_transfer(member, event)
+        early = self._read_requests.note_transfer(now, member, event)
         reason = "late"
         if early and event.syncer_step > self.committed_step and (step is None or step.collects):
             reason = self._read_requests.keep(member, event, self.versions)

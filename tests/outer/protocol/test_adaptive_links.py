@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from outer.config import SyncConfig
-from outer.protocol.facts import Committed, LinkAdapted
+from outer.protocol.events_effects import Tick
+from outer.protocol.facts import Committed, LeaseExpired, LinkAdapted
 from outer.protocol.link_estimate import QUEUE, WINDOW, LinkWindow
 from outer.protocol.link_ladder import AFTER, BACK_AFTER, LadderPlace, Uplinks
 from outer.protocol.links import EARLY
@@ -168,3 +169,25 @@ def test_a_link_whose_answers_never_arrive_goes_down_too_and_comes_back_when_the
     made.due = []  # they are lost
     run(made, 240, 40.0)
     assert made.facts(LinkAdapted)[-1].codec == "fp32"
+
+
+def test_answers_that_a_cut_delayed_are_no_slow_link() -> None:
+    made = made_of_two(UPLINKS, adaptive=True)
+    run(made, 120, 40.0)
+    asked = made.sent(ReadRequest, "a")[-4:]
+    made.peers["a"].lease_s = 5.0
+    made.step("a")
+    for _ in range(30):
+        made.now += 1.0
+        made.step("b")
+        made.do(Tick())
+    assert [fact.learner for fact in made.facts(LeaseExpired)] == ["a"]
+    delayed = [made.peers["a"].answer(each, codec=each.codec, took_s=30.0) for each in asked]
+    for each in delayed[:2]:
+        made.do(each)
+    made.step("a")
+    for each in delayed[2:]:
+        made.do(each)
+    made.peers["a"].lease_s = 1e9
+    run(made, 60, 40.0)
+    assert [fact for fact in made.facts(LinkAdapted) if fact.learner == "a"] == []
