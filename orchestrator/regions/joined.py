@@ -102,7 +102,7 @@ class JoinedProcesses:
         self._here, self._recipe, self._region_of, self._to, self._label = here, recipe, region_of, to, label
         self._regions = recipe.joined
         self._notices: dict[str, dict[str, float | None]] = {}  # by region
-        self._asked_at, self._asking = float("-inf"), Background(tell)
+        self._asked_at, self._asking, self._ending = float("-inf"), Background(tell), Background(tell)
 
     def start_syncer(self, spec: SyncerSpec, sources: RecoverySources | None) -> Peer:
         return self._here.start_syncer(spec, sources)
@@ -136,9 +136,14 @@ class JoinedProcesses:
 
     def end(self, process: Peer) -> None:
         if isinstance(process, RegionPeer):
-            self._to(process.region, GATEWAY).tell("end", process.name)
+            self._ending.spawn(self._end(self._to(process.region, GATEWAY), process.name))
         else:
             self._here.end(process)
+
+    async def _end(self, gateway: Peer, name: str) -> None:
+        """Until its region has heard of it: a message is lost with a gateway, and nobody else ends that process."""
+        with contextlib.suppress(NoAnswer):
+            await insist(partial(gateway.ask, "end", name))
 
     async def kill(self, ranks: Iterable[RankState]) -> str:
         by_region = defaultdict[str, list[RankState]](list)

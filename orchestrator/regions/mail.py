@@ -41,7 +41,7 @@ LARGE_AT_ONCE = 8  # objects with arrays on their way: no batch waits for them
 OWED_MOST = 2  # batches that are read before their writer is told, at the latest
 LARGE = 2**16  # bytes of arrays that travel in an object of their own
 WAITING_MOST = 4096  # messages for a region that do not fit into the store; the oldest are dropped
-UNREAD_MOST = 8  # batches that a region has not read, as it is cut off; to more none is added that says nothing
+UNREAD_MOST = 3  # batches that a region has not read, as it is cut off; to more none is added that says nothing new
 CAUSES: dict[str, type[Exception]] = {each.__name__: each for each in (Gone, Raised, Unreachable)}
 
 Serve = Callable[[str, str, str, Sequence[Any]], Awaitable[Any]]  # (of which region, process, method, arguments)
@@ -67,6 +67,7 @@ class _Region:
     next: int = 0  # its next batch
     read: int = 0  # the first of ours that it may not have read
     open: set[int] = field(default_factory=set)  # batches that were read, some of whose arrays are not here yet
+    told: int = -1  # what `next` was when it was last told
     owed: int = 0  # batches with messages that were read since it was told so
     unread: set[int] = field(default_factory=set)  # batches with messages that it may not have had
     heard_at: float = float("-inf")
@@ -225,7 +226,8 @@ class Mail:
         for number in count():
             beat_at = now() + BEAT_S
             while not (may_say := bool(other.waiting) and len(other.unread) < AT_ONCE) and other.owed < OWED_MOST:
-                if (left_s := beat_at - now()) <= 0.0 and number - other.read < UNREAD_MOST:
+                may_beat = number - other.read < UNREAD_MOST or other.next != other.told
+                if (left_s := beat_at - now()) <= 0.0 and may_beat:
                     break
                 other.wake.clear()
                 with contextlib.suppress(TimeoutError):  # not wait_for, which may pass over that it is cancelled
@@ -244,7 +246,7 @@ class Mail:
             other.kept[number], other.owed = objects, 0
             if sent:
                 other.unread.add(number)
-            had = [other.incarnation, other.next, min(other.open, default=other.next)]
+            other.told, had = other.next, [other.incarnation, other.next, min(other.open, default=other.next)]
             under_way.append(self._background.spawn(self._created(objects[0], {"had": had, "sent": sent}, arrays)))
 
     async def _forget(self, other: _Region, incarnation: int, read: int, had: int) -> None:

@@ -150,6 +150,33 @@ async def test_a_region_that_was_cut_off_for_long_has_little_to_read_that_says_n
     await until_async(lambda: unread() == mail.UNREAD_MOST + 1, "what says something is written all the same")
 
 
+class Unread(MemoryObjects):
+    away = False
+
+    def read(self, *given: Any, **more: Any) -> Any:
+        if self.away:
+            raise OSError("no answer")
+        return super().read(*given, **more)
+
+
+@in_a_loop
+async def test_two_regions_that_were_cut_off_and_have_nothing_to_say_hear_of_each_other_again() -> None:
+    store = Unread()
+    home, far = await joined(store)
+    store.away = True
+
+    def unread(one: Mail, other: str) -> int:
+        known = one._regions[other]
+        return max(known.kept) + 1 - known.read
+
+    await until_async(
+        lambda: unread(home, "far") == unread(far, "home") == mail.UNREAD_MOST, "each has written as much as it may"
+    )
+    store.away = False
+    begun = home._regions["far"].next
+    await until_async(lambda: home._regions["far"].next >= begun + 5 * mail.UNREAD_MOST, "they go on")
+
+
 @in_a_loop
 async def test_a_region_that_comes_again_answers_no_call_to_the_one_before_and_is_asked_anew() -> None:
     store = MemoryObjects()
