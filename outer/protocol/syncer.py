@@ -146,14 +146,17 @@ class Syncer:
         """Continue after the newest commit. Syncer steps that were open, or had passed, after it are opened again."""
         self.versions, self._digests = recovered.versions, recovered.digests
         self.tokens_committed = self._tokens_counted = recovered.tokens_committed
-        if recovered.finished is not None and not self._may_continue(recovered):
+        if recovered.finished is not None and not self._may_continue(recovered.finished):
             self.finished = self._ending = recovered.finished.reason
         self.syncer_step = self.committed_step = max(*recovered.versions, recovered.clock)
         self._members.restore(recovered)
 
-    def _may_continue(self, recovered: Recovered) -> bool:
-        """Whether a finished run continues: it was reopened and has not reached its (perhaps raised) budget."""
-        return self._reopened and not self._budget.reached(recovered.tokens_committed, max(recovered.versions))
+    def _may_continue(self, end: Finished) -> bool:
+        """Whether a finished run continues: it was reopened and has not reached its (perhaps raised) budget.
+
+        It may have ended at a step at which no fragment was due.
+        """
+        return self._reopened and not self._budget.reached(end.tokens_committed, end.syncer_step)
 
     def start(self) -> list[Effect]:
         """The first effects of an epoch. Call it once, before `handle`."""

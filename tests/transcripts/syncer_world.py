@@ -115,7 +115,7 @@ class Bench:
         self.began = 0  # where the present epoch's effects begin
         self.log += self.syncer.start()
 
-    def epoch(self, number: int) -> Syncer:
+    def epoch(self, number: int, reopened: bool = False) -> Syncer:
         config = self.config
         assert config.fragments is not None
         return Syncer(
@@ -132,6 +132,7 @@ class Bench:
             manifest=MANIFEST,
             uplinks=self.uplinks,
             recovered=recover(self.journal, config.fragments) if number > 1 else None,
+            reopened=reopened,
         )
 
     # -------------------------------------------------------------- doing

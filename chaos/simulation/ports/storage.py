@@ -151,11 +151,14 @@ class Store(MemoryObjects):
 
 
 def header_of(content: Bytes) -> Header:
-    """The header of a group, from its first bytes; empty if they are not there."""
+    """The header of a group, from its first bytes; empty if they are not there, or damaged."""
     begin = len(MAGIC) + 8
     size = int.from_bytes(content[len(MAGIC) : begin], "big")
-    header: Header = json.loads(bytes(content[begin : begin + size])) if 0 < size <= len(content) - begin else {}
-    return header
+    try:
+        header: Header = json.loads(bytes(content[begin : begin + size])) if 0 < size <= len(content) - begin else {}
+        return header
+    except ValueError:
+        return {}
 
 
 def _is_group(name: str) -> bool:

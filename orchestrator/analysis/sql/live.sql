@@ -14,7 +14,7 @@ FROM (SELECT coalesce(max(median_s), 0.0) AS slowest_s FROM paces WHERE steps >=
     (SELECT coalesce(max(grace_s), 0.0) AS grace_s FROM commits), rules
 ORDER BY rules.position DESC LIMIT 1;
 
--- The syncer's facts, its commits, the faults and the waits for a store that was away. `trouble`: a name for what is no
+-- The syncer's facts, its commits, the faults, failed downloads and the waits for a store that was away. `trouble`: a name for what is no
 -- routine; what a step may repeat has one by kind and syncer step.
 CREATE OR REPLACE TEMP TABLE turns AS
 SELECT position, if(writer = 'syncer' AND kind <> 'StoreWaited', t, NULL) AS t, incarnation AS epoch, kind,
@@ -23,10 +23,12 @@ SELECT position, if(writer = 'syncer' AND kind <> 'StoreWaited', t, NULL) AS t, 
     CASE kind WHEN 'StoreWaited' THEN TRY_CAST(fact->>'$.seconds' AS DOUBLE) END AS waited_s,
     CASE WHEN kind IN ('StepReopened', 'ReadFailed', 'Refused')
             THEN kind || coalesce(fact->>'$.syncer_step', learner || ' ' || incarnation || (fact->>'$.reason'))
+        WHEN kind = 'AdoptionRefused' THEN kind || writer || (fact->>'$.version')
         WHEN kind NOT IN ('SpanGranted', 'SpanReturned', 'StepOpened', 'StepPassed', 'Finished', 'StoreWaited')
             THEN position::VARCHAR END AS trouble
 FROM facts
 WHERE writer = 'syncer' OR kind IN ('StoreWaited', 'FaultInjected', 'FaultHealed')
+    OR kind = 'AdoptionRefused' AND fact->>'$.reason' = 'fetch_failed'
 UNION ALL BY NAME SELECT position, t, told_by AS epoch, 'Committed' AS kind, 0.0 AS waited_s, fragment,
     syncer_step AS version, base_version AS base FROM commits;
 

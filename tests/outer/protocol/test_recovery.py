@@ -9,9 +9,10 @@ import pytest
 
 from outer.journal.groups import decode_replay, encode_replay
 from outer.protocol.events_effects import Fence
-from outer.protocol.facts import SetAside
+from outer.protocol.facts import Finished, SetAside
 from outer.protocol.messages import Attach
 from outer.protocol.recovery import Entry, JournalReplay, recover
+from outer.protocol.schedule import Budget
 from tests.transcripts.syncer_world import MANIFEST, bench
 
 
@@ -65,3 +66,15 @@ def test_a_journal_with_a_gap_is_refused(broken: Callable[[list[Entry]], list[En
         made.commit("a", "b")
     with pytest.raises(ValueError, match=message):
         recover(broken(made.journal), 1)
+
+
+def test_a_run_that_ended_at_a_step_without_a_fragment_goes_on_only_if_its_budget_is_raised() -> None:
+    made = bench("a", "b", sync={"P": 1, "H": 2}, budget=Budget(None, 3))
+    made.commit("a", "b")
+    while not made.syncer.finished:
+        made.now += 1.0
+        made.step("a", "b")
+    assert made.facts(Finished)[0].syncer_step == 3 > made.syncer.versions[0] == 2
+    assert made.epoch(2).finished and made.epoch(2, reopened=True).finished
+    made.budget = Budget(None, 5)
+    assert made.epoch(2).finished and not made.epoch(2, reopened=True).finished
