@@ -63,6 +63,7 @@ class Oracle:
         self.values = ValueTable()
         self.appends: dict[tuple[int, int], Append] = {}  # records, by epoch and sequence
         self.proposed: dict[tuple[int, int, int], MergedProposal] = {}  # by epoch, fragment and version: the newest
+        self._found = list[ValueVersion]()  # the tips before epochs that rebuilt them and wrote nothing
         self.again = set[ValueVersion]()  # lost ones, and those that were left: learners that hold one adopt again
         self._lost: dict[tuple[int, Key], int] = {}  # by fragment and learner: the last own step in a lost version
         self._spans: set[int] = set()  # whose grant is durable
@@ -88,6 +89,7 @@ class Oracle:
 
     def committed(self, record: Committed, proposal: MergedProposal) -> None:
         """A commit became durable."""
+        self._found = []
         version, name = proposal.version, f"fragment {record.fragment} at syncer step {record.syncer_step}"
         tip = self.tips[record.fragment]
         self.checked += 1
@@ -136,7 +138,8 @@ class Oracle:
             self.broken("oracle.durable", f"epoch {epoch} announced {name}, which is not durable")
 
     def rebuilt(self, fact: StateRebuilt) -> None:
-        """An epoch says which versions are lost, and which are left."""
+        """An epoch says which versions are lost, and which are left; if it wrote nothing, the next may find more."""
+        self.tips = self._found = list(self._found or self.tips)
         for fragment, left in zip(fact.commits_lost, fact.versions_left, strict=True):
             tip = self.tips[fragment]
             while tip.number > left and tip.parent is not None:
@@ -145,7 +148,7 @@ class Oracle:
                     self._lost[fragment, unit] = max(step, self._lost.get((fragment, unit), 0))
                 tip = tip.parent
             self.again.add(tip)
-            self.tips[fragment] = tip
+            self.tips = [tip if each.fragment == fragment else each for each in self.tips]
 
     def recovered(self, epoch: int, versions: list[ValueVersion], told: list[int]) -> None:
         """An epoch begins with these, and its machine with these numbers."""
