@@ -116,10 +116,6 @@ class Door:
         self._load(name, whole.__setitem__, wait_s)
         return b"".join(content for _, content in sorted(whole.items()))
 
-    def read_range(self, name: str, begin: int, length: int, wait_s: float = 0.0) -> bytes:
-        """At most PART bytes; fewer at the object's end. Raises FileNotFoundError, OSError."""
-        return self._range(name, begin, length, _deadline(length, wait_s), wait_s).content
-
     def fetch(self, name: str, target: Path, seconds: float) -> None:
         """Copy an object to a file. `seconds`: its deadline."""
         with open(target, "wb") as file:

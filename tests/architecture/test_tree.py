@@ -13,7 +13,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4225,
+    "outer/protocol": 4230,
     "outer/numeric": 1970,
     "outer/journal": 2350,
     "outer": 2340,
@@ -29,7 +29,7 @@ BUDGETS = {
     "orchestrator/runtime": 2340,
     "orchestrator/compare": 475,
     "orchestrator/prepare": 710,
-    "orchestrator/regions": 1460,
+    "orchestrator/regions": 1465,
     "orchestrator/lifecycle": 2550,
     "orchestrator/watch": 720,
     "orchestrator/cli": 2840,
@@ -38,12 +38,12 @@ BUDGETS = {
     "orchestrator/telemetry": 375,
     "orchestrator/simulation": 2200,
     "orchestrator": 50,
-    "chaos/simulation": 3570,
+    "chaos/simulation": 3575,
     "chaos/suite": 590,
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_700, ("tests",): 36_130, ("benchmarks",): 7930}
+TOTALS = {PACKAGES: 48_715, ("tests",): 36_225, ("benchmarks",): 7930}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
