@@ -14,8 +14,8 @@ FROM (SELECT coalesce(max(median_s), 0.0) AS slowest_s FROM paces WHERE steps >=
     (SELECT coalesce(max(grace_s), 0.0) AS grace_s FROM commits), rules
 ORDER BY rules.position DESC LIMIT 1;
 
--- The syncer's facts, its commits, the faults, failed downloads and the waits for a store that was away. `trouble`: a name for what is no
--- routine; what a step may repeat has one by kind and syncer step.
+-- The syncer's facts, its commits, the faults, failed downloads and the waits for a store that was away. `trouble`: a
+-- name for what is no routine; what a step may repeat has one by kind and syncer step, a download one by its version.
 CREATE OR REPLACE TEMP TABLE turns AS
 SELECT position, if(writer = 'syncer' AND kind <> 'StoreWaited', t, NULL) AS t, incarnation AS epoch, kind,
     coalesce(fact->>'$.learner', fact->>'$.target') AS learner, TRY_CAST(fact->>'$.incarnation' AS BIGINT) AS incarnation,
