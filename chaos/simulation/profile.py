@@ -140,7 +140,7 @@ class Options:
     faults: tuple[Fault, ...]
     newcomers: tuple[str, ...] = NEWCOMERS
     ahead_s: float = 0.0  # for which learners hold samples
-    aside_max: int = 8  # times that samples may be set aside
+    aside_max: int = 64  # as data.set_aside: times that samples may be set aside
     in_flight_max: int = 2  # steps of a learner
     budget_tokens: int | None = None  # instead of the syncer steps
     dealt: tuple[Fragment, ...] = ()  # the model's own fragments; none: a model that is made up
