@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from learners.checkpoint_writer import SavedPart
@@ -386,9 +387,10 @@ class LearnerManager:
         expected = asyncio.ensure_future(self._call("expect", self._expect(process)))
         if not await self.processes.place(process):
             return DRAINED
-        await self._patience.granted(self._ports.require, self._number)  # the place may have come after a freeze
+        permitted = partial(self._patience.granted, self._ports.require, self._number)
+        await permitted()  # the place may have come after a freeze
         assert self._syncer is not None and self._syncer.peer is not None
-        ranks = await self.processes.create(process, self._syncer.peer, self._number)
+        ranks = await self.processes.create(process, self._syncer.peer, self._number, permitted)
         pids, nodes = zip(*ranks, strict=True)
         self._emit(LearnerStarted(name, incarnation, pids[0], nodes[0], pids[1:], nodes[1:]))
         self._answered(process, ranks)

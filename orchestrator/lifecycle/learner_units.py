@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from asyncio import FIRST_COMPLETED
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -119,10 +119,12 @@ class LearnerUnits:
             placing.cancel()
             dismissed.cancel()
 
-    async def create(self, process: LearnerHandle, syncer: Peer, number: int) -> list[tuple[int, str]]:
+    async def create(
+        self, process: LearnerHandle, syncer: Peer, number: int, permitted: Callable[[], Awaitable[None]]
+    ) -> list[tuple[int, str]]:
         """Start the learner's processes in its place, or promote a standby. Returns the pid and node of each rank.
 
-        `number`: the orchestrator's.
+        `number`: the orchestrator's, which may have been frozen, and followed, while it waited for the standby.
         """
         name, incarnation = process.learner, process.incarnation
         process.syncer = syncer
@@ -134,6 +136,7 @@ class LearnerUnits:
                     info = await asyncio.wait_for(standby.ask("promote", *promoted), CALL_S)
                     return [(info["pid"], info["node"])]
             self._processes.end(standby)  # it cannot be it
+            await permitted()
         strange = now() < self._misconfigured.pop(name, 0.0)
         process.ranks = tuple(self._processes.start_learner(name, incarnation, process.saved, syncer, strange))
         up = [asyncio.wait_for(rank.ask("identify"), self._recipe.run.start_s) for rank in process.ranks]
