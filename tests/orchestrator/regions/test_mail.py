@@ -160,14 +160,15 @@ class Unread(MemoryObjects):
 
 
 @in_a_loop
-async def test_two_regions_that_were_cut_off_and_have_nothing_to_say_hear_of_each_other_again() -> None:
+async def test_two_regions_that_begin_cut_off_and_have_nothing_to_say_hear_of_each_other() -> None:
     store = Unread()
-    home, far = await joined(store)
     store.away = True
+    home, far = await region(store, "home"), await region(store, "far")
+    await until_async(lambda: "far" in home._regions, "home finds it")
 
     def unread(one: Mail, other: str) -> int:
         known = one._regions[other]
-        return max(known.kept) + 1 - known.read
+        return max(known.kept, default=-1) + 1 - known.read
 
     await until_async(
         lambda: unread(home, "far") == unread(far, "home") == mail.UNREAD_MOST, "each has written as much as it may"
