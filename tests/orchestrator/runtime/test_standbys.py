@@ -30,6 +30,10 @@ from outer.ray_ports import RayPeer
 A, B, C = "learner-p-0", "learner-p-1", "learner-p-2"
 
 
+async def permitted() -> None:
+    """Nobody has followed."""
+
+
 class Fake:
     """A standby's actor. It is prepared once `prepared` is set, and dies when `dies` is."""
 
@@ -223,7 +227,7 @@ def test_a_standby_that_is_ready_becomes_the_next_incarnation_and_one_that_canno
         units.standbys._made.append(Standby(A, "n", standby, ready=True))
         if misconfigured:
             units.misconfigure(A)  # as chaos does: it needs another recipe
-        found = await units.create(process, "syncer", 1)
+        found = await units.create(process, "syncer", 1, permitted)
         if error is None and not misconfigured:
             assert (found, process.ranks, process.syncer) == ([(7, "n")], (standby,), "syncer")
             assert units.made == units.killed == []
@@ -251,7 +255,7 @@ def test_a_standby_takes_none_of_its_place_and_sees_the_devices_of_its_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     units = Units()
-    asyncio.run(units.create(LearnerHandle(A, 1), "syncer", 1))
+    asyncio.run(units.create(LearnerHandle(A, 1), "syncer", 1, permitted))
     units._stand_by(Standby(A, "n"))
     [asked] = units.stood
     assert asked == (A, "n", {"CUDA_VISIBLE_DEVICES": "3"})
