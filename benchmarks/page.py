@@ -2,8 +2,8 @@
 
     python benchmarks/page.py RUN [--learners 64 --rows 1000000 --seconds 60] [--serve]
 
-Makes a run's folder with so many learners and rows of log, beside the status and recipe of RUN, which has ended; then
-lets it go on: the status is written twice a second, and the log grows by a segment a second. With --serve it says the
+Makes a run's folder with so many learners and rows of log, beside the status of RUN, which has ended; then lets it go
+on: the status is written twice a second, and the log grows by a segment a second. With --serve it says the
 page's address and waits, for a browser.
 """
 

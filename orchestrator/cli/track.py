@@ -102,12 +102,12 @@ def _sink(text: str, name: str, identity: str) -> Sink:
     if kind not in SINKS or not target:
         near, fix = nearest(kind, SINKS), "write tensorboard:FOLDER or wandb:PROJECT"
         fix = f"did you mean {near}?" if near and near != kind else fix
-        raise InputError([Problem("--to", text, f"is no KIND:TARGET of {', '.join(SINKS)}", fix)])
+        raise InputError([Problem("tracker", text, f"is no KIND:TARGET of {', '.join(SINKS)}", fix)])
     try:
         return SINKS[kind](target, name, identity)
     except ImportError as error:
         fix = f"in the checkout: pip install -e '.[{kind}]'"
-        raise InputError([Problem("--to", text, f"needs a library: {error}", fix)]) from error
+        raise InputError([Problem("tracker", text, f"needs a library: {error}", fix)]) from error
     except Exception as error:  # whatever its library raises
         raise _refused(text, error) from error
 
@@ -120,5 +120,5 @@ def _done(target: str, act: Callable[..., None], *arguments: object) -> None:
 
 
 def _refused(target: str, error: Exception) -> InputError:
-    fix = "see that it can be reached; diloco track RUN --to it sends what is missing, and the run does not notice"
-    return InputError([Problem("--to", target, f"cannot be written: {type(error).__name__}: {error}", fix)])
+    fix = f"see that it can be reached; diloco track RUN --to {target} sends what is missing; the run does not notice"
+    return InputError([Problem("tracker", target, f"cannot be written: {type(error).__name__}: {error}", fix)])

@@ -139,7 +139,8 @@ class Oracle:
 
     def rebuilt(self, fact: StateRebuilt) -> None:
         """An epoch says which versions are lost, and which are left; if it wrote nothing, the next may find more."""
-        self.tips = self._found = list(self._found or self.tips)
+        self._found = self._found or list(self.tips)
+        self.tips = list(self._found)
         for fragment, left in zip(fact.commits_lost, fact.versions_left, strict=True):
             tip = self.tips[fragment]
             while tip.number > left and tip.parent is not None:
@@ -148,7 +149,7 @@ class Oracle:
                     self._lost[fragment, unit] = max(step, self._lost.get((fragment, unit), 0))
                 tip = tip.parent
             self.again.add(tip)
-            self.tips = [tip if each.fragment == fragment else each for each in self.tips]
+            self.tips[fragment] = tip
 
     def recovered(self, epoch: int, versions: list[ValueVersion], told: list[int]) -> None:
         """An epoch begins with these, and its machine with these numbers."""
