@@ -34,7 +34,7 @@ class JoinedPlaces:
     """One per run. `region_of`: a learner's region, if that has joined; empty: it is here."""
 
     def __init__(self, here: Places, region_of: Callable[[str], str], to: To) -> None:
-        self._here, self._region_of, self._to = here, region_of, to
+        self._here, self._region_of, self._to, self._releasing = here, region_of, to, Background(tell)
         self._there: set[str] = set()  # learners of other regions for whom a place is asked for, or reserved
 
     def _gateway(self, name: str) -> Peer | None:
@@ -85,7 +85,17 @@ class JoinedPlaces:
             self._here.release(name)
         else:
             self._there.discard(name)
-            gateway.tell("release", name)
+            self._releasing.spawn(self._release(gateway, name))
+
+    async def _release(self, gateway: Peer, name: str) -> None:
+        """Until its region has heard of it, as `JoinedProcesses.end`, or the place is wanted again."""
+
+        async def ask() -> None:
+            if name not in self._there:
+                await gateway.ask("release", name)
+
+        with contextlib.suppress(NoAnswer):
+            await insist(ask)
 
 
 class JoinedProcesses:

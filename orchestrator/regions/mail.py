@@ -105,9 +105,7 @@ class Mail:
 
         Raises PermissionError where the store gives this region no right to.
         """
-        self.incarnation, before = await self._insist(_grant, self._store, self.me, unless=PermissionError)
-        for name in before:
-            self._background.spawn(self._removed(name))
+        self.incarnation = await self._insist(_grant, self._store, self.me, unless=PermissionError)
         if self.me != self._home:
             self._since = await self._newest(f"incarnations/{self._home}")
             self._to(self._home)
@@ -447,13 +445,12 @@ def _batch(to: str, source: str, incarnation: int, number: int) -> str:
     return f"{_folder(to, source, incarnation)}/{number:09d}"
 
 
-def _grant(store: Objects, me: str) -> tuple[int, list[str]]:
-    """The next incarnation of a region's mail, and the grants before it."""
+def _grant(store: Objects, me: str) -> int:
+    """The next incarnation of a region's mail. No grant is removed, or one could be given again on a stale reading."""
     folder = f"{FOLDER}/incarnations/{me}"
-    before = store.names(folder)
-    number = max((int(name.rpartition("/")[2]) for name in before), default=0)
+    number = max((int(name.rpartition("/")[2]) for name in store.names(folder)), default=0)
     while True:
         number += 1
         with contextlib.suppress(FileExistsError):
             store.create(f"{folder}/{number:06d}", [b""])
-            return number, before
+            return number

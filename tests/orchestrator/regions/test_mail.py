@@ -261,6 +261,20 @@ async def test_the_gateway_of_a_region_that_has_a_later_one_sends_and_serves_not
 
 
 @in_a_loop
+async def test_no_incarnation_is_given_twice_though_a_reading_is_stale() -> None:
+    """What begins after the second gateway would be the first again, and fenced by the second, which is dead."""
+    store = MemoryObjects()
+    gateways = [await region(store, "far"), await region(store, "far")]
+    await asyncio.sleep(0.1)
+    names, store.names = store.names, lambda folder: []  # type: ignore[method-assign]
+    gateways.append(await region(store, "far"))
+    store.names = names  # type: ignore[method-assign]
+    assert [each.incarnation for each in gateways] == [1, 2, 3]
+    for each in gateways:
+        end(each)
+
+
+@in_a_loop
 async def test_a_call_that_nobody_can_read_and_an_answer_that_nobody_can_send_are_answered() -> None:
     home, far = await joined(MemoryObjects())
     far._peer_of = {}.__getitem__  # type: ignore[assignment, method-assign]

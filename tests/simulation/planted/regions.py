@@ -1,4 +1,4 @@
-"""Bugs between regions: what is told of the mail that was read, and what is told of errors."""
+"""Bugs between regions: what is told of the mail that was read and of errors, and calls that are lost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from orchestrator.regions import mail
+from orchestrator.regions.joined import JoinedProcesses
 from orchestrator.regions.mail import Mail
 from tests.simulation.planting import around, instead
 
@@ -38,3 +39,9 @@ def answers_that_are_errors_lost(answer: Any, value: tuple[str, Any]) -> None:
     """A call that raised in another region raises here."""
     if value[0] == "ok":
         answer.set_result(value[1])
+
+
+@around(JoinedProcesses, "_end")
+async def ended_in_a_region_by_one_message(method: Any, self: JoinedProcesses, gateway: Any, name: str) -> None:
+    """A process of another region is ended, though the gateway was dead when it was to be."""
+    gateway.tell("end", name)
