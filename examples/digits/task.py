@@ -18,12 +18,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from learners.config import DataConfig, InnerConfig
 from learners.training.models import corpus_task, layers
+from learners.training.models.decoder_config import ARCHITECTURES
 from learners.training.models.layers import Params
 from outer.config import Section
 from outer.numeric.optimizer import resolve
 
 SIDE, CLASSES = 8, 10
 EPS = 1e-6  # of the norms
+LIKE = ARCHITECTURES["qwen3"]  # queries and keys are normalised
 
 Batch = dict[str, Any]  # image float32[count, SIDE, SIDE] from 0 to 1, digit int32[count]
 
@@ -84,8 +86,8 @@ class Digits:
             "position_embed": draw((SIDE // config.patch) ** 2, width),
             "blocks": [
                 {
-                    "attention": layers.attention_init(draw, width, heads, heads, width // heads, residual, True),
-                    "mlp": layers.mlp_init(draw, width, config.hidden, residual),
+                    "attention": layers.attention_init(draw, width, heads, heads, width // heads, residual, LIKE),
+                    "mlp": layers.mlp_init(draw, width, config.hidden, residual, LIKE),
                 }
                 for _ in range(config.layers)
             ],

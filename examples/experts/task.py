@@ -8,7 +8,7 @@ column belongs to one expert.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from learners.training.models.layers import Draw, Params
 class MixtureConfig(DecoderConfig):
     """The recipe's [model] table."""
 
+    architecture: Literal["llama", "qwen2", "qwen3"] = Field("llama", description="whose attention it has")
     experts: PositiveInt = Field(4, description="MLPs of a layer, each of `hidden`")
     chosen: PositiveInt = Field(2, description="experts that a token goes to")
     balance: NonNegativeFloat = Field(0.01, description="weight of the load-balancing loss")
@@ -68,7 +69,7 @@ class MixtureLM(CausalLM):
     def _routed(self, params: Params, tokens: jax.Array) -> tuple[jax.Array, list[Routing]]:
         """The features, and each layer's routing."""
         config = self.config
-        angles = layers.rotary(tokens.shape[1], config.features, config.rope_theta)
+        angles = layers.rotary(tokens.shape[1], config.features, config.rope_theta, config.rope_scaling)
         layer = partial(_layer, config=config)
         layer = jax.checkpoint(layer) if config.remat else layer
         x, routings = params["embed"][tokens], []
@@ -99,7 +100,7 @@ class MixtureLM(CausalLM):
 
     def held_out_loss(self, params: Params, batch: jax.Array) -> jax.Array:
         """Mean nats per token alone, which compares with that of any other model."""
-        return decoder.loss(params, batch, self.features)
+        return decoder.loss(params, batch, self.features, self.config)
 
     def sharding(self, mesh: Mesh) -> dict[str, PartitionSpec]:
         """The columns of experts are cut with those of all other matrices."""

@@ -44,7 +44,7 @@ class CausalLM(CorpusTask):
 
     def loss(self, params: Params, batch: jax.Array, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Mean nats per token of batch int[count, L + 1]; there is no dropout, so `rng` is not used."""
-        return decoder.loss(params, batch, self.features), {}
+        return decoder.loss(params, batch, self.features, self.config), {}
 
     def sharding(self, mesh: Mesh) -> dict[str, PartitionSpec]:
         return decoder.sharding(jax.eval_shape(self.init, jax.random.key(0)), mesh)

@@ -1,7 +1,7 @@
 """A dense decoder as language models have it today, in plain JAX.
 
-RMSNorm before each branch, rotary positions, grouped queries, SwiGLU: it computes what transformers' LlamaForCausalLM
-and others do (huggingface.py). One leaf per matrix and layer, so that the tensors can be dealt into fragments.
+RMSNorm, rotary positions, grouped queries, a gated MLP: it computes what transformers' LlamaForCausalLM and the others
+of decoder_config.py do (huggingface.py). One leaf per matrix and layer, so that tensors can be dealt into fragments.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from learners.training.models import layers
-from learners.training.models.decoder_config import DecoderConfig
+from learners.training.models.decoder_config import LOCAL_LAYERS, DecoderConfig
 from learners.training.models.layers import Params
 
 PIECE = 1 << 24  # logits of one piece: 64 MiB in float32
 
 
-def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, most: int = PIECE) -> jax.Array:
+def cross_entropy(
+    x: jax.Array, head: jax.Array, targets: jax.Array, most: int = PIECE, cap: float | None = None
+) -> jax.Array:
     """Mean nats per token, float32 scalar, of features [batch, length, width] and targets int[batch, length].
 
-    `head` [width, vocabulary]. Above `most` logits, the sequence is cut into pieces of positions: the logits of a
-    piece are float32[batch, piece, vocabulary], and are computed again for the gradient. A piece has all samples of the
-    batch, so that each of several devices keeps its own, and at least one position. The gradient of `head` is summed
-    over pieces in float32.
+    `head` [width, vocabulary]; `cap`: of `logits`. Above `most` logits, the sequence is cut into pieces of positions:
+    the logits of a piece are float32[batch, piece, vocabulary], and are computed again for the gradient. A piece has
+    all samples of the batch, so that each of several devices keeps its own, and at least one position. The gradient of
+    `head` is summed over pieces in float32.
     """
     batch, length, width = x.shape
     pieces = min(length, -(-batch * length * head.shape[1] // most))
     if pieces == 1:
-        return jnp.mean(_nats(x, head, targets))
+        return jnp.mean(_nats(x, head, targets, cap))
     each = -(-length // pieces)
     pieces = -(-length // each)  # or the last ones would be padding alone
     padding = pieces * each - length
@@ -44,21 +46,22 @@ def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, most: int =
     @jax.checkpoint
     def piece(total: jax.Array, given: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         x, targets, counted = given
-        return total + jnp.where(counted, _nats(x, wide.astype(x.dtype), targets), 0.0).sum(), None
+        return total + jnp.where(counted, _nats(x, wide.astype(x.dtype), targets, cap), 0.0).sum(), None
 
     over = jnp.moveaxis(features, 1, 0), jnp.moveaxis(wanted, 1, 0), counted
     total: jax.Array = jax.lax.scan(piece, jnp.float32(0.0), over)[0]
     return total / (batch * length)
 
 
-def logits(x: jax.Array, head: jax.Array) -> jax.Array:
-    """float32[..., vocabulary] of features [..., width] and head [width, vocabulary]."""
-    return jnp.matmul(x, head, preferred_element_type=jnp.float32)
+def logits(x: jax.Array, head: jax.Array, cap: float | None) -> jax.Array:
+    """float32[..., vocabulary] of features [..., width] and head [width, vocabulary], below `cap`."""
+    scores = jnp.matmul(x, head, preferred_element_type=jnp.float32)
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
-def _nats(x: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
+def _nats(x: jax.Array, head: jax.Array, targets: jax.Array, cap: float | None) -> jax.Array:
     """float32[batch, length]."""
-    scores = logits(x, head)
+    scores = logits(x, head, cap)
     right = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(scores, axis=-1) - right
 
@@ -69,9 +72,9 @@ def init(rng: jax.Array, config: DecoderConfig, vocabulary: int) -> Params:
     draw = layers.matrices(rng, 2 + 8 * config.layers)
 
     def block() -> Params:
-        mlp = layers.mlp_init(draw, width, config.inside, residual)
+        mlp = layers.mlp_init(draw, width, config.inside, residual, config.family)
         attention = layers.attention_init(
-            draw, width, config.heads, config.key_heads, config.features, residual, config.qk_norm, config.qkv_bias
+            draw, width, config.heads, config.key_heads, config.features, residual, config.family
         )
         return {"attention": attention, "mlp": mlp}
 
@@ -83,12 +86,16 @@ def init(rng: jax.Array, config: DecoderConfig, vocabulary: int) -> Params:
 
 def features(params: Params, tokens: jax.Array, config: DecoderConfig) -> jax.Array:
     """[batch, length, width] before the output, in the parameters' dtype, for tokens int[batch, length]."""
-    angles = layers.rotary(tokens.shape[1], config.features, config.rope_theta, config.rope_scaling)
+    family = config.family
+    rotary = partial(layers.rotary, tokens.shape[1], config.features)
+    angles = rotary(config.rope_theta, config.rope_scaling)
+    near = rotary(family.local_theta) if family.local_theta else angles
     plain = partial(_layer, config=config)
     layer = jax.checkpoint(plain) if config.remat else plain
     x = params["embed"][tokens]
-    for block in params["blocks"]:
-        x = layer(block, x, angles)
+    x = x * jnp.asarray(config.width**0.5, x.dtype) if family.scaled else x
+    for number, block in enumerate(params["blocks"], 1):
+        x = layer(block, x, near if number % (LOCAL_LAYERS + 1) else angles)
     return layers.rms_norm(x, params["norm"], config.norm_eps)
 
 
@@ -98,10 +105,12 @@ def head(params: Params) -> jax.Array:
     return matrix
 
 
-def loss(params: Params, tokens: jax.Array, features: Callable[[Params, jax.Array], jax.Array]) -> jax.Array:
+def loss(
+    params: Params, tokens: jax.Array, features: Callable[[Params, jax.Array], jax.Array], config: DecoderConfig
+) -> jax.Array:
     """Mean cross-entropy in nats per token, float32 scalar, of int[batch, length + 1] by these features."""
     tokens = tokens.astype(jnp.int32)
-    return cross_entropy(features(params, tokens[:, :-1]), head(params), tokens[:, 1:])
+    return cross_entropy(features(params, tokens[:, :-1]), head(params), tokens[:, 1:], cap=config.family.output_cap)
 
 
 def sharding(
@@ -126,5 +135,6 @@ def sharding(
 
 
 def _layer(block: Params, x: jax.Array, angles: jax.Array, config: DecoderConfig) -> jax.Array:
-    x = x + layers.attention(block["attention"], x, config.heads, config.norm_eps, angles)
-    return x + layers.gated_mlp(block["mlp"], x, config.norm_eps)
+    family = config.family
+    x = x + layers.attention(block["attention"], x, config.heads, config.norm_eps, angles, family.cap)
+    return x + layers.gated_mlp(block["mlp"], x, config.norm_eps, family.gelu)

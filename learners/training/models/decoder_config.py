@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from outer.config import Section
 
+LOCAL_LAYERS = 5  # before each with the recipe's wavelengths, where a family has others
+
+
+class Architecture(NamedTuple):
+    """What the models of a family have that those of others have not."""
+
+    qk_norm: Literal["", "head", "all"] = ""  # queries and keys are normalised, each head or all heads together
+    qkv_bias: bool = False
+    norms: Literal["before", "after", "both"] = "before"  # where a branch has one
+    gelu: bool = False  # inside an MLP, else SiLU
+    scaled: bool = False  # embeddings, by the root of the width
+    cap: float | None = None  # what the logits of attention approach at most
+    output_cap: float | None = None  # those of the output
+    local_theta: float | None = None  # the base of the rotary wavelengths in LOCAL_LAYERS of LOCAL_LAYERS + 1
+
+
+# By the model_type of transformers.
+ARCHITECTURES = {
+    "llama": Architecture(),
+    "qwen2": Architecture(qkv_bias=True),
+    "qwen3": Architecture(qk_norm="head"),
+    "olmo2": Architecture(qk_norm="all", norms="after"),
+    "gemma2": Architecture(norms="both", gelu=True, scaled=True, cap=50.0, output_cap=30.0),
+    "gemma3_text": Architecture(qk_norm="head", norms="both", gelu=True, scaled=True, local_theta=10_000.0),
+}
+
 
 class DecoderConfig(Section):
     """The recipe's [model] table for the decoder (learners/training/models/causal_lm.py)."""
 
+    architecture: Literal["llama", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3_text"] = Field(
+        "llama", description="the family of models whose blocks it has"
+    )
     layers: PositiveInt = Field(4, description="blocks of attention and MLP")
     width: PositiveInt = Field(128, description="features per token")
     heads: PositiveInt = Field(4, description="of queries")
@@ -24,8 +53,6 @@ class DecoderConfig(Section):
         (), description="as Llama 3's: factor, low and high frequency factor, positions before scaling"
     )
     norm_eps: PositiveFloat = Field(1e-6, description="added to the mean square in each norm")
-    qk_norm: bool = Field(False, description="normalise queries and keys")
-    qkv_bias: bool = Field(False, description="add biases to queries, keys and values; not with qk_norm")
     tied: bool = Field(True, description="one matrix for embedding and output")
     remat: bool = Field(False, description="compute a layer's activations again for the gradient, to save memory")
 
@@ -44,11 +71,13 @@ class DecoderConfig(Section):
             wrong.append(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; give a divisor")
         if self.rope_scaling and self.rope_scaling[1] >= self.rope_scaling[2]:
             wrong.append("rope_scaling: the low frequency factor is not below the high one; exchange them")
-        if self.qkv_bias and self.qk_norm:
-            wrong.append("qkv_bias = true with qk_norm = true; leave one out")
         if wrong:
             raise ValueError("; and ".join(wrong))
         return self
+
+    @property
+    def family(self) -> Architecture:
+        return ARCHITECTURES[self.architecture]
 
     @property
     def features(self) -> int:

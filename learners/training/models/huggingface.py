@@ -13,17 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from learners.training.models.decoder_config import ARCHITECTURES, LOCAL_LAYERS
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TASK = "learners.training.models.causal_lm:CausalLM"  # whose parameters these are
-# By model_type: transformers' name, and the [model] keys that set it apart. The first that has the keys is written.
-ARCHITECTURES: dict[str, tuple[str, dict[str, bool]]] = {
-    "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
-    "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": True}),
-    "llama": ("LlamaForCausalLM", {}),  # SmolLM too
-    "mistral": ("MistralForCausalLM", {}),
-    "phi3": ("Phi3ForCausalLM", {}),
+# By model_type: transformers' name, and the architecture that computes it too.
+MODELS = {
+    "llama": ("LlamaForCausalLM", "llama"),  # SmolLM too
+    "mistral": ("MistralForCausalLM", "llama"),
+    "phi3": ("Phi3ForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2"),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
+    "gemma3_text": ("Gemma3ForCausalLM", "gemma3_text"),
 }
-PLAIN = {"qk_norm": False, "qkv_bias": False}
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # rope_type llama3
 
 Flat = NDArray[np.float32]
@@ -40,23 +44,23 @@ _SAME = {  # [model] key: config.json's
     "tied": "tie_word_embeddings",
 }
 _BLOCK = {  # our name: theirs
-    "attention/norm": "input_layernorm.weight",
     "attention/query": "self_attn.q_proj.weight",
     "attention/key": "self_attn.k_proj.weight",
     "attention/value": "self_attn.v_proj.weight",
     "attention/out": "self_attn.o_proj.weight",
-    "mlp/norm": "post_attention_layernorm.weight",
     "mlp/gate": "mlp.gate_proj.weight",
     "mlp/up": "mlp.up_proj.weight",
     "mlp/down": "mlp.down_proj.weight",
 }
-_MORE = {  # of the blocks of models with this key
-    "qk_norm": {
-        "attention/query_norm": "self_attn.q_norm.weight",
-        "attention/key_norm": "self_attn.k_norm.weight",
-    },
-    "qkv_bias": {f"attention/{ours}_bias": f"self_attn.{ours[0]}_proj.bias" for ours in ("query", "key", "value")},
+_BEFORE = {"attention/norm": "input_layernorm.weight", "mlp/norm": "post_attention_layernorm.weight"}
+_AFTER = {"attention/after": "post_attention_layernorm.weight", "mlp/after": "post_feedforward_layernorm.weight"}
+_NORMS = {
+    "before": _BEFORE,
+    "after": _AFTER,
+    "both": _BEFORE | _AFTER | {"mlp/norm": "pre_feedforward_layernorm.weight"},
 }
+_QK_NORMS = {"attention/query_norm": "self_attn.q_norm.weight", "attention/key_norm": "self_attn.k_norm.weight"}
+_BIASES = {f"attention/{ours}_bias": f"self_attn.{ours[0]}_proj.bias" for ours in ("query", "key", "value")}
 
 
 def is_folder(path: Path) -> bool:
@@ -73,11 +77,11 @@ def model_table(folder: Path) -> dict[str, Any]:
     try:
         if wrong := list(_unlike_ours(about)):
             raise ValueError(f"{CONFIG}: {', '.join(wrong)}: the decoder computes no such thing; give another model")
-        heads = about["num_attention_heads"]
+        kind, heads = about["model_type"], about["num_attention_heads"]
         usual = {
             "num_key_value_heads": heads,
-            "head_dim": 128 if about["model_type"] == "qwen3" else about["hidden_size"] // heads,
-            "tie_word_embeddings": False,
+            "head_dim": {"qwen3": 128, "gemma2": 256, "gemma3_text": 256}.get(kind, about["hidden_size"] // heads),
+            "tie_word_embeddings": _is_gemma(kind),
         }
         table = {ours: (usual | about)[theirs] for ours, theirs in _SAME.items()}
         rope = _rope(about)
@@ -87,8 +91,7 @@ def model_table(folder: Path) -> dict[str, Any]:
         raise _unreadable(error) from error
     if about.get("rope_theta", theta) != theta:
         raise ValueError(f"{CONFIG} names two bases, rope_theta = {about['rope_theta']} and {theta}; leave one")
-    table |= {"rope_theta": theta, "rope_scaling": scaling}
-    return table | PLAIN | ARCHITECTURES[about["model_type"]][1]
+    return table | {"rope_theta": theta, "rope_scaling": scaling, "architecture": MODELS[kind][1]}
 
 
 def window(folder: Path) -> int | None:
@@ -113,6 +116,9 @@ def _unreadable(error: Exception) -> ValueError:
 def _rope(about: Mapping[str, Any]) -> dict[str, Any]:
     """Of rotary positions, as transformers 5 or 4 says it."""
     found = {**(about.get("rope_parameters") or about.get("rope_scaling") or {})}
+    if (theta := ARCHITECTURES[MODELS[about["model_type"]][1]].local_theta) is not None:
+        near = found.pop("sliding_attention", None)
+        found = found.get("full_attention", found) if near in (None, _plain(theta)) else {"sliding_attention": near}
     return found | {"rope_type": found.get("rope_type", found.get("type", "default"))}
 
 
@@ -144,7 +150,7 @@ def ours(folder: Path, theirs: Mapping[str, Flat]) -> dict[str, Flat]:
         if (values := left.pop(other, None)) is None:
             missing.append(other)
         else:
-            named[name] = values.T if _turned(name) else values
+            named[name] = _laid(table, name, values, 1.0)
     if table["tied"]:
         left.pop("lm_head.weight", None)
     surplus = [name for name in left if not name.endswith("rotary_emb.inv_freq")]  # old files have it; it is computed
@@ -175,9 +181,7 @@ def _apart(table: Mapping[str, Any], theirs: Mapping[str, Flat]) -> dict[str, Fl
 
 def theirs(table: Mapping[str, Any], named: Mapping[str, Flat]) -> dict[str, Flat]:
     """Tensors under transformers' names, contiguous, of the decoder's; `table`: DecoderConfig.settled."""
-    return {
-        other: np.ascontiguousarray(named[name].T if _turned(name) else named[name]) for name, other in _names(table)
-    }
+    return {other: np.ascontiguousarray(_laid(table, name, named[name], -1.0)) for name, other in _names(table)}
 
 
 def config_of(table: Mapping[str, Any], length: int, end: int | None = None) -> dict[str, Any]:
@@ -185,31 +189,40 @@ def config_of(table: Mapping[str, Any], length: int, end: int | None = None) -> 
 
     `table`: DecoderConfig.settled; `length`: tokens of a sample; `end`: the token after a document.
     """
-    kind, (name, _) = next(each for each in ARCHITECTURES.items() if all(table[key] for key in each[1][1]))
-    scaling = table["rope_scaling"]
-    rope: dict[str, Any] = {"rope_type": "default"}
+    kind, scaling, theta = table["architecture"], table["rope_scaling"], table["rope_theta"]
+    rope: dict[str, Any] = _plain(theta)
     if scaling:
-        rope = {"rope_type": "llama3", **dict(zip(SCALING, scaling, strict=True))}
-    return {
-        "architectures": [name],
+        rope |= {"rope_type": "llama3", **dict(zip(SCALING, scaling, strict=True))}
+    about = {
+        "architectures": [MODELS[kind][0]],
         "model_type": kind,
         **{other: table[name] for name, other in _SAME.items()},
-        "rope_theta": table["rope_theta"],  # transformers 4 reads this, and 5 what follows
-        **({"rope_scaling": rope} if scaling else {}),
-        "rope_parameters": rope | {"rope_theta": table["rope_theta"]},
+        "rope_theta": theta,  # transformers 4 reads this, and 5 what follows
+        **({"rope_scaling": {key: rope[key] for key in ("rope_type", *SCALING)}} if scaling else {}),
+        "rope_parameters": rope,
         "max_position_embeddings": length,
-        "hidden_act": "silu",
+        **_fixed(kind, table["head_width"]),
+        **_local(kind, table["layers"]),
         "attention_bias": False,
         "torch_dtype": "float32",
         "bos_token_id": None,
         "eos_token_id": end,
     }
+    if (local := ARCHITECTURES[kind].local_theta) is not None:
+        about["rope_parameters"] = {"full_attention": rope, "sliding_attention": _plain(local)}
+    return about | ({"sliding_window": length} if _is_gemma(kind) else {})
+
+
+def _plain(theta: float) -> dict[str, Any]:
+    """Rotary positions that are not scaled, as transformers 5 says it."""
+    return {"rope_type": "default", "rope_theta": theta}
 
 
 def _names(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(our name, theirs) of every tensor."""
     yield "embed", "model.embed_tokens.weight"
-    block = _BLOCK | {name: other for key, more in _MORE.items() if table[key] for name, other in more.items()}
+    family = ARCHITECTURES[table["architecture"]]
+    block = _BLOCK | _NORMS[family.norms] | (_QK_NORMS if family.qk_norm else {}) | (_BIASES if family.qkv_bias else {})
     for layer in range(table["layers"]):
         for name, other in block.items():
             yield f"blocks/{layer}/{name}", f"model.layers.{layer}.{other}"
@@ -218,20 +231,58 @@ def _names(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "head", "lm_head.weight"
 
 
-def _turned(name: str) -> bool:
-    """Whether ours is [in, out] where theirs is [out, in]."""
-    return not name.endswith(("norm", "bias", "embed"))
+def _laid(table: Mapping[str, Any], name: str, values: Flat, more: float) -> Flat:
+    """In the other layout: matrices are [in, out] here and [out, in] there, and Gemma has gains of norms less one."""
+    if name.endswith(("norm", "after")):
+        return values + np.float32(more) if _is_gemma(table["architecture"]) else values
+    return values if name.endswith(("bias", "embed")) else values.T
+
+
+def _is_gemma(kind: str) -> bool:
+    return kind.startswith("gemma")
+
+
+def _fixed(kind: str, head_width: int | None) -> dict[str, Any]:
+    """Settings of config.json that the decoder does not have otherwise; None: not there."""
+    if not _is_gemma(kind):
+        return {"hidden_act": "silu"}
+    family = ARCHITECTURES[kind]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": head_width,
+        "attn_logit_softcapping": family.cap,
+        "final_logit_softcapping": family.output_cap,
+    }
+
+
+def _local(kind: str, layers: int) -> dict[str, Any]:
+    """How config.json says, for transformers 4 and 5, that most layers have rotary positions of their own."""
+    if (theta := ARCHITECTURES[kind].local_theta) is None:
+        return {}
+    every = LOCAL_LAYERS + 1
+    kinds = ["sliding_attention" if number % every else "full_attention" for number in range(1, layers + 1)]
+    return {"rope_local_base_freq": theta, "sliding_window_pattern": every, "layer_types": kinds}
 
 
 def _unlike_ours(about: Mapping[str, Any]) -> Iterator[str]:
     """List the settings of config.json that the decoder does not compute."""
-    if about["model_type"] not in ARCHITECTURES:
-        yield f"model_type = {about['model_type']!r} (known: {', '.join(ARCHITECTURES)})"
-    for key in ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config"):
+    if (kind := about["model_type"]) not in MODELS:
+        yield f"model_type = {kind!r} (known: {', '.join(MODELS)})"
+        return
+    for key in (
+        "attention_bias",
+        "mlp_bias",
+        "use_sliding_window",
+        "quantization_config",
+        "use_bidirectional_attention",
+    ):
         if about.get(key):
             yield f"{key} = {about[key]!r}"
-    if about.get("hidden_act", "silu") != "silu":
-        yield f"hidden_act = {about['hidden_act']!r}"
+    fixed = _fixed(kind, about.get("head_dim", 256))
+    local = _local(MODELS[kind][1], about["num_hidden_layers"])
+    for key, value in [*fixed.items(), *((key, value) for key, value in local.items() if key in about)]:
+        if about.get(key) != value:
+            yield f"{key} = {about.get(key)!r}"
     rope = _rope(about)
     if nested := [key for key, value in rope.items() if isinstance(value, dict)]:
         yield f"positions of {', '.join(nested)} alone"

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from learners.training.models.decoder_config import Architecture
+
 Params = dict[str, Any]
 Draw = Callable[..., jax.Array]  # (rows, columns, scale) -> a matrix
 
@@ -27,68 +29,85 @@ def matrices(rng: jax.Array, count: int) -> Draw:
 
 
 def attention_init(
-    draw: Draw,
-    width: int,
-    heads: int,
-    kv_heads: int,
-    head_width: int,
-    residual: float,
-    qk_norm: bool,
-    qkv_bias: bool = False,
+    draw: Draw, width: int, heads: int, kv_heads: int, head_width: int, residual: float, like: Architecture
 ) -> Params:
     """Parameters of `attention`; draws four matrices. `residual` scales the output's."""
-    norms = {"query_norm": jnp.ones(head_width), "key_norm": jnp.ones(head_width)} if qk_norm else {}
-    count = {"query": heads, "key": kv_heads, "value": kv_heads} if qkv_bias else {}
-    biases = {f"{name}_bias": jnp.zeros(each * head_width) for name, each in count.items()}
+    count = {"query": heads, "key": kv_heads, "value": kv_heads}
+    gains = {name: {"head": 1, "all": count[name]}[like.qk_norm] for name in ("query", "key") if like.qk_norm}
     return {
-        "norm": jnp.ones(width),
+        **norms_init(width, like),
         "query": draw(width, heads * head_width),
         "key": draw(width, kv_heads * head_width),
         "value": draw(width, kv_heads * head_width),
         "out": draw(heads * head_width, width, residual),
-        **norms,
-        **biases,
+        **{f"{name}_norm": jnp.ones(each * head_width) for name, each in gains.items()},
+        **{f"{name}_bias": jnp.zeros(each * head_width) for name, each in count.items() if like.qkv_bias},
     }
 
 
-def attention(params: Params, x: jax.Array, heads: int, eps: float, angles: jax.Array | None = None) -> jax.Array:
-    """Pre-norm self-attention with grouped queries (arXiv 2305.13245): [batch, length, width] in and out.
+def norms_init(width: int, like: Architecture) -> Params:
+    """Gains of a branch's norms."""
+    names = {"before": ["norm"], "after": ["after"], "both": ["norm", "after"]}[like.norms]
+    return {name: jnp.ones(width) for name in names}
+
+
+def attention(
+    params: Params, x: jax.Array, heads: int, eps: float, angles: jax.Array | None = None, cap: float | None = None
+) -> jax.Array:
+    """Self-attention with grouped queries (arXiv 2305.13245): [batch, length, width] in and out.
 
     With `angles`, of `rotary`, it is causal, and queries and keys are rotated; without, all positions see each other.
-    Where there are `query_norm` and `key_norm`, queries and keys are normalised first (arXiv 2302.05442); where there
-    are `query_bias`, `key_bias` and `value_bias`, they are added.
+    Of parameters, those that are there are applied: `norm` to x; `query_bias`, `key_bias`, `value_bias`; `query_norm`
+    and `key_norm`, of one head or of all, to queries and keys (arXiv 2302.05442); `after` to what comes out. `cap`:
+    what the logits approach at most, by a hyperbolic tangent (arXiv 2408.00118, section 2).
     """
     batch, length, _ = x.shape
     head_width = params["query"].shape[1] // heads
-    x = rms_norm(x, params["norm"], eps)
+    x = rms_norm(x, params["norm"], eps) if "norm" in params else x
 
     def of(name: str) -> jax.Array:
-        made, bias = jnp.matmul(x, params[name]), params.get(f"{name}_bias")
-        return (made if bias is None else made + bias).reshape(batch, length, -1, head_width)
+        made: jax.Array = jnp.matmul(x, params[name]) + params.get(f"{name}_bias", 0.0)
+        if (gain := params.get(f"{name}_norm")) is not None:
+            made = rms_norm(made.reshape(batch, length, -1, gain.size), gain, eps)
+        return made.reshape(batch, length, -1, head_width)
 
     query, key, value = of("query"), of("key"), of("value")
-    if "query_norm" in params:
-        query, key = rms_norm(query, params["query_norm"], eps), rms_norm(key, params["key_norm"], eps)
     if angles is not None:
         query, key = _rotated(query, angles), _rotated(key, angles)
-    mixed = jax.nn.dot_product_attention(query, key, value, is_causal=angles is not None)
-    return jnp.matmul(mixed.reshape(batch, length, -1), params["out"])
+    if cap is None:
+        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=angles is not None)
+    else:
+        mixed = _capped(query, key, value, cap)
+    out = jnp.matmul(mixed.reshape(batch, length, -1), params["out"])
+    return rms_norm(out, params["after"], eps) if "after" in params else out
 
 
-def mlp_init(draw: Draw, width: int, hidden: int, residual: float) -> Params:
+def _capped(query: jax.Array, key: jax.Array, value: jax.Array, cap: float) -> jax.Array:
+    """Causal attention of [batch, length, heads, features], its logits in float32 below `cap`."""
+    batch, length, _, features = query.shape
+    groups = query.reshape(batch, length, key.shape[2], -1, features)
+    scores = jnp.einsum("btkgf,bskf->bkgts", groups, key, preferred_element_type=jnp.float32) * features**-0.5
+    scores = jnp.where(jnp.tri(length, dtype=bool), cap * jnp.tanh(scores / cap), -jnp.inf)
+    shares = jax.nn.softmax(scores).astype(value.dtype)
+    return jnp.einsum("bkgts,bskf->btkgf", shares, value).reshape(query.shape)
+
+
+def mlp_init(draw: Draw, width: int, hidden: int, residual: float, like: Architecture) -> Params:
     """Parameters of `gated_mlp`; draws three matrices."""
     return {
-        "norm": jnp.ones(width),
+        **norms_init(width, like),
         "gate": draw(width, hidden),
         "up": draw(width, hidden),
         "down": draw(hidden, width, residual),
     }
 
 
-def gated_mlp(params: Params, x: jax.Array, eps: float) -> jax.Array:
-    """Pre-norm SwiGLU (arXiv 2002.05202): [batch, length, width] in and out."""
-    x = rms_norm(x, params["norm"], eps)
-    return jnp.matmul(jax.nn.silu(x @ params["gate"]) * (x @ params["up"]), params["down"])
+def gated_mlp(params: Params, x: jax.Array, eps: float, gelu: bool = False) -> jax.Array:
+    """SwiGLU or GeGLU (arXiv 2002.05202), with the norms that are there: [batch, length, width] in and out."""
+    x = rms_norm(x, params["norm"], eps) if "norm" in params else x
+    gate = jnp.matmul(x, params["gate"])
+    out = jnp.matmul((jax.nn.gelu(gate) if gelu else jax.nn.silu(gate)) * (x @ params["up"]), params["down"])
+    return rms_norm(out, params["after"], eps) if "after" in params else out
 
 
 def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:

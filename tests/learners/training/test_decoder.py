@@ -100,7 +100,7 @@ def test_a_token_sees_none_after_it_and_groups_of_queries_share_keys() -> None:
 
 @pytest.mark.full
 def test_computing_activations_again_changes_nothing_and_bfloat16_little() -> None:
-    model: dict[str, Any] = {"qk_norm": True, "tied": False}
+    model: dict[str, Any] = {"architecture": "qwen3", "tied": False}
     plain, again = task(**model), task(**model, remat=True)
     params = fresh(plain)
     loss = lambda one: jax.jit(jax.value_and_grad(lambda params: one.loss(params, tokens(), None)[0]))(params)  # noqa: E731

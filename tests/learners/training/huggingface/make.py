@@ -6,7 +6,7 @@ Run in an environment of its own, since the project needs neither:
     python tests/learners/training/huggingface/make.py
 
 LlamaForCausalLM is written in several files with an index and an output of its own; Qwen3ForCausalLM in one, tied;
-llama3 has Llama 3's scaled positions; Phi3ForCausalLM joins matrices.
+llama3 has Llama 3's scaled positions; Phi3ForCausalLM joins matrices; Gemma 3 has layers of both kinds.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
@@ -63,3 +69,9 @@ make("llama3", LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=scaled, tie
 make("mistral", MistralForCausalLM(MistralConfig(**SIZES, sliding_window=32, tie_word_embeddings=True)), "1MB")
 make("phi3", Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=None, sliding_window=32)), "1MB")
 make("qwen2", Qwen2ForCausalLM(Qwen2Config(**SIZES, rope_theta=1e6)), "1MB")
+
+torch.manual_seed(2)
+gemma = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 32, "attn_implementation": "eager"}
+make("gemma2", Gemma2ForCausalLM(Gemma2Config(**SIZES | gemma)), "1MB")
+make("gemma3_text", Gemma3ForCausalLM(Gemma3TextConfig(**SIZES | gemma | {"num_hidden_layers": 7})), "1MB")
+make("olmo2", Olmo2ForCausalLM(Olmo2Config(**SIZES, pad_token_id=None, eos_token_id=None, rope_theta=5e5)), "1MB")
