@@ -169,7 +169,7 @@ class Bounds:
                 self._broken("bounds.open", f"{opened} syncer steps are open, not {most} at most")
 
     def _look_at_standbys_and_ranks(self) -> None:
-        """No standby outlasts its place, and no learner one of its ranks, where the orchestrator has not just begun."""
+        """No standby outlasts its place, and no learner one of its ranks, but as a session begins or ends."""
         virtual, now = self._virtual, self._time.now
         orchestrator = virtual.process
         if self._served[0] is not orchestrator:
@@ -183,7 +183,12 @@ class Bounds:
             late = late and now > max(at + ENDED_S, self._served[1] + (ENDED_S if own else SERVED_S))
             if late and by is orchestrator.loop and orchestrator.running:
                 self._broken("bounds.standbys", f"a standby of {standby.name} is there, whose place was given back")
-        if now < self._served[1] + SERVED_S or virtual.syncer is None or not virtual.syncer.serves:
+        if (
+            now < self._served[1] + SERVED_S
+            or virtual.syncer is None
+            or not virtual.syncer.serves
+            or virtual.suspending
+        ):
             return
         for rank in virtual.ranks:
             learner = rank.leader

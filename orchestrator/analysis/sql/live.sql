@@ -15,7 +15,8 @@ FROM (SELECT coalesce(max(median_s), 0.0) AS slowest_s FROM paces WHERE steps >=
 ORDER BY rules.position DESC LIMIT 1;
 
 -- The syncer's facts, its commits, the faults, failed downloads and the waits for a store that was away. `trouble`: a
--- name for what is no routine; what a step may repeat has one by kind and syncer step, a download one by its version.
+-- name for what is no routine; what a step may repeat has one by kind and syncer step, a download one by its version,
+-- and an epoch that was lost, which may not have lived to say that it began, the same as the next one's beginning.
 CREATE OR REPLACE TEMP TABLE turns AS
 SELECT position, if(writer = 'syncer' AND kind <> 'StoreWaited', t, NULL) AS t, incarnation AS epoch, kind,
     coalesce(fact->>'$.learner', fact->>'$.target') AS learner, TRY_CAST(fact->>'$.incarnation' AS BIGINT) AS incarnation,
@@ -24,10 +25,12 @@ SELECT position, if(writer = 'syncer' AND kind <> 'StoreWaited', t, NULL) AS t, 
     CASE WHEN kind IN ('StepReopened', 'ReadFailed', 'Refused')
             THEN kind || coalesce(fact->>'$.syncer_step', learner || ' ' || incarnation || (fact->>'$.reason'))
         WHEN kind = 'AdoptionRefused' THEN kind || writer || (fact->>'$.version')
+        WHEN kind = 'SyncerLost' THEN 'epoch ' || (fact->>'$.epoch')
+        WHEN kind = 'SyncerStarted' THEN 'epoch ' || (incarnation - 1)
         WHEN kind NOT IN ('SpanGranted', 'SpanReturned', 'StepOpened', 'StepPassed', 'Finished', 'StoreWaited')
             THEN position::VARCHAR END AS trouble
 FROM facts
-WHERE writer = 'syncer' OR kind IN ('StoreWaited', 'FaultInjected', 'FaultHealed')
+WHERE writer = 'syncer' OR kind IN ('StoreWaited', 'SyncerLost', 'FaultInjected', 'FaultHealed')
     OR kind = 'AdoptionRefused' AND fact->>'$.reason' = 'fetch_failed'
 UNION ALL BY NAME SELECT position, t, told_by AS epoch, 'Committed' AS kind, 0.0 AS waited_s, fragment,
     syncer_step AS version, base_version AS base FROM commits;

@@ -13,7 +13,14 @@ from orchestrator.analysis.checks import check
 from orchestrator.analysis.summary import summarise
 from orchestrator.analysis.verdicts import sound
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import FaultInjected, LearnerLost, LearnerRequested, RunFinished, RunResumed
+from orchestrator.eventlog.facts import (
+    FaultInjected,
+    LearnerLost,
+    LearnerRequested,
+    RunFinished,
+    RunResumed,
+    SyncerLost,
+)
 from outer.protocol.facts import (
     Committed,
     DrainStarted,
@@ -84,7 +91,7 @@ def steady(commits_until: int, seconds: int = 80, *troubles: object) -> Log:
             run.sync(second, ("a", "b"))
         if second == commits_until:
             for fact in troubles:
-                run.say(second + 0.4, fact)
+                run.say(second + 0.4, fact, "orchestrator" if isinstance(fact, SyncerLost) else "syncer")
     run.say(seconds + 0.5, Finished(commits_until, run.tokens_committed, "stopped"))
     return run.events
 
@@ -295,6 +302,8 @@ JUDGED: list[tuple[str, str, str, Log]] = [  # (claim, check, verdict, log)
     ("nor more than that", "live.rate", "violated", steady(6, 80, StoreWaited(10.0, "full"))),
     ("every trouble has its patience", "live.recovery", "pass", steady(6, 40, UNREAD, REOPENED)),
     ("and no more", "live.recovery", "violated", steady(6, 60, UNREAD, REOPENED)),
+    ("and each epoch that did not live to begin", "live.recovery", "pass",
+     steady(6, 40, *[SyncerLost(epoch, "died", "") for epoch in (1, 2)])),
     *((f"who meets {type(each).__name__} for ever is not recovering", "live.recovery", "violated",
        steady(6, 80, *[each] * 50)) for each in (UNREAD, REOPENED, LATE, REFUSED)),
     ("who is alive is told by the log, not by what a commit says of itself", "live.rate", "violated", DECEIVED),
