@@ -29,7 +29,7 @@ import jax  # noqa: E402
 from benchmarks.harness.lockstep import LockStep  # noqa: E402
 from learners.config import DataConfig, InnerConfig  # noqa: E402
 from learners.protocol import events_effects as unit  # noqa: E402
-from learners.training.models.language import ByteLanguageModel  # noqa: E402
+from learners.training.models.causal_lm import CausalLM  # noqa: E402
 from learners.training.trainer import InFlight, Trainer  # noqa: E402
 from learners.training.tree import inner_state_bytes, parameter_bytes  # noqa: E402
 from orchestrator.planner.sizing import memory  # noqa: E402
@@ -137,7 +137,7 @@ class Watched(LockStep):
 def measured(width: int, layers: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as corpus:
         (Path(corpus) / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 4000)
-        task = ByteLanguageModel(DataConfig(path=corpus, sequence_length=64), 0, layers=layers, width=width, heads=4)
+        task = CausalLM(DataConfig(path=corpus, sequence_length=64), 0, layers=layers, width=width, heads=4)
         sync = SyncConfig.model_validate({"P": 6, "H": 12, "tau": 2})
         inner = InnerConfig()
         run = Watched(

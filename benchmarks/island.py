@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.fresh import emptied  # noqa: E402
 from benchmarks.standby import contributing, rate  # noqa: E402
 from learners.protocol.facts import StepFinished  # noqa: E402
-from learners.training.models.language import ByteLanguageModel  # noqa: E402
+from learners.training.models.causal_lm import CausalLM  # noqa: E402
 from orchestrator.eventlog.events import Event  # noqa: E402
 from orchestrator.eventlog.facts import LearnerLost  # noqa: E402
 from orchestrator.eventlog.reader import read_run  # noqa: E402
@@ -67,7 +67,7 @@ SETTINGS = [
 ]
 
 
-class Paced(ByteLanguageModel):
+class Paced(CausalLM):
     """The byte model, with batches that take their time."""
 
     def batch(self, start: int, count: int) -> Any:

@@ -41,7 +41,7 @@ CUT_AT, HEAL_S = 0.3, 20.0  # share of the steps before the cut; to watch after 
 BEGIN_S, LIMIT_S = 300.0, 900.0
 RECIPE = """
 name = "regions"
-task = "learners.training.models.language:ByteLanguageModel"
+task = "learners.training.models.causal_lm:CausalLM"
 model = { layers = 4, width = 192 }
 data = { sequence_length = 64 }
 sync = { P = 24, H = 24, tau = 8, quorum = 1 }

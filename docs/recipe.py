@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from learners.training.models.decoder_config import DecoderConfig
-from learners.training.models.language import TransformerConfig
 from orchestrator.recipe.config import Recipe
 
 UNITS = {  # by how a key ends
@@ -36,8 +35,7 @@ def blocks() -> dict[str, str]:
     """The tables, by the name of their place in the page."""
     schema = Recipe.model_json_schema()
     tables = [*_tables(schema, schema["$defs"], "", repeated=False)]
-    for task, model in (("ByteLanguageModel", TransformerConfig), ("CausalLM", DecoderConfig)):
-        tables += _tables(model.model_json_schema(), {}, f"`[model]` of `{task}`", repeated=False)
+    tables += _tables(DecoderConfig.model_json_schema(), {}, "`[model]` of `CausalLM`", repeated=False)
     return {"recipe": "\n\n".join(tables)}
 
 

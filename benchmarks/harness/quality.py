@@ -309,7 +309,7 @@ def language(model: Mapping[str, Any], length: int) -> Task:
         return tokens[corpus, starts[:, None] + jnp.arange(length + 1)].astype(jnp.int32)
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        return decoder.loss(params, tokens, lambda given, seen: decoder.features(given, seen, config), config)
+        return decoder.loss(params, tokens, config)
 
     shapes = jax.eval_shape(lambda: decoder.init(jax.random.key(0), config, config.vocabulary))
     return Task(

@@ -1,6 +1,6 @@
-"""The built-in task's transformer in PyTorch: learners/training/models/language.py, shape for shape; and its text.
+"""The built-in decoder in PyTorch: learners/training/models/decoder.py, shape for shape; and its text.
 
-Pre-norm, rotary positions, GELU, tied embedding, no biases. Runs in torchft's environment, so it imports nothing of
+Pre-norm, rotary positions, SwiGLU, tied embedding, no biases. Runs in torchft's environment, so it imports nothing of
 this project.
 """
 
@@ -22,32 +22,32 @@ class Norm(nn.RMSNorm):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, mlp: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, hidden = heads, -(-width // 3) * 8
         self.attention_norm, self.mlp_norm = Norm(width), Norm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, mlp * width, bias=False)
-        self.down = nn.Linear(mlp * width, width, bias=False)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        seen, split = self.attention_norm(x), (batch, length, self.heads, width // self.heads)
+        query, key, value = (each(seen).view(split).transpose(1, 2) for each in (self.query, self.key, self.value))
         query, key = _rotate(query, angles), _rotate(key, angles)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(functional.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
+        seen = self.mlp_norm(x)
+        return x + self.down(functional.silu(self.gate(seen)) * self.up(seen))
 
 
 class Transformer(nn.Module):
     """`ends` holds what is no block: embedding and last norm; so `ends` and the blocks are the fragments."""
 
-    def __init__(self, layers: int, width: int, heads: int = 4, mlp: int = 4) -> None:
+    def __init__(self, layers: int, width: int, heads: int = 4) -> None:
         super().__init__()
         self.ends = nn.ModuleDict({"embed": nn.Embedding(VOCABULARY, width), "norm": Norm(width)})
-        self.blocks = nn.ModuleList(Block(width, heads, mlp) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self._features = width // heads
         nn.init.normal_(self.ends["embed"].weight, std=width**-0.5)
 
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Mean nats per byte of int64[batch, length + 1]."""
         weight = self.ends["embed"].weight
-        x = self.ends["embed"](tokens[:, :-1]) * weight.shape[1] ** 0.5
+        x = self.ends["embed"](tokens[:, :-1])
         angles = _angles(x.shape[1], self._features)
         for block in self.blocks:
             x = block(x, angles)

@@ -23,7 +23,7 @@ EVAL_SETS_MOST = 16
 STANDBY_MOST = 4
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
-BYTES = "learners.training.models.language:ByteLanguageModel"
+TASK = "learners.training.models.causal_lm:CausalLM"
 
 
 class PoolConfig(Section):
@@ -303,7 +303,7 @@ class Recipe(Section):
 
     name: str = Field(pattern=f"^{NAME}$", description="of the run: lower-case letters, digits and hyphens")
     seed: NonNegativeInt = Field(0, le=SEED_MAX, description="of initial parameters, the order of the data, and chaos")
-    task: str = Field(BYTES, pattern=r"^[\w.]+:[\w.]+$", description="model, data and loss: package.module:factory")
+    task: str = Field(TASK, pattern=r"^[\w.]+:[\w.]+$", description="model, data and loss: package.module:factory")
     model: Table = Field({}, description="arguments of the task's factory")
     init_from: str | None = Field(
         None,

@@ -107,7 +107,7 @@ SOUND = {
     "learners/protocol/adoption.py": "",
     "learners/training/data/byte_corpus.py": "import numpy\n",
     "learners/training/task.py": "import jax\nimport optax\n",
-    "learners/training/models/language.py": "import jax\nimport learners.training.task\n",
+    "learners/training/models/decoder.py": "import jax\nimport learners.training.task\n",
     "orchestrator/recipe/config.py": "",
     "orchestrator/runtime/actor.py": "import ray\nimport orchestrator.recipe.config\n",
     "orchestrator/cli/app.py": "import orchestrator.cli.run\n",

@@ -18,7 +18,7 @@ BUDGETS = {
     "outer/journal": 2350,
     "outer": 2340,
     "learners/protocol": 1920,
-    "learners/training": 4330,
+    "learners/training": 4300,
     "learners/conformance": 580,
     "learners": 2415,
     "orchestrator/recipe": 1525,
@@ -29,7 +29,7 @@ BUDGETS = {
     "orchestrator/runtime": 2340,
     "orchestrator/compare": 475,
     "orchestrator/prepare": 710,
-    "orchestrator/regions": 1465,
+    "orchestrator/regions": 1475,
     "orchestrator/lifecycle": 2555,
     "orchestrator/watch": 720,
     "orchestrator/cli": 2840,
@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_720, ("tests",): 36_270, ("benchmarks",): 7930}
+TOTALS = {PACKAGES: 48_720, ("tests",): 36_340, ("benchmarks",): 7930}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

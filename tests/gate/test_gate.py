@@ -20,7 +20,7 @@ import pytest
 from benchmarks.harness import lockstep
 from chaos.simulation import runner
 from learners.config import DataConfig, InnerConfig
-from learners.training.models.language import ByteLanguageModel
+from learners.training.models.causal_lm import CausalLM
 from learners.training.step import make_step, schedule, step_key, transformation
 from learners.training.tree import deal
 from orchestrator.analysis.checks import check
@@ -116,7 +116,7 @@ def test_a_synced_step_costs_little_more_than_a_step_alone(tmp_path: Path, monke
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 400)
     (tmp_path / "more.txt").write_text("pack my box with five dozen liquor jugs\n" * 400)
     data = DataConfig(path=str(tmp_path), held_out=0.25, sequence_length=64)
-    task = ByteLanguageModel(data=data, seed=SEED, layers=2, width=64, heads=2)
+    task = CausalLM(data=data, seed=SEED, layers=2, width=64, heads=2)
     inner, sync = InnerConfig(), SyncConfig(P=6, H=ROUND, tau=2, quorum=1)
 
     train_step, optimizer = make_step(task, inner), transformation(task, inner)

@@ -11,7 +11,7 @@ import pytest
 
 from learners.config import DataConfig, InnerConfig
 from learners.training import weights
-from learners.training.models.language import ByteLanguageModel
+from learners.training.models.causal_lm import CausalLM
 from learners.training.precision import precise
 from learners.training.step import make_step, schedule, step_key, transformation
 from learners.training.tree import deal, initial_parameters, tensors_of
@@ -33,7 +33,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def task(corpus):
-    return ByteLanguageModel(data=corpus, seed=SEED, layers=1, width=16, heads=2)
+    return CausalLM(data=corpus, seed=SEED, layers=1, width=16, heads=2)
 
 
 def flat_of(task, fragment, params):

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from learners.config import DataConfig
-from learners.training.models.language import ByteLanguageModel
+from learners.training.models.causal_lm import CausalLM
 
 
-class FailsOnce(ByteLanguageModel):
+class FailsOnce(CausalLM):
     """The learner that takes sample `fail_at` first raises; the file `flag` remembers that it has happened."""
 
     def __init__(self, data: DataConfig, seed: int, flag: str, fail_at: int, **model: Any) -> None:

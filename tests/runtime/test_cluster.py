@@ -45,7 +45,7 @@ batch_size = 2
 slowdown = 20.0
 resources = {{ CPU = 0.5 }}
 """
-OWN = "from learners.training.models.language import ByteLanguageModel\n\n\nclass Model(ByteLanguageModel):\n    pass\n"
+OWN = "from learners.training.models.causal_lm import CausalLM\n\n\nclass Model(CausalLM):\n    pass\n"
 LEARNERS = ["learner-us-east-0", "learner-us-west-0"]
 
 

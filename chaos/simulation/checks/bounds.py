@@ -172,9 +172,9 @@ class Bounds:
         """No standby outlasts its place, and no learner one of its ranks, but as a session begins or ends."""
         virtual, now = self._virtual, self._time.now
         orchestrator = virtual.process
-        if self._served[0] is not orchestrator:
+        if new := self._served[0] is not orchestrator:
             self._first_seen_s = now
-        if self._served[0] is not orchestrator or not orchestrator.running or virtual.unseen_nodes:
+        if new or not orchestrator.running or virtual.unseen_nodes or virtual.suspending:
             self._served = orchestrator, now
         for standby in virtual.standbys:
             at, by = virtual.places.given_back.get(standby.name, (math.inf, None))
@@ -183,12 +183,7 @@ class Bounds:
             late = late and now > max(at + ENDED_S, self._served[1] + (ENDED_S if own else SERVED_S))
             if late and by is orchestrator.loop and orchestrator.running:
                 self._broken("bounds.standbys", f"a standby of {standby.name} is there, whose place was given back")
-        if (
-            now < self._served[1] + SERVED_S
-            or virtual.syncer is None
-            or not virtual.syncer.serves
-            or virtual.suspending
-        ):
+        if now < self._served[1] + SERVED_S or virtual.syncer is None or not virtual.syncer.serves:
             return
         for rank in virtual.ranks:
             learner = rank.leader

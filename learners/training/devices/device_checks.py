@@ -20,7 +20,8 @@ from learners.training.devices.device import (
     refuse,
     use_compile_cache,
 )
-from learners.training.models import language
+from learners.training.models import decoder
+from learners.training.models.decoder_config import DecoderConfig
 
 # By platform: the word for one, this project's extra, and how the names of the packages with JAX's plugin begin and end
 KINDS = {"gpu": ("NVIDIA GPU", "cuda", "jax-cuda", "-plugin"), "tpu": ("TPU chip", "tpu", "libtpu", "")}
@@ -119,13 +120,13 @@ def _is_seen(platform: str) -> bool:
 
 
 # The step that is compared: a transformer's in float32 and bfloat16, with plain gradient descent.
-MODEL = language.TransformerConfig(layers=2, width=512, heads=4)
+MODEL = DecoderConfig(layers=2, width=512, heads=4)
 LENGTH, BATCH, STEPS = 256, 8, 4
 
 
 def burn_in(device: jax.Device) -> DeviceFinding:
     """Run the same compiled step twice, and compare the bits of all parameters."""
-    params = jax.device_put(language.init(jax.random.key(0), MODEL, 256), device)
+    params = jax.device_put(decoder.init(jax.random.key(0), MODEL, 256), device)
     tokens = jax.device_put(np.arange(BATCH * (LENGTH + 1)).reshape(BATCH, -1) * 7919 % 251, device)
     step: Any = jax.jit(_step)
 
@@ -156,7 +157,7 @@ def judged_bits(first: str, second: str, flags: str) -> DeviceFinding:
 def _step(params: Any, tokens: Any) -> Any:
     def loss(params: Any) -> jax.Array:
         half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-        both: jax.Array = language.loss(params, tokens, MODEL) + language.loss(half, tokens, MODEL)
+        both: jax.Array = decoder.loss(params, tokens, MODEL) + decoder.loss(half, tokens, MODEL)
         return both
 
     return jax.tree.map(lambda leaf, gradient: leaf - 0.1 * gradient, params, jax.grad(loss)(params))

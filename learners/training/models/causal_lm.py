@@ -38,13 +38,9 @@ class CausalLM(CorpusTask):
     def init(self, rng: jax.Array) -> Params:
         return decoder.init(rng, self.config, self.vocabulary)
 
-    def features(self, params: Params, tokens: jax.Array) -> jax.Array:
-        """[batch, length, width] before the output, for tokens int[batch, length]."""
-        return decoder.features(params, tokens, self.config)
-
     def loss(self, params: Params, batch: jax.Array, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Mean nats per token of batch int[count, L + 1]; there is no dropout, so `rng` is not used."""
-        return decoder.loss(params, batch, self.features, self.config), {}
+        return decoder.loss(params, batch, self.config), {}
 
     def sharding(self, mesh: Mesh) -> dict[str, PartitionSpec]:
         return decoder.sharding(jax.eval_shape(self.init, jax.random.key(0)), mesh)

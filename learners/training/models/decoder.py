@@ -6,7 +6,6 @@ of decoder_config.py do (huggingface.py). One leaf per matrix and layer, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -105,12 +104,11 @@ def head(params: Params) -> jax.Array:
     return matrix
 
 
-def loss(
-    params: Params, tokens: jax.Array, features: Callable[[Params, jax.Array], jax.Array], config: DecoderConfig
-) -> jax.Array:
-    """Mean cross-entropy in nats per token, float32 scalar, of int[batch, length + 1] by these features."""
+def loss(params: Params, tokens: jax.Array, config: DecoderConfig) -> jax.Array:
+    """Mean cross-entropy in nats per token, float32 scalar, of int[batch, length + 1]."""
     tokens = tokens.astype(jnp.int32)
-    return cross_entropy(features(params, tokens[:, :-1]), head(params), tokens[:, 1:], cap=config.family.output_cap)
+    x = features(params, tokens[:, :-1], config)
+    return cross_entropy(x, head(params), tokens[:, 1:], cap=config.family.output_cap)
 
 
 def sharding(

@@ -41,8 +41,8 @@ class DecoderConfig(Section):
     architecture: Literal["llama", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3_text"] = Field(
         "llama", description="the family of models whose blocks it has"
     )
-    layers: PositiveInt = Field(4, description="blocks of attention and MLP")
-    width: PositiveInt = Field(128, description="features per token")
+    layers: PositiveInt = Field(3, description="blocks of attention and MLP")
+    width: PositiveInt = Field(96, description="features per token")
     heads: PositiveInt = Field(4, description="of queries")
     kv_heads: PositiveInt | None = Field(None, description="of keys and values, a divisor of heads; default: heads")
     head_width: PositiveInt | None = Field(None, description="features of a head, even; default: width / heads")

@@ -11,7 +11,7 @@ from examples.experts.task import MixtureLM
 from learners.config import DataConfig, InnerConfig
 from learners.training import state_arrays
 from learners.training.evaluator import Evaluator
-from learners.training.models.language import ByteLanguageModel
+from learners.training.models.causal_lm import CausalLM
 from learners.training.trainer import Trainer
 from learners.training.tree import deal, initial_parameters
 from outer.config import SyncConfig
@@ -19,14 +19,14 @@ from outer.config import SyncConfig
 BATCH, STEPS = 8, 4
 
 
-class Sharded(ByteLanguageModel):
+class Sharded(CausalLM):
     """Hidden layers cut over the axis "model", the embedding over "batch"."""
 
     def sharding(self, mesh):
         return {"*/mlp/up": P(None, "model"), "*/mlp/down": P("model", None), "embed": P("batch")}
 
 
-class Indivisible(ByteLanguageModel):
+class Indivisible(CausalLM):
     def sharding(self, mesh):
         return {"norm": P(("batch", "model"), None)}
 
@@ -136,7 +136,7 @@ def main():
     data = DataConfig(path=sys.argv[1], sequence_length=16, held_out=0.25)
     found = {
         "one": trained(Sharded, data, devices=1),
-        "split": trained(ByteLanguageModel, data, devices=None),
+        "split": trained(CausalLM, data, devices=None),
         "parts": trained(Sharded, data, microbatches=2, devices=4, model_parallel=2),
         "sharded": trained(Sharded, data, devices=4, model_parallel=2),
         "moved": moved(data, SyncConfig(P=4)),
@@ -147,7 +147,7 @@ def main():
         "refusals": [
             refusal(Sharded, data, devices=8),
             refusal(Sharded, data, devices=4, model_parallel=3),
-            refusal(ByteLanguageModel, data, count=6, devices=4),
+            refusal(CausalLM, data, count=6, devices=4),
             refusal(Indivisible, data, devices=4),
         ],
     }

@@ -82,7 +82,7 @@ def test_a_token_sees_none_after_it_and_groups_of_queries_share_keys() -> None:
     model = task()
     params = fresh(model)
     given = jnp.asarray(tokens()[:, :-1], jnp.int32)
-    seen = jax.jit(lambda given: model.features(params, given))
+    seen = jax.jit(lambda given: decoder.features(params, given, model.config))
     plain, changed = np.asarray(seen(given)), np.asarray(seen(given.at[:, 7].set(3)))
     np.testing.assert_array_equal(changed[:, :7], plain[:, :7])
     assert np.abs(changed[:, 7:] - plain[:, 7:]).max() > 1e-3

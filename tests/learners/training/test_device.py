@@ -15,7 +15,7 @@ import pytest
 
 from learners.training.devices import cores, device, device_checks
 from learners.training.devices.device import FRACTIONS, DeviceFinding, WrongDevice, cache_folder, host_kind
-from learners.training.models.language import TransformerConfig
+from learners.training.models.decoder_config import DecoderConfig
 from tests.learners.training.children import python
 from tests.waiting import DEADLINE_S
 
@@ -193,7 +193,7 @@ def test_a_step_whose_bits_differ_is_named_with_the_setting_that_mends_it(
 
 
 def test_a_step_is_computed_twice_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_checks, "MODEL", TransformerConfig(layers=1, width=32))
+    monkeypatch.setattr(device_checks, "MODEL", DecoderConfig(layers=1, width=32))
     for name in ("LENGTH", "BATCH", "STEPS"):
         monkeypatch.setattr(device_checks, name, 2)
     assert device_checks.burn_in(jax.local_devices()[0]).status == "ok"

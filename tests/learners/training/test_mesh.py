@@ -49,12 +49,12 @@ def test_adopting_puts_back_every_bit_and_compiles_nothing_anew(found: Any, seve
 
 def test_parameters_and_moments_are_cut_as_the_task_says(found: Any) -> None:
     shards = found["sharded"]["shards"]
-    assert shards["blocks/0/mlp/up"] == [[16, 32]] * 4
-    assert shards["blocks/0/mlp/down"] == [[32, 16]] * 4
+    assert shards["blocks/0/mlp/up"] == [[16, 24]] * 4
+    assert shards["blocks/0/mlp/down"] == [[24, 16]] * 4
     assert shards["embed"] == [[128, 16]] * 4
     assert shards["norm"] == [[16]] * 4, "what no pattern names is replicated"
-    assert found["sharded"]["moment_shard"] == [16, 32]
-    assert found["split"]["shards"]["embed"] == [[256, 16]] * 4
+    assert found["sharded"]["moment_shard"] == [16, 24]
+    assert found["split"]["shards"]["embed"] == [[256, 4]] * 4
     assert found["one"]["shards"]["embed"] == [[256, 16]]
     mixed = found["mixed"]["shards"]
     assert mixed["blocks/0/attention/query"] == [[8, 8]] * 4, "over both axes"

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from learners.config import DataConfig, InnerConfig
-from learners.training.models.language import ByteLanguageModel
+from learners.training.models.causal_lm import CausalLM
 from learners.training.precision import precise
 from learners.training.step import make_step, transformation
 from learners.training.task import Task
@@ -103,16 +103,16 @@ def test_steps_below_a_unit_of_bfloat16_add_up_in_masters_and_are_lost_without()
 
 
 @pytest.fixture(scope="module")
-def language(foxes: str) -> ByteLanguageModel:
-    return ByteLanguageModel(DataConfig(path=foxes, sequence_length=24, held_out=0.2), 0, **MODEL)
+def language(foxes: str) -> CausalLM:
+    return CausalLM(DataConfig(path=foxes, sequence_length=24, held_out=0.2), 0, **MODEL)
 
 
-def test_the_built_in_model_computes_in_bfloat16_throughout(language: ByteLanguageModel) -> None:
+def test_the_built_in_model_computes_in_bfloat16_throughout(language: CausalLM) -> None:
     made = precise(language, InnerConfig(compute="bfloat16"))
     program = jax.make_jaxpr(made.loss)(made.init(jax.random.key(0)), language.batch(0, 2), jax.random.key(0))
     products = [equation for equation in _equations(program.jaxpr) if equation.primitive.name == "dot_general"]
-    assert len(products) == 7  # qkv, scores, mixing, out, up, down, logits
-    assert {str(each.outvars[0].aval.dtype) for each in products} == {"bfloat16"}
+    assert len(products) == 10  # query, key, value, scores, mixing, out, gate, up, down, logits
+    assert {str(given.aval.dtype) for each in products for given in each.invars} == {"bfloat16"}
 
 
 def _equations(program: Any) -> Iterator[Any]:
@@ -137,7 +137,7 @@ def test_microbatches_give_the_step_of_the_whole_batch(clip_norm: float) -> None
     assert parts.aux["first"] == pytest.approx(32 + 1.5), "the mean over the parts' first samples"
 
 
-def test_microbatches_are_summed_in_float32(language: ByteLanguageModel) -> None:
+def test_microbatches_are_summed_in_float32(language: CausalLM) -> None:
     inner = InnerConfig(parameters="bfloat16", compute="bfloat16", microbatches=8)
     program = jax.make_jaxpr(make_step(language, inner))
     task = precise(language, inner)

@@ -13,7 +13,7 @@ from learners.config import DataConfig
 from learners.training.data import corpus, manifest, token_corpus
 from learners.training.data.mixture import Permutation
 from learners.training.data.token_corpus import TokenCorpus
-from learners.training.models.language import ByteLanguageModel
+from learners.training.models.causal_lm import CausalLM
 from orchestrator.prepare import shards
 from orchestrator.prepare.shards import TokenSpan
 
@@ -152,9 +152,7 @@ def test_too_few_tokens_and_no_folder_are_told_with_the_fix(tmp_path: Path) -> N
         corpus.check(data)
 
 
-def test_the_model_of_bytes_takes_shards_of_bytes_and_refuses_other_tokens(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data.path = .*60,000 tokens .*256 bytes; name a task"):
-        ByteLanguageModel(folder(tmp_path), 0)
+def test_the_decoder_takes_shards_of_bytes(tmp_path: Path) -> None:
     data = folder(tmp_path / "bytes", vocabulary=256, dtype="uint8")
-    task = ByteLanguageModel(data, 0, layers=1, width=16, heads=2)
+    task = CausalLM(data, 0, layers=1, width=16, heads=2)
     assert (np.diff(task.batch(0, 4), axis=1) == 1).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from numpy.typing import NDArray
 
 from learners.config import DataConfig, InnerConfig
 from learners.training.evaluator import Evaluator
-from learners.training.models import language
-from learners.training.models.language import ByteLanguageModel
+from learners.training.models.causal_lm import CausalLM
 from learners.training.step import AUX_LEFT_OUT, AUX_MAX, make_step, schedule
 from learners.training.task import Task
 from learners.training.trainer import Trainer
@@ -34,17 +32,17 @@ def data(foxes: str) -> DataConfig:
 
 
 @pytest.fixture(scope="module")
-def task(data: DataConfig) -> ByteLanguageModel:
-    return ByteLanguageModel(data, 0, **MODEL)
+def task(data: DataConfig) -> CausalLM:
+    return CausalLM(data, 0, **MODEL)
 
 
 @pytest.fixture(scope="module")
-def train_step(task: ByteLanguageModel) -> Any:
+def train_step(task: CausalLM) -> Any:
     return make_step(task, InnerConfig())
 
 
 @pytest.fixture
-def trainer(task: ByteLanguageModel, train_step: Any) -> Trainer:
+def trainer(task: CausalLM, train_step: Any) -> Trainer:
     return Trainer(task, deal(task, SyncConfig(P=4)), InnerConfig(), 0, train_step)
 
 
@@ -78,11 +76,11 @@ class Half:
 
 
 def test_the_built_in_model_is_a_task_that_reads_no_file_before_its_first_batch(tmp_path: Path) -> None:
-    task = ByteLanguageModel(DataConfig(path=str(tmp_path / "missing")), 0)
+    task = CausalLM(DataConfig(path=str(tmp_path / "missing")), 0)
     assert isinstance(task, Task)
     fragments = deal(task, SyncConfig())
-    assert len(tensors_of(task)) == 20
-    assert len(initial_parameters(task, fragments, 0)) == len(fragments) == 20
+    assert len(tensors_of(task)) == 29
+    assert len(initial_parameters(task, fragments, 0)) == len(fragments) == 24
     with pytest.raises(ValueError, match=r"data\.path"):
         task.batch(0, 1)
 
@@ -99,22 +97,20 @@ def test_a_batch_of_other_rows_than_asked_for_is_refused(rows: int) -> None:
         trainer.dispatch(1000, 8, 0.5)
 
 
-def test_too_many_fragments_are_refused_with_the_largest_number(task: ByteLanguageModel) -> None:
-    with pytest.raises(ValueError, match=r"sync\.P = 24.*largest P is 8"):
+def test_too_many_fragments_are_refused_with_the_largest_number(task: CausalLM) -> None:
+    with pytest.raises(ValueError, match=r"sync\.P = 24.*largest P is 11"):
         deal(task, SyncConfig(P=24))
     with pytest.raises(ValueError, match=r"sync\.P = 24.*layers.*largest P is 2"):
         deal(task, SyncConfig(P=24, fragmentation="layer"))
 
 
 def test_fragments_by_layer_are_as_many_as_layers_and_one_unless_told(data: DataConfig) -> None:
-    outside, *layers = deal(ByteLanguageModel(data, 0, **MODEL | {"layers": 2}), SyncConfig(fragmentation="layer"))
+    outside, *layers = deal(CausalLM(data, 0, **MODEL | {"layers": 2}), SyncConfig(fragmentation="layer"))
     assert {tensor.layer for tensor in outside.tensors} == {None}
     assert [{tensor.layer for tensor in each.tensors} for each in layers] == [{"blocks/0"}, {"blocks/1"}]
 
 
-def test_initial_parameters_are_the_tasks_own_and_equal_in_every_trainer(
-    task: ByteLanguageModel, trainer: Trainer
-) -> None:
+def test_initial_parameters_are_the_tasks_own_and_equal_in_every_trainer(task: CausalLM, trainer: Trainer) -> None:
     initial = initial_parameters(task, trainer.fragments, 0)
     for index, flat in enumerate(initial):
         assert flat.dtype == np.float32
@@ -169,7 +165,7 @@ def test_a_reset_clears_the_moments(trainer: Trainer) -> None:
 # ------------------------------------------------------------------ stepping
 
 
-def test_the_loss_falls_within_a_few_steps(task: ByteLanguageModel) -> None:
+def test_the_loss_falls_within_a_few_steps(task: CausalLM) -> None:
     trainer = Trainer(task, deal(task, SyncConfig(P=4)), InnerConfig(lr=1e-2, schedule="constant"), 0)
     evaluator = Evaluator(task, trainer.fragments, sequences=20, batch_size=8)
     before = evaluator.loss(everything(trainer))
@@ -229,26 +225,6 @@ def test_evaluation_is_the_mean_over_all_samples_whatever_the_batch_size() -> No
         assert Evaluator(Half(), fragments, 10, batch_size).loss(thetas) == pytest.approx(4.5)
 
 
-# ------------------------------------------------------------------ the transformer
-
-
-def fresh_transformer() -> Callable[[jax.Array], jax.Array]:
-    """Its logits, as one program."""
-    config = language.TransformerConfig(**MODEL)
-    params = jax.jit(lambda key: language.init(key, config, 256))(jax.random.key(0))
-    return jax.jit(lambda tokens: language.logits(params, tokens, config))
-
-
-def test_a_token_does_not_see_what_comes_after_it() -> None:
-    logits = fresh_transformer()
-    tokens = np.random.default_rng(0).integers(0, 256, (1, 12))
-    changed = tokens.copy()
-    changed[0, 7:] = 1
-    one, two = (logits(jnp.asarray(given)) for given in (tokens, changed))
-    np.testing.assert_allclose(one[0, :7], two[0, :7], atol=1e-5)
-    assert float(jnp.abs(one[0, 7:] - two[0, 7:]).max()) > 1e-2
-
-
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -259,11 +235,11 @@ def test_a_token_does_not_see_what_comes_after_it() -> None:
 )
 def test_a_bad_model_table_is_refused_with_field_and_fix(model: dict[str, int], words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
-        ByteLanguageModel(DataConfig(), 0, **model)
+        CausalLM(DataConfig(), 0, **model)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-class Told(ByteLanguageModel):
+class Told(CausalLM):
     """The built-in model, with auxiliary values of every kind."""
 
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
@@ -271,7 +247,7 @@ class Told(ByteLanguageModel):
         return loss, {f"v{index:02}": loss * index for index in range(17)} | {"a": True, "vector": batch[:, 0]}
 
 
-def test_auxiliary_values_come_with_the_loss_and_change_no_number(task: ByteLanguageModel, data: DataConfig) -> None:
+def test_auxiliary_values_come_with_the_loss_and_change_no_number(task: CausalLM, data: DataConfig) -> None:
     silent, told = (
         Trainer(each, deal(each, SyncConfig(P=4)), InnerConfig(), 0) for each in (task, Told(data, 0, **MODEL))
     )

@@ -104,14 +104,14 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["run.metrics=perhaps"], "run.metrics", "true or false", "true"),
         (["sync=3"], "sync", "a table", "leave it out"),
         (["name=Big Run"], "name", "lower-case letters, digits and hyphens", "name ="),
-        (["task=module"], "task", "package.module:factory", "ByteLanguageModel"),
+        (["task=module"], "task", "package.module:factory", "CausalLM"),
         (["pools=[]"], "pools", "a list of at least 1", "at least one [[pools]] table"),
         (["pools="], "pools", "is required", "at least one [[pools]] table"),
         (["name="], "name", "is required", "name = 1 to 40"),
         (["pools.0.resources.CPU=-1"], "pools.0.resources.CPU", "a number above 0", "= a number above 0"),
         (["sync.quorum=5"], "sync.quorum", "4 learners", 'give 1 to 4, or "all"'),
         (["sync.P=13"], "sync.P", "H = 12", "change sync.P or sync.H"),
-        (["sync.P=500", "sync.H=500"], "sync.P", "the model has 20 tensors", "20"),
+        (["sync.P=500", "sync.H=500"], "sync.P", "the model has 29 tensors", "29"),
         (["sync.tau=12"], "sync.tau", "below H = 12", "change sync.tau or sync.H"),
         (["outer.optimizer=no.such:rule"], "outer.optimizer", "does not import", "package.module:function"),
         (["inner.optimizer=adamv"], "inner.optimizer", "optax", "adam"),
@@ -121,7 +121,7 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["task=no.such:Model"], "task", "does not import", "not beside the recipe"),
         (["model.layerz=2"], "model.layerz", "not a known key", "did you mean model.layers?"),
         (["model.layers=0"], "model.layers", "a whole number above 0", "default is model.layers = 3"),
-        (["model.width=97"], "model.width", "multiple", "change model.width or model.heads"),
+        (["model.width=97"], "model.width", "pairs of a head", "change model.width or model.heads"),
         ([FAULT % 'learner="learner-locl-1",at_step=1'], "chaos.faults.0.learner", "known: any", '"learner-local-1"'),
         (
             ['chaos.faults=[{kind="link",learner="learner-local-1/1",at_step=1}]', "pools.0.processes=2"],
@@ -152,7 +152,7 @@ def test_one_message_names_the_field_and_the_fix(overrides: list[str], field: st
 def test_what_a_users_task_raises_and_kinds_that_do_not_fit_it_are_a_problem_of_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = "from learners.training.models.language import ByteLanguageModel\n\n"
+    source = "from learners.training.models.causal_lm import CausalLM\n\n"
     source += "def build(data, seed):\n    raise KeyError('weights')\n\nimport numpy, psutil\n"
     source += "def large(data, seed):\n    numpy.empty(psutil.virtual_memory().available + 2**32, numpy.uint8)\n"
     wrong: list[tuple[dict[str, str], str]] = [
@@ -161,7 +161,7 @@ def test_what_a_users_task_raises_and_kinds_that_do_not_fit_it_are_a_problem_of_
         ({"*": "frozen"}, "leave no parameter to train"),
     ]
     for number, (kinds, _) in enumerate(wrong):
-        source += f"\nclass Wrong{number}(ByteLanguageModel):\n    kinds = {kinds!r}\n"
+        source += f"\nclass Wrong{number}(CausalLM):\n    kinds = {kinds!r}\n"
     (tmp_path / "broken_task.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     assert "KeyError: 'weights'" in problems("task=broken_task:build", "model={}")["task"].message

@@ -116,8 +116,8 @@ def test_bytes_that_read_back_otherwise_get_no_name(store: RunStore, monkeypatch
 def test_code_that_only_a_folder_names_is_not_run() -> None:
     for named in (  # only the names of built-in models are run without asking
         "parrots:Talking",
-        "learners.training.models.language.x:Y",
-        "learners.training.models.language:os.system",
+        "learners.training.models.decoder.x:Y",
+        "learners.training.models.decoder:os.system",
         "learners.modelsx:Y",
         "os:system",
     ):

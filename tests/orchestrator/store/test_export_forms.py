@@ -80,7 +80,7 @@ def test_what_a_recipe_says_otherwise_than_the_folder_is_named_with_the_fix_key_
         "model.rope_theta": "set model.rope_theta = 1000000.0",
         "model.tied": "set model.tied = true",
     }
-    (problem,) = problems(recipe(task=Recipe.model_fields["task"].default, init_from=str(QWEN)))
+    (problem,) = problems(recipe(task="examples.spirals.task:Spirals", init_from=str(QWEN)))
     assert problem.field == "task" and huggingface.TASK in problem.fix
 
 

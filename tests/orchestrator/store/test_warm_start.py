@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from learners.config import WarmStart
 from learners.training import weights
 from learners.training.initial_state import InitialState
-from learners.training.models.language import ByteLanguageModel
+from learners.training.models.causal_lm import CausalLM
 from learners.training.tree import deal, initial_parameters
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
@@ -55,8 +55,8 @@ def recipe(corpus: str, **changes: Any) -> Recipe:
     )
 
 
-def task_of(recipe: Recipe) -> ByteLanguageModel:
-    return ByteLanguageModel(recipe.data, recipe.seed, **recipe.model)
+def task_of(recipe: Recipe) -> CausalLM:
+    return CausalLM(recipe.data, recipe.seed, **recipe.model)
 
 
 def tensors(recipe: Recipe) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def test_the_syncer_the_first_evaluation_and_lock_step_start_from_it(corpus: str
 
 def test_what_a_run_cannot_start_from_is_refused_with_every_difference(corpus: str, path: Path, tmp_path: Path) -> None:
     for change, count, message in (
-        ({"layers": 2}, 6, "blocks/1/mlp/up is missing"),
-        ({"width": 32}, 8, r"embed has shape \[256, 16\], the model's has \[256, 32\]"),
+        ({"layers": 2}, 9, "blocks/1/attention/key is missing"),
+        ({"width": 32}, 11, r"embed has shape \[256, 16\], the model's has \[256, 32\]"),
     ):
         with pytest.raises(InputError, match=message) as caught:
             validate(recipe(corpus, init_from=str(path), model=MODEL | change))
