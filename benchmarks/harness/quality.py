@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT))
 
 from learners.training.models import decoder  # noqa: E402
 from learners.training.models.decoder_config import DecoderConfig  # noqa: E402
-from outer.numeric.optimizer import muon  # noqa: E402
+from outer.numeric.optimizer import resolve  # noqa: E402
 from outer.protocol.fragments import Fragment, Tensor, balanced  # noqa: E402
 
 EVALUATED = 512  # held-out samples
@@ -59,6 +59,7 @@ class Program(NamedTuple):
     fragments: int
     tau: int
     optimizer: str
+    options: tuple[tuple[str, float], ...]
     merge: str
     codec: str
     downlink: str
@@ -178,9 +179,10 @@ def rounded(codec: str, numbers: jax.Array, low: Any, high: Any) -> jax.Array:
     return (codes * scale).reshape(-1)[: numbers.size]
 
 
-def optimizer_of(name: str) -> optax.GradientTransformation:
+def optimizer_of(program: Program) -> optax.GradientTransformation:
     """At rate 1: a step multiplies its updates."""
-    return optax.chain(optax.clip_by_global_norm(1.0), {"adamw": optax.adamw, "muon": muon}[name](1.0))
+    made = resolve("inner", program.optimizer, 1.0, dict(program.options))
+    return optax.chain(optax.clip_by_global_norm(1.0), made)
 
 
 class Task(NamedTuple):
@@ -211,7 +213,7 @@ def simulate(program: Program, task: Task, round_steps: int) -> Callable[..., di
     ]
     due = np.full(round_steps, len(parts))
     due[[part.index * round_steps // len(parts) for part in parts]] = np.arange(len(parts))
-    optimizer, count = optimizer_of(program.optimizer), program.learners
+    optimizer, count = optimizer_of(program), program.learners
     exact = program.codec == "fp32"
 
     def merge_of(part: Fragment) -> Callable[..., Any]:
@@ -349,7 +351,8 @@ class Job:
 
 
 def program_of(arm: Mapping[str, Any]) -> Program:
-    return Program(**{name: arm[name] for name in Program._fields if name != "absent"}, absent=arm["absent"] > 0.0)
+    table = {name: arm[name] for name in Program._fields}
+    return Program(**table | {"options": tuple(arm["options"].items()), "absent": arm["absent"] > 0.0})
 
 
 def arms_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:

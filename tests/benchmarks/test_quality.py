@@ -82,7 +82,7 @@ def test_the_program_gives_the_parameters_of_the_machines(fragments: int, tau: i
 
     begun = Matrices().init(jax.random.key(0))
     task = Task(lambda *_: begun, begun, lambda params, given: Matrices().loss(params, given)[0], batch, batch)
-    program = Program(learners, 2, fragments, tau, "adamw", merge, "fp32", "fp32", 0.0, False)
+    program = Program(learners, 2, fragments, tau, "adamw", (), merge, "fp32", "fp32", 0.0, False)
     found = jax.jit(simulate(program, task, H))(cell(0.5), np.resize(starts, EVALUATED), ROUNDS)
     tree = ParameterTree.of(Matrices())
     for part, theta in zip(machines.fragments, machines.parameters.thetas, strict=True):
