@@ -56,12 +56,12 @@ def train(
         more = starter, view.update, lock, view.stage
         with ExitStack() as stack:
             if resolved.run.track:
-                stack.enter_context(tracked(store, resolved.run.track, view.page))
+                stack.enter_context(tracked(store, resolved.run.track, view.note))
             if resolved.run.watch and job_config() is None:  # nobody opens a page on a job's node
-                stack.enter_context(watched(store, view.page))
+                stack.enter_context(watched(store, view.note))
             if address:
                 return store, launch.run_attached(resolved, store, address, *more)
-            return store, launch.run_embedded(resolved, store, *more, page=view.page)
+            return store, launch.run_embedded(resolved, store, *more, note=view.note)
     except BaseException as error:
         lock.stop()
         if isinstance(error, KeyboardInterrupt) and (summary := object_of(store, SUMMARY)):

@@ -49,7 +49,7 @@ class LiveView:
 
     def __init__(self, hint: str = "", console: Console | None = None, clock: Any = time.monotonic) -> None:
         self._hint, self._console, self._clock, self._said_at = hint, console or Console(stderr=True), clock, clock()
-        self._pages: list[str] = []
+        self._notes: list[str] = []
         self._stages: list[tuple[str, float]] = []  # with when each began
         self._status: Mapping[str, Any] = {}
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
@@ -67,7 +67,7 @@ class LiveView:
 
     def __exit__(self, *error: object) -> None:
         """Leave the last picture standing and give the terminal back."""
-        self._hint, self._pages = "", []
+        self._hint, self._notes = "", []
         if self._live is not None:
             self._live.stop()
 
@@ -83,9 +83,9 @@ class LiveView:
         elif what:
             self._print(f"{what}{f' ({before} took {words.seconds(now - began)})' if before else ''}")
 
-    def page(self, what: str) -> None:
-        """A page that shows the run, and where it is."""
-        self._pages.append(what)
+    def note(self, what: str) -> None:
+        """A line that stays: where a page shows the run, or what a tracker said."""
+        self._notes.append(what)
         if self._live is None:
             self._print(what)
 
@@ -114,10 +114,10 @@ class LiveView:
         width, stages, events = self._console.width, tuple(self._stages), tuple(self._events)
         if self._trained:
             trend = "" if self._console.options.ascii_only else drawn(tuple(self._losses))
-            return picture(self._status, width, trend, (*events, *self._pages, stages[-1][0] or self._hint))
+            return picture(self._status, width, trend, (*events, *self._notes, stages[-1][0] or self._hint))
         ends = [*(began for _, began in stages[1:]), self._clock()]
         spent = (f"{words.seconds(end - began):>8}  {what}" for (what, began), end in zip(stages, ends, strict=False))
-        return Group(*_cropped((*spent, *events, *self._pages)), table(self._status, width))
+        return Group(*_cropped((*spent, *events, *self._notes)), table(self._status, width))
 
 
 def picture(status: Mapping[str, Any], width: int, trend: str = "", more: Iterable[str] = ()) -> RenderableType:

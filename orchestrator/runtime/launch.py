@@ -68,14 +68,14 @@ def run_embedded(
     on_status: OnStatus,
     lock: RunLock | None = None,
     say: Say = lambda what: None,
-    page: Say = lambda what: None,
+    note: Say = lambda what: None,
 ) -> dict[str, Any]:
     """Start a local Ray, run to the end, and shut it down. One interrupt stops cleanly, a second one at once.
 
     `lock`: the run's, which this process has and hands to the orchestrator. None: the orchestrator takes it.
-    `page` is told where Ray's dashboard is.
+    `note` is told where Ray's dashboard is.
     """
-    with local_cluster(recipe, store, page=page) as namespace:
+    with local_cluster(recipe, store, note=note) as namespace:
         placement = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
         return start_and_wait(recipe, store, placement, starter, on_status, detach=False, lock=lock, say=say)
 
@@ -361,7 +361,7 @@ def _wait(orchestrator: Any, status: Statuses) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def local_cluster(recipe: Recipe, store: RunStore, region: str = "", page: Say = lambda what: None) -> Iterator[str]:
+def local_cluster(recipe: Recipe, store: RunStore, region: str = "", note: Say = lambda what: None) -> Iterator[str]:
     """Start a local Ray on loopback, with its own token and as many logical CPUs as the recipe needs in this region.
 
     Its folder has a short path, outside the run's: socket paths are limited to about a hundred characters.
@@ -410,7 +410,7 @@ def local_cluster(recipe: Recipe, store: RunStore, region: str = "", page: Say =
             where = {"address": context.address_info["gcs_address"], "namespace": namespace}
             store.write_json(CLUSTER_FILE, where | {"token_path": str(token), "dashboard": context.dashboard_url})
             if recipe.run.dashboard:
-                page(f"Ray's dashboard: http://{context.dashboard_url} asks for the token in {token}")
+                note(f"Ray's dashboard: http://{context.dashboard_url} asks for the token in {token}")
             yield namespace
     finally:
         with uninterrupted():

@@ -347,7 +347,7 @@ def test_the_dashboard_of_a_local_cluster_is_told_with_the_file_of_its_token_and
     recipe, store = resolve(load(ROOT / "deploy" / "recipes" / "demo.toml", changed)), RunStore(tmp_path / "run")
     store.create()
     told: list[str] = []
-    with launch.local_cluster(recipe, store, page=told.append):
+    with launch.local_cluster(recipe, store, note=told.append):
         token = json.loads(store.read_text("cluster.json") or "")["token_path"]
     assert told == [f"Ray's dashboard: http://127.0.0.1:8265 asks for the token in {token}"] * asked
     assert given["include_dashboard"] == asked and given["job_config"].metadata == {"job_name": "diloco-demo"}

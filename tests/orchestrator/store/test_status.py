@@ -356,7 +356,7 @@ def test_a_terminal_gets_stages_with_their_times_then_losses_who_is_away_why_and
     with LiveView("Ctrl-C: learners save", terminal, lambda: now[0]) as shown:
         shown.stage("starting Ray")
         for page in (pages := ["a live page: http://a", "Ray's dashboard: http://b"]):
-            shown.page(page)
+            shown.note(page)
         now[0] = 3.0
         shown.update(starting("down"))
         now[0] = 4.5
