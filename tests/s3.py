@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterator
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -15,7 +16,6 @@ Uri = Callable[[], str]
 def s3() -> Iterator[Uri]:
     """Each call gives a prefix of its own, in a bucket that is there."""
     from moto.server import ThreadedMotoServer
-    from s3fs import S3FileSystem
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -27,9 +27,7 @@ def s3() -> Iterator[Uri]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
         patch.setenv("AWS_CONFIG_FILE", "/dev/null")
-        S3FileSystem.clear_instance_cache()
         bucket = f"bucket-{uuid.uuid4().hex}"  # what a server has lives as long as this process
-        S3FileSystem(skip_instance_cache=True).mkdir(bucket)
+        urlopen(Request(f"http://{host}:{port}/{bucket}", method="PUT")).close()
         yield lambda: f"s3://{bucket}/{uuid.uuid4().hex}"
-        S3FileSystem.clear_instance_cache()
     server.stop()

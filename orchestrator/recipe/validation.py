@@ -141,7 +141,7 @@ def _durable_store(recipe: Recipe) -> Iterator[Problem]:
         try:
             objects(recipe.durability.store)
         except ValueError as error:
-            fix = "give a folder, or a URI that fsspec knows; s3:// needs, in the checkout: pip install -e '.[s3]'"
+            fix = "give a folder, or the URI of a bucket (s3://, gs://, az://) or a door (https://)"
             yield Problem("durability.store", recipe.durability.store, f"cannot be used: {error}", fix)
 
 

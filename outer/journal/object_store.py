@@ -1,4 +1,4 @@
-"""Durable objects: files in a folder, another host's folder through its door, or object storage through fsspec.
+"""Durable objects: files in a folder, another host's folder through its door, or object storage through obstore.
 
 An object is created completely or not at all, by one creator only, and never changed; a second creator gets
 FileExistsError. Epochs, the journal and checkpoints rely on this guarantee alone.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -21,11 +23,11 @@ from outer.journal.door import Door
 
 Bytes = bytes | bytearray | memoryview
 
-REQUEST_S = 20.0  # seconds without an answer before a request is repeated
+REQUEST_S = 20.0  # seconds without a byte of an answer before a request is repeated
 CONNECT_S = 5.0
-RETRIES = 2  # by botocore, for each request
-ATTEMPTS = 2  # by s3fs; callers repeat the call if they need more
-CALL_S = 60.0  # deadline for a call that moves no bulk data
+RETRIES = 2  # of a request; callers repeat the call if they need more
+CALL_S = 60.0  # deadline for a request that moves no bulk data
+READ_S = 3600.0  # for one that reads an object
 SLOWEST = 4 * 2**20  # bytes/s; creating an object may take this much longer
 PROBE = "probe"
 DRAFT = re.compile(r"\..+\.[0-9a-f]{32}")  # of an object or file that is being written
@@ -78,7 +80,7 @@ class Objects(Protocol):
 
 
 def objects(uri: str | Path) -> Folder | Door | Remote:
-    """Open the store at a path or URI; https:// is a door. Raises ValueError for a URI that fsspec does not know."""
+    """Open the store at a path or URI; https:// is a door. Raises ValueError for a URI of no known kind."""
     text = str(uri)
     scheme, _, rest = text.partition("://")
     if not rest:
@@ -226,13 +228,13 @@ def sync_folder(folder: Path) -> None:
 
 
 class Remote:
-    """Objects in a bucket, through fsspec. Its packages read settings and secrets from the environment."""
+    """Objects in a bucket of S3, Google or Azure, through obstore. Settings and secrets are the environment's."""
 
     retries = True
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
-        self._opened: tuple[Any, str] | None = None
+        self._clients: dict[tuple[int, bool], Any] = {}
 
     def __repr__(self) -> str:
         return self.uri
@@ -240,84 +242,74 @@ class Remote:
     def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
         return Remote, (self.uri,)  # connections are not pickled
 
-    def open(self) -> tuple[Any, str]:
-        """(file system, path in it). Sends no request. Raises ValueError if fsspec has no file system for the URI."""
-        if self._opened is None:
-            import fsspec
+    def open(self, seconds: float | None = None, reads: bool = False) -> Any:
+        """A client whose requests last as long, or twice; one that `reads` notices sooner that nothing comes.
 
-            scheme = self.uri.partition("://")[0]
-            deadlines = {"connect_timeout": CONNECT_S, "read_timeout": REQUEST_S, "retries": {"max_attempts": RETRIES}}
-            options = {"config_kwargs": deadlines} if scheme in ("s3", "s3a") else {}
+        Sends no request. Raises ValueError for a URI of another kind, and for missing settings.
+        """
+        from obstore import exceptions, store
+
+        within = math.ceil(math.log2(CALL_S if seconds is None else seconds))
+        if (within, reads) not in self._clients:
+            limits = {"timeout": 2.0**within, "connect_timeout": CONNECT_S}
+            limits |= {"read_timeout": REQUEST_S} if reads else {}  # which an upload, too, would have to keep
+            client: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {"allow_http": True}
             try:
-                self._opened = fsspec.core.url_to_fs(self.uri, use_listings_cache=False, **options)
-            except (ValueError, ImportError) as error:
-                raise ValueError(f"{self.uri}: {error}") from error
-            if options:
-                self._opened[0].retries = ATTEMPTS
-        return self._opened
+                made = store.from_url(self.uri, client_options=client, retry_config={"max_retries": RETRIES})
+            except exceptions.BaseError as error:
+                raise ValueError(f"{self.uri}: {_first_line(error)}") from error
+            self._clients[within, reads] = made
+        return self._clients[within, reads]
 
-    def _ask(self, method: str, *arguments: Any, seconds: float | None = CALL_S, **options: Any) -> Any:
-        """Call a method of the file system. Every failure becomes an OSError: packages raise various errors."""
-        from fsspec.asyn import sync
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Every failure becomes an OSError."""
+        from obstore import exceptions
 
-        fs, _ = self.open()
         try:
-            if seconds is not None and fs.async_impl:  # a request without an answer has no deadline of its own
-                return sync(fs.loop, getattr(fs, f"_{method}"), *arguments, timeout=seconds, **options)
-            return getattr(fs, method)(*arguments, **options)
-        except OSError:
-            raise
-        except Exception as error:
-            raise OSError(f"{self.uri}: {type(error).__name__}: {error}") from error
-
-    def _path(self, name: str) -> str:
-        return f"{self.open()[1]}/{name}"
+            yield
+        except exceptions.AlreadyExistsError as error:
+            raise FileExistsError(f"{self.uri}: {_first_line(error)}") from error
+        except (exceptions.NotFoundError, FileNotFoundError) as error:
+            raise FileNotFoundError(f"{self.uri}: {_first_line(error)}") from error
+        except exceptions.BaseError as error:
+            raise OSError(f"{self.uri}: {_first_line(error)}") from error
 
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
         content = b"".join(parts)
-        seconds = CALL_S + len(content) / SLOWEST
-        try:
-            self._ask("pipe_file", self._path(name), content, mode="create", seconds=seconds)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            if _refused(error):
-                raise FileExistsError(f"{self.uri}: {name} is there already") from error
-            raise
+        with self._asking():
+            client = self.open(CALL_S + len(content) / SLOWEST)
+            client.put(name, content, mode="create", use_multipart=False)
 
     def read(self, name: str) -> bytes:
-        content: bytes = self._ask("cat_file", self._path(name), seconds=None)
-        return content
+        with self._asking():
+            content: bytes = self.open(READ_S, reads=True).get(name).bytes().to_bytes()
+            return content
 
     def fetch(self, name: str, target: Path, seconds: float) -> None:
         """Copy an object to a file. `seconds`: its deadline."""
-        self._ask("get_file", self._path(name), str(target), seconds=seconds)
+        with self._asking(), target.open("wb") as file:
+            for part in self.open(seconds, reads=True).get(name).stream():
+                file.write(part)
 
     def sizes(self) -> dict[str, int]:
         """The bytes of the objects directly in the bucket or folder, by name."""
-        found = self._ask("ls", self.open()[1], detail=True)
-        return {each["name"].rpartition("/")[2]: int(each["size"]) for each in found if each["type"] == "file"}
+        return {each["path"]: each["size"] for each in self._listed("")["objects"]}
 
     def names(self, prefix: str) -> list[str]:
-        path = self._path(prefix)
-        try:
-            found = self._ask("ls", path, detail=True)  # `find` with a depth hides errors as empty folders
-        except FileNotFoundError:
-            return []
-        names = (each["name"] for each in found if each["type"] == "file")
-        return sorted(f"{prefix}/{name[len(path) + 1 :]}" for name in names if name.startswith(f"{path}/"))
+        return sorted(each["path"] for each in self._listed(prefix)["objects"])
 
     def folders(self, prefix: str) -> list[str]:
-        path = self._path(prefix)
-        found = self._ask("find", path)
-        return sorted({each[len(path) + 1 :].split("/")[0] for each in found if each.count("/", len(path) + 1)})
+        return sorted(each.rpartition("/")[2] for each in self._listed(prefix)["common_prefixes"])
+
+    def _listed(self, prefix: str) -> Any:
+        with self._asking():
+            return self.open().list_with_delimiter(prefix)
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._ask("rm_file", self._path(name))
+        with contextlib.suppress(FileNotFoundError), self._asking():
+            self.open().delete(name)
 
 
-def _refused(error: OSError) -> bool:
-    """Whether a conditional creation was refused. s3fs recognises this only by texts that not every store sends."""
-    response = getattr(error.__cause__, "response", None) or {}
-    return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
