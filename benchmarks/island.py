@@ -68,7 +68,7 @@ SETTINGS = [
 
 
 class Paced(CausalLM):
-    """The byte model, with batches that take their time."""
+    """The built-in decoder, with batches that take their time."""
 
     def batch(self, start: int, count: int) -> Any:
         time.sleep(PACE_S)

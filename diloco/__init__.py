@@ -4,7 +4,7 @@
 
     run = diloco.run("my-run.toml", ["budget.tokens=200_000"])  # the same call resumes a run that was stopped
     run.losses().to_pandas()
-    diloco.open("my-run").parameters()["blocks/0/attention/qkv"]
+    diloco.open("my-run").parameters()["blocks/0/attention/query"]
 
 Only the names in `__all__` stay as they are; the packages beside this one may change.
 """

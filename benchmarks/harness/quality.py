@@ -59,7 +59,7 @@ class Program(NamedTuple):
     fragments: int
     tau: int
     optimizer: str
-    options: tuple[tuple[str, float], ...]
+    options: tuple[tuple[str, float], ...]  # numbers only
     merge: str
     codec: str
     downlink: str

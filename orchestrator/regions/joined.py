@@ -35,6 +35,7 @@ class JoinedPlaces:
 
     def __init__(self, here: Places, region_of: Callable[[str], str], to: To) -> None:
         self._here, self._region_of, self._to, self._releasing = here, region_of, to, Background(tell)
+        self._releases: dict[str, asyncio.Task[None]] = {}  # by learner, of which its region may not have heard
         self._there: set[str] = set()  # learners of other regions for whom a place is asked for, or reserved
 
     def _gateway(self, name: str) -> Peer | None:
@@ -49,6 +50,8 @@ class JoinedPlaces:
         self._here.claim(by_region.pop("", []))
         for region, apart in by_region.items():
             self._there.update(apart)
+            for name in self._releases.keys() & set(apart):
+                self._releases.pop(name).cancel()
             self._to(region, GATEWAY).tell("claim", apart)
 
     async def wait(self, name: str) -> None:
@@ -56,6 +59,8 @@ class JoinedPlaces:
             await self._here.wait(name)
         else:
             self._there.add(name)
+            if release := self._releases.pop(name, None):
+                await asyncio.wait([release])  # or its old place would count as the new one
             await insist(partial(gateway.ask, "wait", name))
 
     async def pending(self, names: Iterable[str]) -> dict[str, str] | None:
@@ -85,17 +90,7 @@ class JoinedPlaces:
             self._here.release(name)
         else:
             self._there.discard(name)
-            self._releasing.spawn(self._release(gateway, name))
-
-    async def _release(self, gateway: Peer, name: str) -> None:
-        """Until its region has heard of it, as `JoinedProcesses.end`, or the place is wanted again."""
-
-        async def ask() -> None:
-            if name not in self._there:
-                await gateway.ask("release", name)
-
-        with contextlib.suppress(NoAnswer):
-            await insist(ask)
+            self._releases[name] = self._releasing.spawn(_told(gateway, "release", name))
 
 
 class JoinedProcesses:
@@ -146,14 +141,9 @@ class JoinedProcesses:
 
     def end(self, process: Peer) -> None:
         if isinstance(process, RegionPeer):
-            self._ending.spawn(self._end(self._to(process.region, GATEWAY), process.name))
+            self._ending.spawn(_told(self._to(process.region, GATEWAY), "end", process.name))
         else:
             self._here.end(process)
-
-    async def _end(self, gateway: Peer, name: str) -> None:
-        """Until its region has heard of it: a message is lost with a gateway, and nobody else ends that process."""
-        with contextlib.suppress(NoAnswer):
-            await insist(partial(gateway.ask, "end", name))
 
     async def kill(self, ranks: Iterable[RankState]) -> str:
         by_region = defaultdict[str, list[RankState]](list)
@@ -191,6 +181,12 @@ class JoinedProcesses:
         with contextlib.suppress(NoAnswer, TimeoutError):
             asking = self._to(region, GATEWAY).ask("notices")
             self._notices[region] = await asyncio.wait_for(asking, CALL_S)
+
+
+async def _told(gateway: Peer, method: str, name: str) -> None:
+    """Until its region has heard of it: a message is lost with a gateway, and nobody else says it."""
+    with contextlib.suppress(NoAnswer):
+        await insist(partial(gateway.ask, method, name))
 
 
 def split(node: str) -> tuple[str, str]:

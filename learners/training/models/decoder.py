@@ -77,8 +77,9 @@ def init(rng: jax.Array, config: DecoderConfig, vocabulary: int) -> Params:
         )
         return {"attention": attention, "mlp": mlp}
 
-    # A tied matrix is the output too, whose rows need norm 1.
-    embed = draw(vocabulary, width, (vocabulary / width) ** 0.5 if config.tied else vocabulary**0.5)
+    # A tied matrix is the output too, whose rows need norm 1, as do those that are scaled.
+    narrow = config.tied or config.family.scaled
+    embed = draw(vocabulary, width, (vocabulary / width) ** 0.5 if narrow else vocabulary**0.5)
     head = {} if config.tied else {"head": draw(width, vocabulary)}
     return {"embed": embed, "blocks": [block() for _ in range(config.layers)], "norm": jnp.ones(width), **head}
 

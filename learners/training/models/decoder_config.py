@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from outer.config import Section
 
-LOCAL_LAYERS = 5  # before each with the recipe's wavelengths, where a family has others
+LOCAL_LAYERS = 5  # in a row that have `local_theta`, before each that has `rope_theta`
 
 
 class Architecture(NamedTuple):
@@ -21,7 +21,7 @@ class Architecture(NamedTuple):
     scaled: bool = False  # embeddings, by the root of the width
     cap: float | None = None  # what the logits of attention approach at most
     output_cap: float | None = None  # those of the output
-    local_theta: float | None = None  # the base of the rotary wavelengths in LOCAL_LAYERS of LOCAL_LAYERS + 1
+    local_theta: float | None = None  # a base of rotary wavelengths that most layers have in place of `rope_theta`
 
 
 # By the model_type of transformers.

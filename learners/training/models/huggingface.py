@@ -28,6 +28,8 @@ MODELS = {
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3_text": ("Gemma3ForCausalLM", "gemma3_text"),
 }
+HEAD_WIDTHS = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256}  # where config.json has none
+WINDOW = 4096  # of Gemma, unless samples are longer
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # rope_type llama3
 
 Flat = NDArray[np.float32]
@@ -80,13 +82,13 @@ def model_table(folder: Path) -> dict[str, Any]:
         kind, heads = about["model_type"], about["num_attention_heads"]
         usual = {
             "num_key_value_heads": heads,
-            "head_dim": {"qwen3": 128, "gemma2": 256, "gemma3_text": 256}.get(kind, about["hidden_size"] // heads),
+            "head_dim": HEAD_WIDTHS.get(kind, about["hidden_size"] // heads),
             "tie_word_embeddings": _is_gemma(kind),
         }
         table = {ours: (usual | about)[theirs] for ours, theirs in _SAME.items()}
         rope = _rope(about)
         scaling = [rope[key] for key in SCALING] if rope["rope_type"] == "llama3" else []
-        theta = float(rope.get("rope_theta", about.get("rope_theta", 10_000.0)))
+        theta = float(rope.get("rope_theta", about.get("rope_theta", 1e6 if kind == "gemma3_text" else 1e4)))
     except (KeyError, TypeError) as error:
         raise _unreadable(error) from error
     if about.get("rope_theta", theta) != theta:
@@ -190,27 +192,25 @@ def config_of(table: Mapping[str, Any], length: int, end: int | None = None) -> 
     `table`: DecoderConfig.settled; `length`: tokens of a sample; `end`: the token after a document.
     """
     kind, scaling, theta = table["architecture"], table["rope_scaling"], table["rope_theta"]
-    rope: dict[str, Any] = _plain(theta)
+    rope, local = _plain(theta), ARCHITECTURES[kind].local_theta
     if scaling:
         rope |= {"rope_type": "llama3", **dict(zip(SCALING, scaling, strict=True))}
-    about = {
+    return {
         "architectures": [MODELS[kind][0]],
         "model_type": kind,
         **{other: table[name] for name, other in _SAME.items()},
         "rope_theta": theta,  # transformers 4 reads this, and 5 what follows
         **({"rope_scaling": {key: rope[key] for key in ("rope_type", *SCALING)}} if scaling else {}),
-        "rope_parameters": rope,
+        "rope_parameters": rope if local is None else {"full_attention": rope, "sliding_attention": _plain(local)},
         "max_position_embeddings": length,
         **_fixed(kind, table["head_width"]),
         **_local(kind, table["layers"]),
+        **({"sliding_window": max(length, WINDOW)} if _is_gemma(kind) else {}),
         "attention_bias": False,
         "torch_dtype": "float32",
         "bos_token_id": None,
         "eos_token_id": end,
     }
-    if (local := ARCHITECTURES[kind].local_theta) is not None:
-        about["rope_parameters"] = {"full_attention": rope, "sliding_attention": _plain(local)}
-    return about | ({"sliding_window": length} if _is_gemma(kind) else {})
 
 
 def _plain(theta: float) -> dict[str, Any]:
@@ -278,11 +278,11 @@ def _unlike_ours(about: Mapping[str, Any]) -> Iterator[str]:
     ):
         if about.get(key):
             yield f"{key} = {about[key]!r}"
-    fixed = _fixed(kind, about.get("head_dim", 256))
+    fixed = _fixed(kind, about.get("head_dim", HEAD_WIDTHS.get(kind)))
     local = _local(MODELS[kind][1], about["num_hidden_layers"])
     for key, value in [*fixed.items(), *((key, value) for key, value in local.items() if key in about)]:
         if about.get(key) != value:
-            yield f"{key} = {about.get(key)!r}"
+            yield f"{key} = {about[key]!r}" if key in about else f"no {key}"
     rope = _rope(about)
     if nested := [key for key, value in rope.items() if isinstance(value, dict)]:
         yield f"positions of {', '.join(nested)} alone"

@@ -58,8 +58,8 @@ def attention(
 
     With `angles`, of `rotary`, it is causal, and queries and keys are rotated; without, all positions see each other.
     Of parameters, those that are there are applied: `norm` to x; `query_bias`, `key_bias`, `value_bias`; `query_norm`
-    and `key_norm`, of one head or of all, to queries and keys (arXiv 2302.05442); `after` to what comes out. `cap`:
-    what the logits approach at most, by a hyperbolic tangent (arXiv 2408.00118, section 2).
+    and `key_norm`, of one head or of all, to queries and keys (arXiv 2302.05442); `after` to what comes out. `cap`,
+    with angles: what the logits approach at most, by a hyperbolic tangent (arXiv 2408.00118, section 2).
     """
     batch, length, _ = x.shape
     head_width = params["query"].shape[1] // heads

@@ -90,6 +90,7 @@ def test_an_index_that_cannot_be_followed_is_refused(tmp_path: Path, index: str,
     ("change", "words"),
     [
         ({"query_pre_attn_scalar": 16}, "query_pre_attn_scalar = 16"),
+        ({"hidden_activation": None}, "no hidden_activation"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
         ({"layer_types": ["full_attention"] * 7}, "layer_types = ['full_attention'"),
         ({"rope_local_base_freq": 2e4}, "rope_local_base_freq = 20000.0"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from orchestrator.regions import mail
-from orchestrator.regions.joined import JoinedProcesses
+from orchestrator.regions import joined, mail
 from orchestrator.regions.mail import Mail
 from tests.simulation.planting import around, instead
 
@@ -41,7 +40,7 @@ def answers_that_are_errors_lost(answer: Any, value: tuple[str, Any]) -> None:
         answer.set_result(value[1])
 
 
-@around(JoinedProcesses, "_end")
-async def ended_in_a_region_by_one_message(method: Any, self: JoinedProcesses, gateway: Any, name: str) -> None:
+@instead(joined, "_told")
+async def ended_in_a_region_by_one_message(gateway: Any, method: str, name: str) -> None:
     """A process of another region is ended, though the gateway was dead when it was to be."""
-    gateway.tell("end", name)
+    gateway.tell(method, name)
