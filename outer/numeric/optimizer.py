@@ -31,7 +31,7 @@ ADAM = ("*embed*", "*head*")  # of tensor paths: looked up by token, or one colu
 
 def muon(
     learning_rate: float,
-    beta: float = 0.95,
+    beta: float = 0.9,
     weight_decay: float = 1e-4,
     ns_steps: int = 5,
     rms: float = 0.2,
@@ -45,7 +45,8 @@ def muon(
 
     Of leaves with more than two axes the last two are the matrix. `adam`: patterns (fnmatch) of the paths of matrices
     that AdamW steps too. `rms`: of a Muon update at learning rate 1; at 0.2, AdamW's learning rates fit (arXiv
-    2502.16982). As inner optimizer of DiLoCo: arXiv 2505.23725. Raises ValueError for patterns that are no list.
+    2502.16982). `beta`: its momentum; why it is less than elsewhere: docs/quality.md. As inner optimizer of DiLoCo: arXiv
+    2505.23725. Raises ValueError for patterns that are no list.
     """
     if isinstance(adam, str):
         raise ValueError(f"adam = {adam!r} must be a list of patterns")

@@ -59,7 +59,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "error": None,
     }
 
-    def record(*call: Any, page: Any = None) -> dict[str, Any]:
+    def record(*call: Any, note: Any = None) -> dict[str, Any]:
         world["call"] = call
         *_, on_status, _, _ = call
         on_status({"run": {"name": "local", "state": "running"}})
@@ -292,7 +292,7 @@ def test_what_run_raises_becomes_a_message_and_a_code(trained: dict[str, Any]) -
 def test_an_interruption_at_the_end_of_a_run_lets_its_processes_end_and_its_summary_be_shown(
     trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ends(recipe: Any, store: RunStore, *others: Any, page: Any) -> None:
+    def ends(recipe: Any, store: RunStore, *others: Any, note: Any) -> None:
         with uninterrupted():
             os.kill(os.getpid(), signal.SIGTERM)
             store.write_json("summary.json", trained["summary"])

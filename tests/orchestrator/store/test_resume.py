@@ -151,7 +151,7 @@ def test_nothing_begins_in_a_store_with_a_journal_nor_goes_on_in_one_without(tmp
     for name, says in (("kept", []), ("unmounted", ["holds nothing, but"])):
         store.write_text("config.toml", dump(here := recipe(durability={"store": str(tmp_path / name)})))
         assert store.grant("epoch", "syncer") and [each.message[:18] for each in unlike(store, here)] == says
-    with pytest.raises(InputError, match=r"(?s)durability\.store.*nosuch.*\[s3\]"):
+    with pytest.raises(InputError, match=r"(?s)durability\.store.*nosuch.*s3://"):
         validate(recipe(durability={"store": "nosuch://a"}))
 
 
