@@ -45,8 +45,8 @@ def muon(
 
     Of leaves with more than two axes the last two are the matrix. `adam`: patterns (fnmatch) of the paths of matrices
     that AdamW steps too. `rms`: of a Muon update at learning rate 1; at 0.2, AdamW's learning rates fit (arXiv
-    2502.16982). `beta`: its momentum; why it is less than elsewhere: docs/quality.md. As inner optimizer of DiLoCo: arXiv
-    2505.23725. Raises ValueError for patterns that are no list.
+    2502.16982). `beta`: its momentum; docs/quality.md says why it is less than elsewhere. As inner optimizer of DiLoCo:
+    arXiv 2505.23725. Raises ValueError for patterns that are no list.
     """
     if isinstance(adam, str):
         raise ValueError(f"adam = {adam!r} must be a list of patterns")
