@@ -99,9 +99,12 @@ def own(values: NDArray[Any], sharding: Any, dtype: Any = None) -> jax.Array:
     if sharding is None:
         return jnp.array(_aligned(values, dtype))
     values = values.astype(dtype, copy=False)
-    array = jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
-    on_cpu = next(iter(sharding.device_set)).platform == "cpu"
-    return _program(jnp.copy, sharding)(array) if on_cpu else array
+    if next(iter(sharding.device_set)).platform != "cpu":
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+    # Each shard by itself: a program of all ranks, begun in any thread, could wait for ever for that of another thread.
+    places = sharding.addressable_devices_indices_map(values.shape)
+    shards = [jnp.array(_aligned(np.asarray(values[index]), dtype), device=device) for device, index in places.items()]
+    return jax.make_array_from_single_device_arrays(values.shape, sharding, shards)
 
 
 def _aligned(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
