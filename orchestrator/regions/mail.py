@@ -41,6 +41,7 @@ LARGE_AT_ONCE = 8  # objects with arrays on their way: no batch waits for them
 OWED_MOST = 2  # batches that are read before their writer is told, at the latest
 LARGE = 2**16  # bytes of arrays that travel in an object of their own
 WAITING_MOST = 4096  # messages for a region that do not fit into the store; the oldest are dropped
+GRANTS_KEPT = 256  # of a region's, the newest: one that was removed could be given again on a stale reading
 UNREAD_MOST = 3  # batches that a region has not read, as it is cut off; to more none is added that says nothing new
 CAUSES: dict[str, type[Exception]] = {each.__name__: each for each in (Gone, Raised, Unreachable)}
 
@@ -105,7 +106,9 @@ class Mail:
 
         Raises PermissionError where the store gives this region no right to.
         """
-        self.incarnation = await self._insist(_grant, self._store, self.me, unless=PermissionError)
+        self.incarnation, before = await self._insist(_grant, self._store, self.me, unless=PermissionError)
+        for name in before[:-GRANTS_KEPT]:
+            self._background.spawn(self._removed(name))
         if self.me != self._home:
             self._since = await self._newest(f"incarnations/{self._home}")
             self._to(self._home)
@@ -445,12 +448,13 @@ def _batch(to: str, source: str, incarnation: int, number: int) -> str:
     return f"{_folder(to, source, incarnation)}/{number:09d}"
 
 
-def _grant(store: Objects, me: str) -> int:
-    """The next incarnation of a region's mail. No grant is removed, or one could be given again on a stale reading."""
+def _grant(store: Objects, me: str) -> tuple[int, list[str]]:
+    """The next incarnation of a region's mail, and the grants before it, oldest first."""
     folder = f"{FOLDER}/incarnations/{me}"
-    number = max((int(name.rpartition("/")[2]) for name in store.names(folder)), default=0)
+    before = store.names(folder)
+    number = max((int(name.rpartition("/")[2]) for name in before), default=0)
     while True:
         number += 1
         with contextlib.suppress(FileExistsError):
             store.create(f"{folder}/{number:06d}", [b""])
-            return number
+            return number, before
