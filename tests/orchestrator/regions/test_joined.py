@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +60,5 @@ async def test_a_place_is_released_before_its_learner_waits_for_another_but_not_
     await until_async(lambda: len(gateway.asked) == 2, "both are asked for")
     places.claim(["d"])
     await places.wait("c")
-    for _ in range(5):
-        await asyncio.sleep(ports.AGAIN_S)
+    await until_async(lambda: not places._releasing.running, "none is asked for any more")
     assert [given[3:] for given in gateway.asked[2:]] == [("release", ("c",)), ("wait", ("c",))]

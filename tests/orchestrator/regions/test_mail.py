@@ -265,7 +265,7 @@ async def test_no_incarnation_is_given_twice_though_a_reading_is_stale(monkeypat
     """What begins after the second gateway would be the first again, and fenced by the second, which is dead."""
     store = MemoryObjects()
     gateways = [await region(store, "far"), await region(store, "far")]
-    await asyncio.sleep(0.1)
+    await until_async(lambda: gateways[0].fenced, "the first sees the second")
     names, store.names = store.names, lambda folder: []  # type: ignore[method-assign]
     gateways.append(await region(store, "far"))
     store.names = names  # type: ignore[method-assign]
