@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -240,7 +241,7 @@ def _asking_again() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        print(f"places: {type(error).__name__}: {error}", flush=True)
+        print(f"places: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _without_process(controller: Controller) -> list[str]:
@@ -248,7 +249,7 @@ def _without_process(controller: Controller) -> list[str]:
 
 
 async def _led(leading: Coroutine[Any, Any, Any], following: Iterable[Coroutine[Any, Any, Any]]) -> str:
-    """Wait until rank 0's call returns, for its answer, or any rank's call raises: raises what that raised."""
+    """Rank 0's answer, unless any rank's call raises: raises what that raised."""
     lead, *_ = tasks = [asyncio.ensure_future(each) for each in (leading, *following)]
     try:
         while not lead.done():

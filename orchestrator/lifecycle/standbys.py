@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,7 @@ class Standbys:
             failures = self._failures.get(standby.learner, NO_FAILURE)[0] + 1
             wait_s = min(RETRY_S_MOST, RETRY_S * 2.0 ** (failures - 1))
             self._failures[standby.learner] = failures, now() + wait_s
-            print(f"{standby.learner}: a standby failed, another follows in {wait_s:g} s: {gist(error)}", flush=True)
+            print(f"{standby.learner}: its standby failed; the next in {wait_s:g} s: {gist(error)}", file=sys.stderr)
 
     def take(self, learner: str) -> Peer | None:
         """The process of a standby that is ready to be this learner: its own, or one of another that is alike."""

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ T = TypeVar("T")
 OBJECT_MAX = 2**36  # bytes: 64 GiB
 REQUEST_S = 300.0  # for a request to arrive and its answer to be taken, a part included
 WAIT_MAX_S = 60.0  # that a read may wait for its object
-LOOK_S = 0.25  # between two looks for an object that may come by another way than this door
+LOOK_S = 0.25  # between two looks for objects that come by another way than this door
 IDLE_S = 75.0  # of a connection between two requests
 HANDSHAKE_S = 10.0
 CONNECTIONS_MAX = 1024
@@ -134,7 +134,7 @@ class DoorServer:
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(SLOTS))
         self._threads = ThreadPoolExecutor(THREADS, "door")
         self._known: dict[str, tuple[str, float]] = {}  # by token: its region, and until when this counts
-        self._created = asyncio.Event()  # set, and replaced, when an object is created
+        self._awaited: dict[asyncio.Event, str] = {}  # the names of objects that requests wait for
         self._failed, self._background = failed, Background(failed)
 
     @contextlib.asynccontextmanager
@@ -155,11 +155,13 @@ class DoorServer:
         )
         for listener in server.sockets:
             given_up_soon(listener)
-        sweeper = self._background.spawn(self._sweep())
+        for beside in (self._sweep(), self._look()):
+            self._background.spawn(beside)
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
-            sweeper.cancel()
+            for task in self._background.running:
+                task.cancel()
             server.close()
             for connection in web_server.connections:
                 if connection.transport is not None:
@@ -238,8 +240,7 @@ class DoorServer:
             if upload.ended and self._uploads.get(key) is upload:
                 del self._uploads[key]
         if created:
-            self._created.set()
-            self._created = asyncio.Event()
+            self._wake({name})
         return web.Response(status=201 if created else 202)
 
     def _upload(self, region: str, name: str, query: Mapping[str, str]) -> tuple[Key, Upload]:
@@ -256,14 +257,27 @@ class DoorServer:
 
     async def _until_there(self, name: str, wait_s: float) -> None:
         """Wait until an object is there, or the time is over."""
-        give_up_at = time.monotonic() + wait_s
+        there = asyncio.Event()
+        self._awaited[there] = name
+        try:
+            if not await self._in_thread((self._folder.root / name).is_file):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(there.wait(), wait_s)
+        finally:
+            del self._awaited[there]
+
+    def _wake(self, names: Collection[str]) -> None:
+        """Go on with the requests that wait for one of these objects."""
+        for there, name in self._awaited.items():
+            if name in names:
+                there.set()
+
+    async def _look(self) -> None:
+        """Look for objects that come by another way than this door."""
         while True:
-            created = self._created
-            left = give_up_at - time.monotonic()
-            if left <= 0 or await self._in_thread((self._folder.root / name).is_file):
-                return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(created.wait(), min(left, LOOK_S))
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(OSError):  # the folder is away
+                self._wake(await self._in_thread(_present, self._folder.root, set(self._awaited.values())))
 
     async def _sweep(self) -> None:
         """Drop uploads that get no part any more, and drafts that killed processes have left."""
@@ -338,6 +352,10 @@ def _range(folder: Folder, name: str, begin: int, end: int, tag: str | None) -> 
     return web.Response(
         body=content, status=206, headers={"Content-Range": f"bytes {place}/{found.st_size}", "ETag": ours}
     )
+
+
+def _present(root: Path, names: Iterable[str]) -> set[str]:
+    return {name for name in names if (root / name).is_file()}
 
 
 def _names(folder: Folder, prefix: str) -> dict[str, int]:

@@ -29,8 +29,8 @@ BUDGETS = {
     "orchestrator/runtime": 2340,
     "orchestrator/compare": 475,
     "orchestrator/prepare": 710,
-    "orchestrator/regions": 1475,
-    "orchestrator/lifecycle": 2555,
+    "orchestrator/regions": 1490,
+    "orchestrator/lifecycle": 2557,
     "orchestrator/watch": 720,
     "orchestrator/cli": 2840,
     "orchestrator/eventlog": 1440,
@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_720, ("tests",): 36_340, ("benchmarks",): 7930}
+TOTALS = {PACKAGES: 48_720, ("tests",): 36_345, ("benchmarks",): 7930}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,22 +126,30 @@ def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return kept
 
 
-def test_a_read_waits_until_its_object_is_there_whichever_way_it_comes(
-    door: Callable[[], str], behind: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The door knows of what is created through it, and looks for what is not."""
+def test_a_read_waits_for_what_comes_by_another_way(door: Callable[[], str], behind: Path) -> None:
     store = Door(door())
-    for create, look_s in ((Door(door()).create, DEADLINE_S), (Folder(behind).create, 0.01)):
-        monkeypatch.setattr(doors, "LOOK_S", look_s)
-        name = f"wait/{create.__qualname__}"
-        with ThreadPoolExecutor(1) as pool:
-            read = pool.submit(store.read, name, 60.0)
-            create(name, [b"there"])
-            assert read.result(DEADLINE_S) == b"there"
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(store.read, "wait/there", 60.0)
+        Folder(behind).create("wait/there", [b"there"])
+        assert read.result(DEADLINE_S) == b"there"
     with pytest.raises(FileNotFoundError):
         store.read("wait/never", 0.3)
     with refused(errno.EFBIG):
         store.read("wait/never", 10 * doors.WAIT_MAX_S)
+
+
+def test_a_creation_wakes_only_who_waits_for_it(door: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, is_file, wanted = Counter[str](), Path.is_file, ("one", "two", "three")
+    monkeypatch.setattr(Path, "is_file", lambda self: (looked.update([self.name]), is_file(self))[1])
+    monkeypatch.setattr(doors, "LOOK_S", DEADLINE_S)
+    store = Door(door())
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        reads = [pool.submit(store.read, f"wait/{name}", 60.0) for name in wanted]
+        until(lambda: all(looked[name] for name in wanted), "all wait")
+        for name in (*(f"other/{number}" for number in range(8)), *(f"wait/{name}" for name in wanted)):
+            store.create(name, [b"there"])
+        assert [read.result(DEADLINE_S) for read in reads] == [b"there"] * len(wanted)
+    assert {looked[name] for name in wanted} == {2}, "before it waits, and to be read"
 
 
 # ------------------------------------------------------------------ lost connections
