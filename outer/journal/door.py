@@ -42,6 +42,8 @@ PART = 4 * 2**20  # bytes of a request at most
 LEAST = 64 * 2**10
 FIRST = 256 * 2**10  # bytes of the first range of a read
 STREAMS = 16  # connections of one call
+KEPT = 2 * STREAMS  # idle connections
+NEAR_S = 0.005  # a door to which a connection takes less is near: further streams would bring nothing
 ROUNDS = 3  # of sending what the door says that it lacks
 PAUSES_S = (0.0, 0.5, *18 * (1.0,))  # from one attempt to the next at least: over half a minute where none is heard
 CONNECT_S = 2.0  # for a connection; TCP itself would try again after 1, 3, 7, 15, 31 s, long after a cut has healed
@@ -68,6 +70,7 @@ class Door:
     def __init__(self, uri: str) -> None:
         """Sends no request. Raises ValueError."""
         self._idle: list[_Connection] = []
+        self._near = False  # as the newest connection was
         self._lock = threading.Lock()
         self.uri, split = uri.rstrip("/"), urlsplit(uri)
         self._base = split.path.strip("/")
@@ -91,7 +94,7 @@ class Door:
     def create(self, name: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         content = memoryview(b"".join(parts))
         size, give_up_at = len(content), _deadline(len(content))
-        step = min(PART, max(LEAST, -(-size // STREAMS)))
+        step = self._step(size)
         about = f"?digest={xxhash.xxh3_128_hexdigest(content)}&size={size}&part={step}"
 
         def put(at: int) -> int:
@@ -136,6 +139,10 @@ class Door:
 
     # -------------------------------------------------------------- parts
 
+    def _step(self, size: int) -> int:
+        """Bytes of a part."""
+        return PART if self._near else min(PART, max(LEAST, -(-size // STREAMS)))
+
     def _list(self, prefix: str, kind: str) -> Any:
         return json.loads(self._ask("GET", prefix, f"?list={kind}", _deadline()).content)
 
@@ -143,16 +150,17 @@ class Door:
         self, name: str, keep: Callable[[int, bytes], object], wait_s: float = 0.0, seconds: float | None = None
     ) -> None:
         """Give `keep` the parts of an object with their offsets, the first one first."""
-        first = self._range(name, 0, FIRST, _deadline(FIRST, wait_s), wait_s)
+        begin = PART if self._near else FIRST
+        first = self._range(name, 0, begin, _deadline(begin, wait_s), wait_s)
         keep(0, first.content)
-        left = first.size - FIRST
-        step = min(PART, max(LEAST, -(-left // STREAMS)))
+        left = first.size - begin
+        step = self._step(left)
         give_up_at = _deadline(left) if seconds is None else time.monotonic() + seconds
 
         def get(at: int) -> None:
             keep(at, self._range(name, at, step, give_up_at, tag=first.tag).content)
 
-        for error in self._each(get, range(FIRST, first.size, step)):
+        for error in self._each(get, range(begin, first.size, step)):
             if error is not None:
                 raise error
 
@@ -239,7 +247,8 @@ class Door:
             connection.close()
             raise
         with self._lock:
-            if connection.sock is not None and len(self._idle) < STREAMS:
+            self._near = connection.near
+            if connection.sock is not None and len(self._idle) < KEPT:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -254,7 +263,7 @@ class _Connection(http.client.HTTPSConnection):
             why = "is not set" if not os.environ.get(INVITATION) else "is not as it was printed"
             message = f"{INVITATION} {why} in this process's environment; `diloco invite REGION FOLDER` prints it"
             raise PermissionError(errno.EACCES, message, uri)
-        self._uri, self._fingerprint = uri, found[3]
+        self._uri, self._fingerprint, self.near = uri, found[3], False
         self._authorization = f"Bearer {found[1]}:{found[2]}"
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more
@@ -262,7 +271,9 @@ class _Connection(http.client.HTTPSConnection):
         super().__init__(host, port, context=self._tls)
 
     def connect(self) -> None:
+        began = time.monotonic()
         plain = socket.create_connection((self.host, self.port), CONNECT_S)
+        self.near = time.monotonic() - began < NEAR_S
         plain.settimeout(SILENCE_S)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         given_up_soon(plain)

@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_720, ("tests",): 36_345, ("benchmarks",): 7930}
+TOTALS = {PACKAGES: 48_720, ("tests",): 36_360, ("benchmarks",): 7930}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -83,6 +83,18 @@ def test_a_large_object_travels_in_parts(door: Callable[[], str], tmp_path: Path
     assert (tmp_path / "copy").read_bytes() == content
 
 
+@pytest.mark.parametrize(("near_s", "requests"), [(0.0, len(LARGE) // 2 // client.LEAST), (DEADLINE_S, 1)])
+def test_to_a_door_that_is_near_one_stream_will_do(
+    door: Callable[[], str], monkeypatch: pytest.MonkeyPatch, near_s: float, requests: int
+) -> None:
+    monkeypatch.setattr(client, "NEAR_S", near_s)
+    monkeypatch.setattr(client, "STREAMS", 64)
+    store, parts = Door(door()), count_parts(monkeypatch)
+    assert store.names("") == [], "it has a connection"
+    store.create("a", [LARGE[: len(LARGE) // 2]])
+    assert (len(parts), store.read("a")) == (requests, LARGE[: len(LARGE) // 2])
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_of_two_creators_whose_parts_come_at_once_one_succeeds(
     door: Callable[[], str], behind: Path, alike: bool, small_parts: int
