@@ -27,7 +27,7 @@ from aiohttp import web
 
 from orchestrator.regions.invitations import Invitations, require
 from outer.background import Background, tell
-from outer.journal.door import BUSY, LEAST, NAME, PART, given_up_soon
+from outer.journal.door import BUSY, FIRST, LEAST, NAME, PART, given_up_soon
 from outer.journal.object_store import DRAFT_S, Folder, Unconditional, prove, sweep
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ IDLE_S = 75.0  # of a connection between two requests
 HANDSHAKE_S = 10.0
 CONNECTIONS_MAX = 1024
 SLOTS = 32  # requests of one region, at a time, whose content is larger than SMALL
-SMALL = LEAST  # bytes
+SMALL = FIRST  # bytes
 UPLOADS_MAX = 256  # objects of which some parts are there
 UPLOAD_S = 900.0  # without a further part
 SWEEP_S = 60.0
@@ -262,7 +262,8 @@ class DoorServer:
         try:
             if not await self._in_thread((self._folder.root / name).is_file):
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(there.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await there.wait()
         finally:
             del self._awaited[there]
 
@@ -276,8 +277,8 @@ class DoorServer:
         """Look for objects that come by another way than this door."""
         while True:
             await asyncio.sleep(LOOK_S)
-            with contextlib.suppress(OSError):  # the folder is away
-                self._wake(await self._in_thread(_present, self._folder.root, set(self._awaited.values())))
+            if names := set(self._awaited.values()):
+                self._wake(await self._in_thread(_present, self._folder.root, names))
 
     async def _sweep(self) -> None:
         """Drop uploads that get no part any more, and drafts that killed processes have left."""
@@ -355,7 +356,7 @@ def _range(folder: Folder, name: str, begin: int, end: int, tag: str | None) -> 
 
 
 def _present(root: Path, names: Iterable[str]) -> set[str]:
-    return {name for name in names if (root / name).is_file()}
+    return {name for name in names if os.path.isfile(root / name)}  # which raises nothing where the folder is away
 
 
 def _names(folder: Folder, prefix: str) -> dict[str, int]:

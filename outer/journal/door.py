@@ -19,10 +19,12 @@ import errno
 import hashlib
 import http.client
 import json
+import math
 import os
 import re
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,8 +44,8 @@ PART = 4 * 2**20  # bytes of a request at most
 LEAST = 64 * 2**10
 FIRST = 256 * 2**10  # bytes of the first range of a read
 STREAMS = 16  # connections of one call
-KEPT = 2 * STREAMS  # idle connections
-NEAR_S = 0.005  # a door to which a connection takes less is near: further streams would bring nothing
+NEAR_S = 0.005  # round trip of a door that is near: of objects of less than STREAMS * FIRST it gets parts of FIRST
+STALE_S = 60.0  # after which the door may have closed an idle connection
 ROUNDS = 3  # of sending what the door says that it lacks
 PAUSES_S = (0.0, 0.5, *18 * (1.0,))  # from one attempt to the next at least: over half a minute where none is heard
 CONNECT_S = 2.0  # for a connection; TCP itself would try again after 1, 3, 7, 15, 31 s, long after a cut has healed
@@ -70,7 +72,7 @@ class Door:
     def __init__(self, uri: str) -> None:
         """Sends no request. Raises ValueError."""
         self._idle: list[_Connection] = []
-        self._near = False  # as the newest connection was
+        self._trip_s = math.inf  # the least of all connections
         self._lock = threading.Lock()
         self.uri, split = uri.rstrip("/"), urlsplit(uri)
         self._base = split.path.strip("/")
@@ -141,7 +143,7 @@ class Door:
 
     def _step(self, size: int) -> int:
         """Bytes of a part."""
-        return PART if self._near else min(PART, max(LEAST, -(-size // STREAMS)))
+        return min(PART, max(FIRST if self._trip_s < NEAR_S else LEAST, -(-size // STREAMS)))
 
     def _list(self, prefix: str, kind: str) -> Any:
         return json.loads(self._ask("GET", prefix, f"?list={kind}", _deadline()).content)
@@ -150,17 +152,16 @@ class Door:
         self, name: str, keep: Callable[[int, bytes], object], wait_s: float = 0.0, seconds: float | None = None
     ) -> None:
         """Give `keep` the parts of an object with their offsets, the first one first."""
-        begin = PART if self._near else FIRST
-        first = self._range(name, 0, begin, _deadline(begin, wait_s), wait_s)
+        first = self._range(name, 0, FIRST, _deadline(FIRST, wait_s), wait_s)
         keep(0, first.content)
-        left = first.size - begin
+        left = first.size - FIRST
         step = self._step(left)
         give_up_at = _deadline(left) if seconds is None else time.monotonic() + seconds
 
         def get(at: int) -> None:
             keep(at, self._range(name, at, step, give_up_at, tag=first.tag).content)
 
-        for error in self._each(get, range(begin, first.size, step)):
+        for error in self._each(get, range(FIRST, first.size, step)):
             if error is not None:
                 raise error
 
@@ -240,6 +241,9 @@ class Door:
         """A kept connection, the last one used, or a new one. It is kept again if nothing was raised."""
         with self._lock:
             found = self._idle.pop() if self._idle else None
+        if found and time.monotonic() - found.used_at > STALE_S:
+            found.close()  # it connects anew
+            self._drop()  # the others have lain there longer
         connection = found or _Connection(self._host, self._port, self.uri)
         try:
             yield connection
@@ -247,8 +251,8 @@ class Door:
             connection.close()
             raise
         with self._lock:
-            self._near = connection.near
-            if connection.sock is not None and len(self._idle) < KEPT:
+            self._trip_s, connection.used_at = min(self._trip_s, connection.trip_s), time.monotonic()
+            if connection.sock is not None and len(self._idle) < STREAMS:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -263,7 +267,8 @@ class _Connection(http.client.HTTPSConnection):
             why = "is not set" if not os.environ.get(INVITATION) else "is not as it was printed"
             message = f"{INVITATION} {why} in this process's environment; `diloco invite REGION FOLDER` prints it"
             raise PermissionError(errno.EACCES, message, uri)
-        self._uri, self._fingerprint, self.near = uri, found[3], False
+        self._uri, self._fingerprint = uri, found[3]
+        self.trip_s, self.used_at = math.inf, time.monotonic()
         self._authorization = f"Bearer {found[1]}:{found[2]}"
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more
@@ -271,12 +276,12 @@ class _Connection(http.client.HTTPSConnection):
         super().__init__(host, port, context=self._tls)
 
     def connect(self) -> None:
-        began = time.monotonic()
         plain = socket.create_connection((self.host, self.port), CONNECT_S)
-        self.near = time.monotonic() - began < NEAR_S
         plain.settimeout(SILENCE_S)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         given_up_soon(plain)
+        trip_us = plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72)[68:]  # tcpi_rtt
+        self.trip_s = 1e-6 * int.from_bytes(trip_us, sys.byteorder)
         self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
         found = hashlib.sha256(self.sock.getpeercert(True) or b"").hexdigest()
         if found != self._fingerprint:

@@ -15,7 +15,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 BUDGETS = {
     "outer/protocol": 4230,
     "outer/numeric": 1970,
-    "outer/journal": 2350,
+    "outer/journal": 2353,
     "outer": 2340,
     "learners/protocol": 1920,
     "learners/training": 4300,
@@ -29,7 +29,7 @@ BUDGETS = {
     "orchestrator/runtime": 2340,
     "orchestrator/compare": 475,
     "orchestrator/prepare": 710,
-    "orchestrator/regions": 1490,
+    "orchestrator/regions": 1491,
     "orchestrator/lifecycle": 2557,
     "orchestrator/watch": 720,
     "orchestrator/cli": 2840,
@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_720, ("tests",): 36_360, ("benchmarks",): 7930}
+TOTALS = {PACKAGES: 48_725, ("tests",): 36_375, ("benchmarks",): 7930}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -83,16 +83,16 @@ def test_a_large_object_travels_in_parts(door: Callable[[], str], tmp_path: Path
     assert (tmp_path / "copy").read_bytes() == content
 
 
-@pytest.mark.parametrize(("near_s", "requests"), [(0.0, len(LARGE) // 2 // client.LEAST), (DEADLINE_S, 1)])
-def test_to_a_door_that_is_near_one_stream_will_do(
-    door: Callable[[], str], monkeypatch: pytest.MonkeyPatch, near_s: float, requests: int
+@pytest.mark.parametrize(("near_s", "part"), [(0.0, LEAST), (DEADLINE_S, client.FIRST)])
+def test_a_door_that_is_near_gets_larger_parts(
+    door: Callable[[], str], monkeypatch: pytest.MonkeyPatch, near_s: float, part: int
 ) -> None:
     monkeypatch.setattr(client, "NEAR_S", near_s)
     monkeypatch.setattr(client, "STREAMS", 64)
     store, parts = Door(door()), count_parts(monkeypatch)
     assert store.names("") == [], "it has a connection"
     store.create("a", [LARGE[: len(LARGE) // 2]])
-    assert (len(parts), store.read("a")) == (requests, LARGE[: len(LARGE) // 2])
+    assert (sorted(parts), store.read("a")) == ([*range(0, len(LARGE) // 2, part)], LARGE[: len(LARGE) // 2])
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -138,30 +138,46 @@ def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return kept
 
 
-def test_a_read_waits_for_what_comes_by_another_way(door: Callable[[], str], behind: Path) -> None:
-    store = Door(door())
-    with ThreadPoolExecutor(1) as pool:
-        read = pool.submit(store.read, "wait/there", 60.0)
-        Folder(behind).create("wait/there", [b"there"])
-        assert read.result(DEADLINE_S) == b"there"
-    with pytest.raises(FileNotFoundError):
-        store.read("wait/never", 0.3)
-    with refused(errno.EFBIG):
-        store.read("wait/never", 10 * doors.WAIT_MAX_S)
-
-
-def test_a_creation_wakes_only_who_waits_for_it(door: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("through", [True, False])
+def test_a_waiting_read_is_woken_by_its_own_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: bool
+) -> None:
+    """The door knows of what is created through it, and looks for what is not. Here no wait runs out."""
     looked, is_file, wanted = Counter[str](), Path.is_file, ("one", "two", "three")
     monkeypatch.setattr(Path, "is_file", lambda self: (looked.update([self.name]), is_file(self))[1])
-    monkeypatch.setattr(doors, "LOOK_S", DEADLINE_S)
-    store = Door(door())
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        reads = [pool.submit(store.read, f"wait/{name}", 60.0) for name in wanted]
-        until(lambda: all(looked[name] for name in wanted), "all wait")
-        for name in (*(f"other/{number}" for number in range(8)), *(f"wait/{name}" for name in wanted)):
-            store.create(name, [b"there"])
+    monkeypatch.setattr(doors, "LOOK_S", 2 * DEADLINE_S if through else 0.01)
+    monkeypatch.setattr(doors, "WAIT_MAX_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(doors, "REQUEST_S", 3 * DEADLINE_S)
+    with opened(tmp_path) as (uri, server), ThreadPoolExecutor(len(wanted)) as pool:
+        monkeypatch.setenv(INVITATION, server.invitations.invite(CONTROL))
+        store = Door(f"{uri}/run")
+        reads = [pool.submit(store.read, name, 2 * DEADLINE_S) for name in wanted]
+        until(lambda: len(server._awaited) == len(wanted), "all wait")
+        for name in (*map(str, range(8)), *wanted):
+            (store if through else Folder(tmp_path / "run")).create(name, [b"there"])
         assert [read.result(DEADLINE_S) for read in reads] == [b"there"] * len(wanted)
-    assert {looked[name] for name in wanted} == {2}, "before it waits, and to be read"
+    if through:
+        assert {looked[name] for name in wanted} == {2}, "before it waits, and to be read"
+
+
+def test_a_read_that_waits_in_vain(door: Callable[[], str]) -> None:
+    with pytest.raises(FileNotFoundError):
+        Door(door()).read("never", 0.3)
+    with refused(errno.EFBIG):
+        Door(door()).read("never", 10 * doors.WAIT_MAX_S)
+
+
+@pytest.mark.parametrize(("stale_s", "connections"), [(DEADLINE_S, 1), (-1.0, 3)])
+def test_an_idle_connection_is_used_until_the_door_may_have_closed_it(
+    door: Callable[[], str], monkeypatch: pytest.MonkeyPatch, stale_s: float, connections: int
+) -> None:
+    made, connect = [], client._Connection.connect
+    monkeypatch.setattr(client._Connection, "connect", lambda self: (made.append(self), connect(self))[1])
+    monkeypatch.setattr(client, "STALE_S", stale_s)
+    store = Door(door())
+    for _ in range(3):
+        store.names("")
+    assert len(made) == connections
 
 
 # ------------------------------------------------------------------ lost connections
