@@ -44,7 +44,7 @@ PART = 4 * 2**20  # bytes of a request at most
 LEAST = 64 * 2**10
 FIRST = 256 * 2**10  # bytes of the first range of a read
 STREAMS = 16  # connections of one call
-NEAR_S = 0.005  # round trip of a door that is near: of objects of less than STREAMS * FIRST it gets parts of FIRST
+NEAR_S = 0.005  # a door with a shorter round trip gets parts of at least FIRST: more streams would bring nothing
 STALE_S = 60.0  # after which the door may have closed an idle connection
 ROUNDS = 3  # of sending what the door says that it lacks
 PAUSES_S = (0.0, 0.5, *18 * (1.0,))  # from one attempt to the next at least: over half a minute where none is heard
@@ -72,7 +72,7 @@ class Door:
     def __init__(self, uri: str) -> None:
         """Sends no request. Raises ValueError."""
         self._idle: list[_Connection] = []
-        self._trip_s = math.inf  # the least of all connections
+        self._trip_s = math.inf  # the shortest round trip of its connections
         self._lock = threading.Lock()
         self.uri, split = uri.rstrip("/"), urlsplit(uri)
         self._base = split.path.strip("/")
