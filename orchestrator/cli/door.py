@@ -13,6 +13,7 @@ import typer
 
 from orchestrator.cli.errors import reported
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.runtime.job import run_until_signalled
 from outer.journal.door import INVITATION
 
 Served = Annotated[Path, typer.Argument(help="The folder of the objects; made if there is none.")]
@@ -25,7 +26,7 @@ def door(
 ) -> None:
     """Serve a folder as the store of runs in other regions, over HTTPS."""
     with reported(), contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(folder.absolute(), host, port))
+        run_until_signalled(_serve(folder.absolute(), host, port))
 
 
 async def _serve(folder: Path, host: str, port: int) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from orchestrator.cli.errors import reported
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.runtime.job import run_until_signalled
 from orchestrator.store.readers import located
 from orchestrator.store.run_store import RunStore, known_runs
 from outer.background import thread
@@ -36,7 +37,7 @@ def watch(
         stores = [located(run) for run in runs or known_runs()] or [located(None)]
         if len(stores) > RUNS_MAX:
             raise InputError([Problem("RUN", len(stores), f"a page shows {RUNS_MAX} runs at most", "name some")])
-        asyncio.run(_serve(stores, port, context.obj.strike if control else None))
+        run_until_signalled(_serve(stores, port, context.obj.strike if control else None))
 
 
 async def _serve(stores: Sequence[RunStore], port: int, strike: Any) -> None:

@@ -5,13 +5,13 @@ Does not import Ray: Ray sets one variable for a job's entrypoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def terminate(number: int, frame: Any) -> None:
     raise Terminated
 
 
-@contextmanager
+@contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Have interruptions wait until this block has ended. For the main thread; in another there are none."""
     came, main = list[int](), threading.current_thread() is threading.main_thread()
@@ -76,6 +76,22 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
     if came:
         raise Terminated
+
+
+def run_until_signalled(work: Coroutine[Any, Any, None]) -> None:
+    """Run this until it ends, or an interrupt or SIGTERM cancels it: between its tasks' steps, not within one."""
+    import asyncio  # which takes its time to import
+
+    async def cancelled_by_signals() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, task.cancel)
+        await work
+
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(cancelled_by_signals())
 
 
 def prepare_process() -> None:

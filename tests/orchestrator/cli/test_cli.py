@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -31,7 +32,7 @@ from orchestrator.cli.app import PROVE, CommandEntry, build
 from orchestrator.cli.errors import heard_or_not, reported
 from orchestrator.cli.recipes import foreign_packages
 from orchestrator.recipe.toml_text import load
-from orchestrator.runtime.job import uninterrupted
+from orchestrator.runtime.job import run_until_signalled, uninterrupted
 from orchestrator.store import run_lock, watch
 from orchestrator.store.run_lock import RunLock
 from orchestrator.store.run_store import RunStore
@@ -302,6 +303,26 @@ def test_an_interruption_at_the_end_of_a_run_lets_its_processes_end_and_its_summ
     result = invoke("run", LOCAL)
     assert result.exit_code == 0 and "local: finished, ok" in result.stdout
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_ends_a_command_that_serves_between_its_tasks_steps() -> None:
+    ended = []
+
+    async def step() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        sum(range(10_000))  # raised by a handler it would come here at the latest
+        ended.append("step")
+
+    async def serve() -> None:
+        beside = asyncio.create_task(step())
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await beside
+            ended.append("served")
+
+    run_until_signalled(serve())
+    assert ended == ["step", "served"]
 
 
 def test_init_writes_a_recipe_that_runs_and_overwrites_nothing(trained: dict[str, Any]) -> None:
