@@ -45,19 +45,19 @@ class Stage(Enum):
 # stage -> next stage -> condition. docs/protocol.md has the diagram.
 TRANSITIONS: dict[Stage, dict[Stage, str]] = {
     Stage.COLLECTING: {
-        Stage.GRACE: "K reported",
+        Stage.GRACE: "K reported, and have a usable base",
         Stage.READING: "all live reported, or no slack",
         Stage.PASSED: "a quorum, no fragment due, the oldest (StepPassed)",
         Stage.DROPPED: "the run is over",
     },
     Stage.GRACE: {
         Stage.READING: "grace is over, or all live reported",
-        Stage.COLLECTING: "fewer than K alive, or reported",
+        Stage.COLLECTING: "fewer than K alive, reported, or with a usable base",
         Stage.DROPPED: "the run is over",
     },
     Stage.READING: {
         Stage.MERGING: "at least K valid contributions",
-        Stage.COLLECTING: "fewer than K asked, or valid (StepReopened)",
+        Stage.COLLECTING: "fewer than K valid (StepReopened)",
         Stage.DROPPED: "the run is over",
     },
     Stage.MERGING: {
@@ -168,6 +168,14 @@ class OpenStep:
         else:
             counts = member.name in self.reported or report.phase == DRAINING
         (self.ready.add if counts else self.ready.discard)(member.name)
+
+    def wait_for_bases(self, now: float) -> bool:
+        """K reported, but fewer have a base that can be used: wait as if opened now. Returns whether the stage moved."""
+        self.opened_at, self.quorum_at = now, None
+        if self.stage is Stage.COLLECTING:
+            return False
+        self.move(Stage.COLLECTING)
+        return True
 
     def has_read(self, now: float) -> bool:
         """Whether reading is over: every answer is in, or no longer waited for."""

@@ -48,6 +48,29 @@ class ReadRequests:
         self._members = members
         self._out = out
 
+    def has_quorum(self, now: float, step: OpenStep, version: int) -> bool:
+        """Whether K learners can contribute to this version of the step's fragment: their answers are here or coming,
+        or they can be asked.
+        """
+        assert step.fragment is not None
+        fragment, early, found = step.fragment, (step.syncer_step, EARLY), 0
+        for member in self._members.live:
+            self._give_up(now, member)
+            under_way = member.under_way.get(fragment)
+            asked = self._links.holds(member.name, fragment) or (under_way is not None and under_way[:2] == early)
+            found += asked or (self._counts(member, step) and self._can_answer(member, fragment, version))
+        return found >= self._quorum
+
+    def _give_up(self, now: float, member: Member) -> None:
+        """Wait no more for a learner's answers that are overdue."""
+        for lost in [fragment for fragment, each in member.under_way.items() if now >= each.until]:
+            del member.under_way[lost]
+            member.overdue = True
+            self._links.note(member, None)
+
+    def _counts(self, member: Member, step: OpenStep) -> bool:
+        return self._config.participants == "eligible" or member.name in step.ready
+
     def ask(
         self,
         now: float,
@@ -57,21 +80,14 @@ class ReadRequests:
         room_s: float,
         usual_s: float,
     ) -> None:
-        """A quorum has reported: request the fragment from all that can contribute to this version.
+        """A quorum has reported and can contribute: request the fragment from all that can.
 
         `room_s`: what is left of tau steps for the answers; `usual_s`: what usually is. Those that were asked ahead are
         not asked again.
         """
         assert step.fragment is not None
         live, fragment = self._members.live, step.fragment
-        for member in live:
-            for lost in [p for p, each in member.under_way.items() if now >= each.until]:
-                del member.under_way[lost]
-                member.overdue = True
-                self._links.note(member, None)
-        counted = (
-            live if self._config.participants == "eligible" else [each for each in live if each.name in step.ready]
-        )
+        counted = [each for each in live if self._counts(each, step)]
         here, early = self._early(step, version), (step.syncer_step, EARLY)
         coming = [each for each in live if fragment in each.under_way and each.under_way[fragment][:2] == early]
         able = [each for each in counted if each.name not in here and self._can_answer(each, fragment, version)]
