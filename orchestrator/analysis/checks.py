@@ -28,7 +28,6 @@ from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.tables import LogPart
 
-SMALL = 20_000  # rows: of fewer, to optimize a query takes longer than to execute it
 SQL = files("orchestrator.analysis") / "sql"
 FAMILIES = (
     "base", "told", "books", "roster", "time", "log", "durable", "versions", "spans", "merges", "fencing", "replayable",
@@ -112,8 +111,6 @@ def verdicts(database: duckdb.DuckDBPyConnection, families: Sequence[str] = FAMI
     def count(source: str) -> int:
         return int(database.execute(f"SELECT count(*) {source}").fetchall()[0][0])
 
-    if sum(count(f"FROM {table}") for table in ("steps", "adoptions", "contributions_told", "facts")) < SMALL:
-        database.execute("PRAGMA disable_optimizer; SET asof_loop_join_threshold = 64")
     found, wrong, unprepared = list[Verdict](), "", _unprepared(database, families)
     for family in families:
         for each in statements(family):
@@ -126,7 +123,6 @@ def verdicts(database: duckdb.DuckDBPyConnection, families: Sequence[str] = FAMI
                 wrong = wrong or f"values of the log cannot be computed with: {str(error).splitlines()[0]}"
                 if each.name:
                     found.append(Verdict(each.name, each.claim, "unknown", wrong))
-    database.execute("PRAGMA enable_optimizer; RESET asof_loop_join_threshold")
     return found
 
 

@@ -31,6 +31,7 @@ from outer.protocol.facts import Committed
 FAMILIES = ("base", "books", "roster", "time", "goodput", "faults", "lanes", "series")
 MEMORY_MB = 400
 AT_ONCE = 2**19  # rows: an insertion takes its time, however few they are
+SMALL = 20_000  # rows: of fewer, to optimize a query takes longer than to execute it
 _TYPES = {INT: "BIGINT", FLOAT: "DOUBLE", TEXT: "VARCHAR"}
 _NAMES = {"commits": "commits_told", "contributions": "contributions_told"}  # a later epoch may tell one again
 Used = duckdb.DuckDBPyConnection | None  # a database whose log is no longer needed: to open another takes 20 ms
@@ -121,13 +122,16 @@ def filled(log: Iterable[Event] | Iterable[LogPart], used: Used = None) -> duckd
     database = (used or connect()).cursor()  # has no temporary tables
     for each in _tables():
         database.execute(each)
-    known, waiting = dict[tuple[str, int], int](), list[LogPart]()
+    known, waiting, rows = dict[tuple[str, int], int](), list[LogPart](), 0
     for part in as_parts(log):
         waiting.append(part)
+        rows += part.rows
         if part.stop - waiting[0].start >= AT_ONCE:
             _insert(database, known, waiting)
             waiting = []
     _insert(database, known, waiting)
+    if rows < SMALL:
+        database.execute("PRAGMA disable_optimizer; SET asof_loop_join_threshold = 64")
     return database
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 
 from orchestrator.analysis.checks import prepare, verdicts
-from orchestrator.analysis.database import FAMILIES, connect, filled
+from orchestrator.analysis.database import FAMILIES, filled
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.eventlog import reader
 from orchestrator.eventlog.tables import LogPart
@@ -43,9 +43,9 @@ def check_run(run_dir: Path, progress: Callable[[int], None] = lambda facts: Non
         database = filled(parts())
     except OSError as error:
         unread = [_unknown(name, NO_LOG) for name in ("log.chain", "log.seal")]
-        return [_judged("log.readable", 0, "facts", [str(error)]), *unread, *verdicts(connect())]
+        return [_judged("log.readable", 0, "facts", [str(error)]), *unread, *verdicts(filled(()))]
     begun = database.execute("SELECT max_by(config_hash, position) FROM RunStarted").fetchall()[0][0]
-    return [*_whole(run_dir, log, begun), *verdicts(connect() if log.findings.unreadable else database)]
+    return [*_whole(run_dir, log, begun), *verdicts(filled(()) if log.findings.unreadable else database)]
 
 
 def tables(log: reader.LogReader) -> duckdb.DuckDBPyConnection:

@@ -182,8 +182,8 @@ class OrchestratorActor(OrchestratorShell):
         self._evaluations.reattach(syncer)
 
     async def _conclude(self) -> None:
-        await self._evaluations.finish(self._syncer.peer)
         syncer_step, thetas, fragments = await self._syncer.newest(SNAPSHOT_S)
+        await self._evaluations.finish(self._syncer.peer, syncer_step)
         left_out = (self._syncer_status().get("task") or {}).get("left_out") or {}
         unsent = await self._evaluations.unsent() if left_out else {}
         await self._patience.stored(write_final, self._store, syncer_step, fragments, thetas, left_out, unsent)

@@ -99,6 +99,7 @@ class Evaluations:
         self._background = Background(tell)
         self._task: asyncio.Task[None] | None = None
         self._evaluated_at = self._skipped = 0  # syncer step; before it
+        self._measured: int | None = None  # syncer step of the newest that gave a loss
         self._actor: Any = None
 
     @property
@@ -126,11 +127,12 @@ class Evaluations:
             self._skipped, self._evaluated_at = self.counts["skipped"], syncer_step
             self._task = self._background.spawn(self._evaluate(syncer))
 
-    async def finish(self, syncer: Any) -> None:
-        """Wait for the evaluation under way, then evaluate the final parameters."""
+    async def finish(self, syncer: Any, syncer_step: int) -> None:
+        """Wait for the evaluation under way, then evaluate the final parameters, unless it has just done so."""
         if self._task is not None:
             await self._task
-        await self._evaluate(syncer)
+        if self._measured != syncer_step:
+            await self._evaluate(syncer)
 
     async def unsent(self) -> dict[str, Any]:
         """The initial values of leaves that are not sent, as EvaluatorActor.unsent; empty if it does not answer."""
@@ -148,7 +150,7 @@ class Evaluations:
                 self._actor = self._create(syncer)
             method = self._actor.initial if initial else self._actor.current
             evaluated: Evaluated = await asyncio.wait_for(method.remote(), self._timeout_s)
-            self.loss = evaluated.loss
+            self.loss, self._measured = evaluated.loss, evaluated.syncer_step
             self.counts["finite" if math.isfinite(evaluated.loss) else "non_finite"] += 1
             self._emit(evaluated)
             self.fault = ""

@@ -50,8 +50,9 @@ def test_why_an_evaluation_failed_is_a_fact_until_one_succeeds(monkeypatch: pyte
         monkeypatch.setattr(ray._private.state.state, "actor_table", lambda actor, pid=pid: {"Pid": pid})
         actor = SimpleNamespace(current=SimpleNamespace(remote=method), _actor_id=ray.ActorID.nil())
         monkeypatch.setattr(made, "_create", lambda syncer, actor=actor: actor)
-        asyncio.run(made.finish(None))
+        asyncio.run(made.finish(None, FOUND.syncer_step))
         assert why in made.fault and bool(made.fault) == bool(why)
+    asyncio.run(made.finish(None, FOUND.syncer_step))  # which has just been evaluated
     assert [type(fact) for fact in said] == [*[EvaluationFailed] * 3, Evaluated] and made.loss == 2.5
 
 
