@@ -170,7 +170,7 @@ class OpenStep:
         (self.ready.add if counts else self.ready.discard)(member.name)
 
     def wait_for_bases(self, now: float) -> bool:
-        """K reported, but fewer have a base that can be used: wait as if opened now. Returns whether the stage moved."""
+        """K reported, but fewer have a usable base: wait as if opened now. Returns whether the stage moved."""
         self.opened_at, self.quorum_at = now, None
         if self.stage is Stage.COLLECTING:
             return False
