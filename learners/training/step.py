@@ -20,7 +20,7 @@ from learners.training.precision import precise
 from learners.training.task import Batch, Params, Task
 
 Aux = dict[str, jax.Array]  # scalars
-TrainStep = Callable[[Params, Any, Batch, jax.Array, jax.Array], tuple[Params, Any, jax.Array, Aux]]
+TrainStep = jax.stages.Wrapped  # (params, opt_state, batch, rng, scale) -> (params, opt_state, loss, aux)
 AUX_MAX = 16  # auxiliary values of a step that are reported
 AUX_LEFT_OUT = "not reported"  # under this name: how many there are beyond
 

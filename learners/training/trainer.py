@@ -14,7 +14,7 @@ import numpy as np
 
 from learners.config import InnerConfig, WarmStart
 from learners.training import state_arrays
-from learners.training.devices import placement
+from learners.training.devices import device, placement
 from learners.training.devices.mesh import layout, put
 from learners.training.devices.placement import Placed
 from learners.training.precision import precise
@@ -122,7 +122,13 @@ class Trainer:
         """
         for attempt in range(WARM_UPS):
             try:
-                self.dispatch(attempt * batch_size, batch_size, progress=0.0).result()
+                given = self.inputs(attempt * batch_size, batch_size, progress=0.0)
+                if jax.process_count() > 1:  # or those that compile first would wait in the step for the others
+                    self._train_step.lower(*given).compile()
+                    device.wait_for_ranks()
+                params, opt_state, loss, aux = self._train_step(*given)
+                self.accept(params, opt_state)
+                InFlight(loss, aux).result()
                 break
             except Exception:
                 if attempt == WARM_UPS - 1:

@@ -49,24 +49,18 @@ class ReadRequests:
         self._out = out
 
     def has_quorum(self, now: float, step: OpenStep, version: int) -> bool:
-        """Whether K learners can contribute to this version of the step's fragment: their answers are here or coming,
-        or they can be asked.
-        """
-        assert step.fragment is not None
+        """Whether K learners can contribute to the version: their answers are here or coming, or they can be asked."""
         fragment, early, found = step.fragment, (step.syncer_step, EARLY), 0
+        assert fragment is not None
         for member in self._members.live:
-            self._give_up(now, member)
-            under_way = member.under_way.get(fragment)
-            asked = self._links.holds(member.name, fragment) or (under_way is not None and under_way[:2] == early)
+            for lost in [each for each, coming in member.under_way.items() if now >= coming.until]:
+                del member.under_way[lost]
+                member.overdue = True
+                self._links.note(member, None)
+            asked = fragment in member.under_way and member.under_way[fragment][:2] == early
+            asked |= self._links.holds(member.name, fragment)
             found += asked or (self._counts(member, step) and self._can_answer(member, fragment, version))
         return found >= self._quorum
-
-    def _give_up(self, now: float, member: Member) -> None:
-        """Wait no more for a learner's answers that are overdue."""
-        for lost in [fragment for fragment, each in member.under_way.items() if now >= each.until]:
-            del member.under_way[lost]
-            member.overdue = True
-            self._links.note(member, None)
 
     def _counts(self, member: Member, step: OpenStep) -> bool:
         return self._config.participants == "eligible" or member.name in step.ready
@@ -117,10 +111,6 @@ class ReadRequests:
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
-        if len(awaited) + len(here) < self._quorum:
-            count = len(awaited) + len(here)
-            self.reopen(now, step, f"{count} learners have a usable base, the quorum is {self._quorum}")
-            return
         for member in asked:
             deadline_s, codec = waits[member.name].deadline_s, self._links.codec(member)
             self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s, codec))

@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 FOLDERS, EXPECTED, SEEDS = HERE / "folders", HERE / "expected", HERE / "seeds.json"
 KEPT = ("config.toml", SEAL_FILE, "log")  # of a real run's folder
 REPLAYED = "real/replay"  # which is computed again
-SEED_COUNT = 60
+SEED_COUNT = 24
 SIMULATED_STEPS = 60
 WAIT_S = 600.0
 
@@ -88,17 +88,18 @@ REAL: dict[str, tuple[int, float, str, dict[str, Any]]] = {  # learners, slowdow
 }
 
 # Of the planted bugs, a few that together break every set of checks that any of them breaks.
-PLANTED = (
-    "a-round-too-many", "adoption-logged-before-its-step", "answered-before-the-step-is-done",
-    "bases-forgotten-at-reattach", "change-of-format-untold", "clock-ahead-after-recovery",
-    "clock-behind-after-recovery", "commits-out-of-order", "counters-not-reset", "does-not-reattach",
-    "doubled-grant-used-twice", "first-commit-recovered", "gap-waited-for", "grace-never-closes",
-    "incarnation-unchecked-at-attach", "joiner-takes-the-donors-bases", "joins-before-it-is-whole",
-    "kept-over-reopening", "last-commit-not-recovered", "merged-steps-not-recovered", "opened-on-a-stale-reading",
-    "overflow-committed", "quorum-of-the-asked", "record-written-twice", "return-not-recovered",
-    "silenced-by-a-deposed-epoch", "span-numbers-not-recovered", "tokens-not-recovered", "tokens-of-every-fragment",
-    "weights-by-tokens", "zombie-appends",
-)  # fmt: skip
+PLANTED = (  # which break every check that mutants break
+    "a-round-too-many",
+    "change-of-format-untold",
+    "does-not-reattach",
+    "incarnation-unchecked-at-attach",
+    "kept-over-reopening",
+    "last-commit-not-recovered",
+    "overflow-committed",
+    "record-written-twice",
+    "silenced-by-a-deposed-epoch",
+    "weights-by-tokens",
+)
 
 
 # ------------------------------------------------------------------ folders

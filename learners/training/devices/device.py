@@ -31,7 +31,7 @@ SETTINGS = (
     "NVIDIA_TF32_OVERRIDE",
 )
 
-
+COMPILE_S = 3600.0  # for the ranks of a learner to compile
 CPU_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"  # one thread
 PACKAGES = ("jax", "jaxlib", "numpy")
 _VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "fphp", "bf16")  # prefixes of instruction set names
@@ -145,6 +145,17 @@ def meet(address: str, ranks: int, rank: int, deadline_s: float) -> None:
     bind = address if address.startswith("127.") else None  # JAX's own choice is every interface
     deadline = max(1, int(deadline_s))
     jax.distributed.initialize(address, ranks, rank, coordinator_bind_address=bind, initialization_timeout=deadline)
+
+
+def wait_for_ranks() -> None:
+    """Wait until every process of this learner is here. Raises what JAX raises if one has ended, or does not come.
+
+    Without a collective: on CPUs those wait for 30 s at most.
+    """
+    from jax._src import distributed  # there is no public way
+
+    client: Any = distributed.global_state.client
+    client.wait_at_barrier("ranks", int(1e3 * COMPILE_S))
 
 
 def use_compile_cache() -> str | None:

@@ -52,6 +52,7 @@ from tests.orchestrator.histories import (
     renumbered,
     restarted,
     settle,
+    verdict,
     without,
 )
 
@@ -61,10 +62,6 @@ EIGHT = is_a(Committed, syncer_step=8)
 NEVER_RESTARTED = {"durable.restarts", "durable.records"}
 NOBODY_REFUSED = {"closed.refusals", "closed.strangers"}
 NO_SLOW_LINK = {"links.formats", "links.changes"}
-
-
-def verdict(events: Log, name: str) -> tuple[str, str]:
-    return next((v.status, v.reason) for v in check(events) if v.name == name)
 
 
 def idle(events: Log) -> set[str]:
@@ -229,8 +226,8 @@ def using(events: Log, span: int) -> Log:
 
 @pytest.mark.parametrize(("name", "words", "plant"), BROKEN, ids=[f"{name}: {words}" for name, words, _ in BROKEN])
 def test_a_broken_invariant_is_told_in_words(name: str, words: str, plant: Plant) -> None:
-    status, reason = verdict(plant(history()), name)
-    assert (status, words in reason) == ("violated", True), reason
+    found = verdict(plant(history()), name)
+    assert (found.status, words in found.reason) == ("violated", True), found.reason
 
 
 def test_what_had_no_occasion_is_idle_and_no_pass() -> None:
@@ -341,7 +338,8 @@ JUDGED: list[tuple[str, str, str, Log]] = [  # (claim, check, verdict, log)
 
 @pytest.mark.parametrize(("name", "status", "log"), [each[1:] for each in JUDGED], ids=[each[0] for each in JUDGED])
 def test_what_a_check_says_where_one_may_doubt(name: str, status: str, log: Log) -> None:
-    assert verdict(log, name)[0] == status, verdict(log, name)[1]
+    found = verdict(log, name)
+    assert found.status == status, found.reason
 
 
 def test_a_run_that_finished_may_be_resumed_and_finish_again_but_not_go_on_by_itself() -> None:
@@ -358,7 +356,7 @@ def test_a_run_that_finished_may_be_resumed_and_finish_again_but_not_go_on_by_it
     }  # fmt: skip
     sixteenth = next(event.fact for event in log if is_a(Committed, syncer_step=16)(event))
     late = inserted(extended, is_a(Finished, syncer_step=18), replace(sixteenth, syncer_step=19))
-    assert verdict(late, "merges.closed")[1].startswith("syncer step 19 committed after the end at step 18")
+    assert verdict(late, "merges.closed").reason.startswith("syncer step 19 committed after the end at step 18")
 
 
 def test_a_state_that_was_saved_is_known_however_many_were_saved_before_it_is_contributed_from() -> None:
@@ -366,7 +364,7 @@ def test_a_state_that_was_saved_is_known_however_many_were_saved_before_it_is_co
     saves = [StateSaved(number, 15 + number, ()) for number in range(9)]
     events = [event for event in from_peer() if not is_a(Donated)(event)]
     events = inserted(events, lambda e: e.writer == "a" and is_a(StepFinished, step=15)(e), *saves)
-    assert verdict(events, "replayable.states")[0] == "pass"
+    assert verdict(events, "replayable.states").status == "pass"
 
 
 def test_time_of_which_the_log_lacks_facts_is_unattributed_and_a_wait_that_a_drain_ended_is_not() -> None:
@@ -374,9 +372,9 @@ def test_time_of_which_the_log_lacks_facts_is_unattributed_and_a_wait_that_a_dra
     goodput = accounts_of(LOST)
     assert goodput is not None
     assert goodput.seconds["b"]["unattributed"] == pytest.approx(6.3, abs=1e-5)
-    assert verdict(LOST, "accounted.time")[1] == "the log lacks facts of b"
+    assert verdict(LOST, "accounted.time").reason == "the log lacks facts of b"
     hung = without(history(), lambda e: e.writer == "b" and is_a(StepFinished)(e))  # in its first step, to the end
-    assert verdict(renumbered(hung), "accounted.time")[1] == "the log lacks facts of b"
+    assert verdict(renumbered(hung), "accounted.time").reason == "the log lacks facts of b"
     events = without(history(), lambda e: e.writer == "b" and is_a(StepFinished)(e) and e.at > BASE + 26.5)
     at = next(e for e in events if e.at > BASE + 31)
     leaving = Event("b", 1, 0, at.at, PhaseEntered("draining"))
@@ -388,4 +386,4 @@ def test_time_of_which_the_log_lacks_facts_is_unattributed_and_a_wait_that_a_dra
 
 def test_a_span_that_was_under_way_at_the_fence_harms_nobody() -> None:
     events = said(*AFTER_FENCE, SpanReturned("a", 1, 90, 900, 916))(history())
-    assert "granted" not in verdict(events, "fencing.fences")[1]
+    assert "granted" not in verdict(events, "fencing.fences").reason

@@ -37,6 +37,7 @@ from tests.orchestrator.histories import (
     parts,
     renumbered,
     script,
+    verdict,
     without,
 )  # fmt: skip
 
@@ -177,7 +178,7 @@ def test_a_true_history_passes_every_checker() -> None:
 
 @pytest.mark.parametrize(("name", "bug", "plant"), PLANTED, ids=[f"{name}: {bug}" for name, bug, _ in PLANTED])
 def test_a_planted_bug_is_found(name: str, bug: str, plant: Callable[[Log], Log]) -> None:
-    assert statuses(plant(history()))[name] == "violated"
+    assert verdict(plant(history()), name).status == "violated"
 
 
 def weighed(rule: str, weight: Callable[[Participant], float]) -> str:
@@ -190,7 +191,8 @@ def weighed(rule: str, weight: Callable[[Participant], float]) -> str:
         parts = [replace(p, weight=r / sum(raw)) for p, r in zip(event.fact.participants, raw, strict=True)]
         return replace(event, fact=replace(event.fact, participants=tuple(parts)))
 
-    return statuses([again(event) for event in altered(history(), is_a(SyncerStarted), weights=rule)])["merges.weights"]
+    log = [again(event) for event in altered(history(), is_a(SyncerStarted), weights=rule)]
+    return verdict(log, "merges.weights").status
 
 
 def test_weights_are_judged_by_the_rule_that_the_epoch_names() -> None:
@@ -208,7 +210,7 @@ def test_a_planted_bug_is_found_however_the_log_is_cut() -> None:
     assert check(parts(history(), 40)) == check(history())
     for name, bug, plant in [*PLANTED, *BROKEN]:
         if not name.startswith("log."):
-            assert folded(parts(plant(history()), 40))[name] == "violated", bug
+            assert verdict(parts(plant(history()), 40), name).status == "violated", bug
 
 
 def folded(log: Iterable[LogPart]) -> dict[str, str]:
@@ -235,7 +237,7 @@ def test_what_no_query_can_compute_with_is_unknown_and_what_this_version_does_no
 
 def test_a_contribution_received_before_a_fence_may_merge_after_it() -> None:
     events = inserted(history(), is_a(StepOpened, syncer_step=32), LearnerFenced("b", 1, "failed"))
-    assert statuses(events)["fencing.fences"] == "pass"
+    assert verdict(events, "fencing.fences").status == "pass"
 
 
 def test_a_contribution_may_have_the_format_of_its_link_or_that_before() -> None:
@@ -251,20 +253,20 @@ def test_rebased_counters_may_begin_before_the_adoption() -> None:
     rebased = [
         replace(e, fact=replace(e.fact, mode="rebase")) if is_a(Adopted)(e) and e.fact.version else e for e in history()
     ]
-    assert statuses(rebased)["merges.current"] == "pass"
+    assert verdict(rebased, "merges.current").status == "pass"
     earlier = participant(base_step=3, steps=5)
-    assert statuses(earlier(rebased))["merges.current"] == "pass"
-    assert statuses(earlier(history()))["merges.current"] == "violated"
+    assert verdict(earlier(rebased), "merges.current").status == "pass"
+    assert verdict(earlier(history()), "merges.current").status == "violated"
 
 
 def test_samples_that_are_set_aside_are_lent_no_more() -> None:
     [back] = [event.fact for event in history() if is_a(SpanReturned)(event)]
     aside = SetAside(back.learner, back.incarnation, back.span, back.start, back.start + 4)
     events = altered(inserted(history(), is_a(SpanReturned), aside), is_a(SpanReturned), start=aside.stop)
-    assert statuses(events)["books.loans"] == "pass"
+    assert verdict(events, "books.loans").status == "pass"
     again = replace(GRANT, span=91, start=aside.start, stop=aside.stop)
-    assert statuses(inserted(events, is_a(Finished), again))["books.loans"] == "violated"
-    assert statuses(altered(events, is_a(SetAside), learner="b"))["books.loans"] == "violated"
+    assert verdict(inserted(events, is_a(Finished), again), "books.loans").status == "violated"
+    assert verdict(altered(events, is_a(SetAside), learner="b"), "books.loans").status == "violated"
 
 
 # ------------------------------------------------------------------ facts that are lost
@@ -287,4 +289,4 @@ def test_facts_that_nobody_says_are_lost_do_and_lost_facts_excuse_no_wrong_count
     assert broken >= {"versions.clocks", "merges.counters", "books.committed", "replayable.steps"}
     tenth = is_a(StepFinished, step=10)
     grown = altered(losing(history(), "b", range(5, 10)), lambda e: e.writer == "b" and tenth(e), tokens=800)
-    assert folded(parts(grown))["merges.counters"] == "violated"
+    assert verdict(parts(grown), "merges.counters").status == "violated"

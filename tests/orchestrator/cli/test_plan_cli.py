@@ -17,6 +17,7 @@ from orchestrator.cli import plan as command
 from orchestrator.cli.app import build
 from orchestrator.cli.planview import LINES_MOST
 from orchestrator.cli.recipes import prepare
+from orchestrator.planner import forecast
 from orchestrator.runtime import launch
 from tests.orchestrator import calling
 from tests.waiting import DEADLINE_S
@@ -24,6 +25,12 @@ from tests.waiting import DEADLINE_S
 ROOT = Path(__file__).parents[3]
 LOCAL = str(ROOT / "deploy" / "recipes" / "local.toml")
 DEMO = str(ROOT / "deploy" / "recipes" / "demo.toml")
+
+
+@pytest.fixture(autouse=True)
+def shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forecasts of fewer steps: what they come to is in tests/orchestrator/planner."""
+    monkeypatch.setattr(forecast, "STEPS_MAX", 600)
 
 
 def invoke(*arguments: str, **options: Any) -> Any:
