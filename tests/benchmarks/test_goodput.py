@@ -28,7 +28,6 @@ from benchmarks.studies.islands import (
 )
 from orchestrator.planner.fleet import world as machines
 from orchestrator.planner.fleet.description import StepSample, Timing
-from outer.config import SyncConfig
 from tests.orchestrator.planner.test_fleet import fleet
 from tests.property_settings import examples
 
@@ -134,7 +133,7 @@ def islands(learners: int, seed: int, stall_s: float = 14.8) -> list[Island]:
     return [Island(model, CHIPS, Draws(seed, 0, index)) for index in range(learners)]
 
 
-@pytest.mark.parametrize(("learners", "seed", "stall_s"), [(2, 1, 14.8), (4, 2, 14.8), (2, 3, 60.0)])
+@pytest.mark.parametrize(("learners", "seed", "stall_s"), [(4, 2, 14.8), (2, 3, 60.0)])
 def test_under_the_machines_learners_step_as_they_do_alone_event_by_event(learners, seed, stall_s):
     """What the fast path leaves out, the protocol, takes nothing from anybody's steps in free overlap."""
     until = 4000.0
@@ -159,16 +158,6 @@ def test_hardware_that_stands_still_goes_on_doing_so_under_a_new_incarnation():
     for island, began in zip(islands(2, 3, 60.0), starts.values(), strict=True):
         stalled = [until for until in alone(island, 0.0, 600.0).idle_until if until < 600.0]
         assert stalled[0] <= next(at for at in began if at > stalled[0] - 60.0 + 1e-6) + 1e-6
-
-
-def test_in_strict_overlap_the_machines_wait_as_the_streaming_baseline_does():
-    rule = SyncConfig(overlap="strict", quorum="all", grace="infinite")
-    until = 3000.0
-    outcome, _ = machines.simulate(fleet(islands(4, 3), sync=rule, quorum=4), until, 600.0)
-    quick = streaming(islands(4, 3), 600.0, until, rule.overlap_steps)
-    free, _ = machines.simulate(fleet(islands(4, 3)), until, 600.0)
-    assert outcome.goodput == pytest.approx(quick.goodput, abs=0.01)
-    assert outcome.goodput < free.goodput - 0.04, "waiting costs"
 
 
 # ------------------------------------------------------------------ the paper's table
