@@ -38,13 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the tests on Ray to two workers, each with one Ray of its own; the tests of any other file stay together."""
+    """Give the tests on Ray to one worker: two Rays starve each other. Those of any other file stay together."""
     from xdist.scheduler import LoadFileScheduling
 
     class OneRay(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if not nodeid.startswith(RAY):
-                return super()._split_scope(nodeid)
-            return "islands" if "/test_islands.py" in nodeid else "Ray"
+            return "Ray" if nodeid.startswith(RAY) else super()._split_scope(nodeid)
 
     return OneRay(config, log)
