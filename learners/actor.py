@@ -44,7 +44,7 @@ class LearnerActor(LearnerShell):
         return self._spec.name  # how the dashboard and log lines call this actor
 
     async def _prepare(self) -> None:
-        self._background.spawn(self.renew_start())
+        self._background.spawn(self.renew_start(lambda: self._prepared.waits))
         await super()._prepare()
 
     def _meet(self, ranks: Sequence[Any]) -> str:

@@ -41,6 +41,11 @@ class Preparation:
         self._others: Others | None = None
         self._imported = self._loaded = self._compiled = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether this rank has compiled, and waits for another."""
+        return self._loaded and bool(self.trainer.waits)
+
     def meet(self, address: str, others: Others | None = None) -> None:
         """Say where the ranks of an island meet, and to rank 0 how it reaches the others."""
         self._address, self._others = address, others

@@ -351,13 +351,13 @@ class LearnerShell:
             await in_thread(self._pace.thread, device.fragment_io.restore, part.header, part.arrays)
         self._drive(events_effects.Compiled(device.manifest))
 
-    async def renew_start(self) -> None:
-        """Renew the lease of a start for as long as this process works, up to RENEWALS times."""
+    async def renew_start(self, waits: Callable[[], bool]) -> None:
+        """Renew the lease of a start for as long as this process works, or waits for a rank, up to RENEWALS times."""
         for _ in range(RENEWALS):
             before = time.process_time()
             await asyncio.sleep(self._spec.start_s / 4)
             machine, works = self._machine, time.process_time() - before > WORKS * self._spec.start_s
-            if works and machine is not None and machine.phase in (messages.IMPORTING, messages.COMPILING):
+            if (works or waits()) and machine is not None and machine.phase in (messages.IMPORTING, messages.COMPILING):
                 self._drive(events_effects.Enter(machine.phase))
 
     async def _attach(self) -> None:

@@ -74,6 +74,7 @@ class Trainer:
         self._optimizer = transformation(task, inner)
         self._batches = Batches(self._batch)
         self._begin()
+        self.waits = False  # for the other ranks, which still compile
         self._train_step = train_step or make_step(task, inner, self._results)
 
     @property
@@ -120,19 +121,7 @@ class Trainer:
 
         On the first batches that can be read: a sample that cannot is met, and set aside, in its own step.
         """
-        for attempt in range(WARM_UPS):
-            try:
-                given = self.inputs(attempt * batch_size, batch_size, progress=0.0)
-                if jax.process_count() > 1:  # or those that compile first would wait in the step for the others
-                    self._train_step.lower(*given).compile()
-                    device.wait_for_ranks()
-                params, opt_state, loss, aux = self._train_step(*given)
-                self.accept(params, opt_state)
-                InFlight(loss, aux).result()
-                break
-            except Exception:
-                if attempt == WARM_UPS - 1:
-                    raise
+        self._first_step(batch_size).result()
         for index, fragment in enumerate(self.fragments):
             self.copy(index)
             if any(tensor.cut for tensor in fragment.tensors):
@@ -141,6 +130,21 @@ class Trainer:
             placement.copied([leaf])
         self._leaves, self.opt_state = [], None  # or there would be two of each
         self._begin()
+
+    def _first_step(self, batch_size: int) -> InFlight:
+        for attempt in range(WARM_UPS):
+            try:
+                given = self.inputs(attempt * batch_size, batch_size, progress=0.0)
+                break
+            except Exception:
+                if attempt == WARM_UPS - 1:
+                    raise
+        if jax.process_count() > 1:  # or those that compile first would wait in the step for the others
+            self._train_step.lower(*given).compile()
+            self.waits = True
+            device.wait_for_ranks()
+            self.waits = False
+        return self._enqueue(given)
 
     def expect(self, starts: Sequence[int], count: int) -> None:
         """Build the batches of the next steps, `count` samples from each of `starts`, in another thread."""
@@ -155,7 +159,10 @@ class Trainer:
 
         `progress` in [0, 1] is the run's, for the learning rate. An exception of the task's `batch` is raised here.
         """
-        params, opt_state, loss, aux = self._train_step(*self.inputs(start, count, progress))
+        return self._enqueue(self.inputs(start, count, progress))
+
+    def _enqueue(self, given: tuple[Any, ...]) -> InFlight:
+        params, opt_state, loss, aux = self._train_step(*given)
         self.accept(params, opt_state)
         return InFlight(loss, aux)
 

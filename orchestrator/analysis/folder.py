@@ -52,6 +52,7 @@ def tables(log: reader.LogReader) -> duckdb.DuckDBPyConnection:
     """The tables that the summary is computed from, of the whole log, for queries."""
     database = filled(log.rest())
     prepare(database, *FAMILIES)
+    database.execute("PRAGMA enable_optimizer; RESET asof_loop_join_threshold")  # which those of a small log do without
     return database
 
 

@@ -108,7 +108,8 @@ class Evaluations:
         return f"evaluator.{self._store.granted('incarnation', 'evaluator')}"
 
     def reattach(self, syncer: Any) -> None:
-        """A new epoch of the syncer serves."""
+        """A new epoch of the syncer serves, which may make a step anew."""
+        self._measured = None
         if self._actor is not None:
             self._actor.reattach.remote(syncer.handle)
 

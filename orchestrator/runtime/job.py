@@ -79,15 +79,23 @@ def uninterrupted() -> Iterator[None]:
 
 
 def run_until_signalled(work: Coroutine[Any, Any, None]) -> None:
-    """Run this until it ends, or an interrupt or SIGTERM cancels it: between its tasks' steps, not within one."""
+    """Run this until it ends, or a signal cancels it: between its tasks' steps, not within one. The second one ends it
+    at once.
+    """
     import asyncio  # which takes its time to import
 
     async def cancelled_by_signals() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, task.cancel)
+        heard = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]
+
+        def end() -> None:
+            for number in heard:
+                loop.remove_signal_handler(number)
+            task.cancel()
+
+        for number in heard:
+            loop.add_signal_handler(number, end)
         await work
 
     with contextlib.suppress(asyncio.CancelledError):

@@ -45,14 +45,14 @@ class Stage(Enum):
 # stage -> next stage -> condition. docs/protocol.md has the diagram.
 TRANSITIONS: dict[Stage, dict[Stage, str]] = {
     Stage.COLLECTING: {
-        Stage.GRACE: "K reported, and have a usable base",
+        Stage.GRACE: "K reported, and K have a usable base",
         Stage.READING: "all live reported, or no slack",
         Stage.PASSED: "a quorum, no fragment due, the oldest (StepPassed)",
         Stage.DROPPED: "the run is over",
     },
     Stage.GRACE: {
         Stage.READING: "grace is over, or all live reported",
-        Stage.COLLECTING: "fewer than K alive, reported, or with a usable base",
+        Stage.COLLECTING: "fewer than K alive, or reported, or with a usable base (StepReopened)",
         Stage.DROPPED: "the run is over",
     },
     Stage.READING: {
@@ -103,6 +103,7 @@ class OpenStep:
     attempt: int = 0  # how often learners were asked
     retry_at: float = float("-inf")  # not judged before this time
     starved: bool = False  # fewer than K learners were live at some time since it opened
+    lacking: bool = False  # fewer than K of those that reported had a usable base since it opened
     awaited: dict[str, int] = field(default_factory=dict)  # learner -> incarnation
     contributions: dict[str, Contribution] = field(default_factory=dict)
     ages: tuple[int, ...] = ()  # of the chosen contributions' bases, in rounds
@@ -169,14 +170,6 @@ class OpenStep:
             counts = member.name in self.reported or report.phase == DRAINING
         (self.ready.add if counts else self.ready.discard)(member.name)
 
-    def wait_for_bases(self, now: float) -> bool:
-        """K reported, but fewer have a usable base: wait as if opened now. Returns whether the stage moved."""
-        self.opened_at, self.quorum_at = now, None
-        if self.stage is Stage.COLLECTING:
-            return False
-        self.move(Stage.COLLECTING)
-        return True
-
     def has_read(self, now: float) -> bool:
         """Whether reading is over: every answer is in, or no longer waited for."""
         return not self.awaited or (self.wake_at is not None and now >= self.wake_at)
@@ -241,8 +234,9 @@ class OpenStep:
         """Go back to collecting; a new quorum is counted from here."""
         assert self.fragment is not None
         fact = StepReopened(self.syncer_step, self.fragment, len(self.contributions), reason)
-        self.move(Stage.COLLECTING)
-        self.opened_at, self.quorum_at, self.starved = now, None, False
+        if self.stage is not Stage.COLLECTING:
+            self.move(Stage.COLLECTING)
+        self.opened_at, self.quorum_at, self.starved, self.lacking = now, None, False, False
         self.retry_at = retry_at
         self.reported, self.ready, self.awaited, self.contributions = set(), set(), {}, {}
         return fact

@@ -62,6 +62,12 @@ class ReadRequests:
             found += asked or (self._counts(member, step) and self._can_answer(member, fragment, version))
         return found >= self._quorum
 
+    def await_bases(self, now: float, step: OpenStep) -> None:
+        """K reported, but fewer can contribute: judge the step again after REOPEN_S, as if it had opened then."""
+        if not step.lacking or step.stage is Stage.GRACE:
+            self.reopen(now, step, f"fewer than {self._quorum} have a usable base")
+        step.lacking, step.opened_at, step.retry_at = True, now, now + REOPEN_S
+
     def _counts(self, member: Member, step: OpenStep) -> bool:
         return self._config.participants == "eligible" or member.name in step.ready
 

@@ -369,11 +369,13 @@ class Syncer:
             return self._pass_if_first(now, step)
         version = self.versions[step.fragment]
         if not self._read_requests.has_quorum(now, step, version):
-            return step.wait_for_bases(now)
+            moved = step.stage is Stage.GRACE
+            self._read_requests.await_bases(now, step)
+            return moved
         if step.quorum_at is None:
             step.quorum_at = now
             step.grace_s = self.grace_s
-            if not step.starved:
+            if not (step.starved or step.lacking):
                 self._timing.quorum_s.add(now - step.opened_at)
         if verdict.decision is Decision.OPEN_GRACE:
             step.move(Stage.GRACE)

@@ -13,20 +13,20 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4245,
+    "outer/protocol": 4247,
     "outer/numeric": 1970,
     "outer/journal": 2353,
     "outer": 2340,
     "learners/protocol": 1920,
-    "learners/training": 4311,
+    "learners/training": 4318,
     "learners/conformance": 580,
-    "learners": 2415,
+    "learners": 2418,
     "orchestrator/recipe": 1525,
     "orchestrator/store": 1835,
     "orchestrator/planner": 2430,
     "orchestrator/report": 970,
     "orchestrator/replay": 1330,
-    "orchestrator/runtime": 2357,
+    "orchestrator/runtime": 2366,
     "orchestrator/compare": 475,
     "orchestrator/prepare": 710,
     "orchestrator/regions": 1491,
@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_780, ("tests",): 36_375, ("benchmarks",): 7930}
+TOTALS = {PACKAGES: 48_802, ("tests",): 36_375, ("benchmarks",): 7930}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
