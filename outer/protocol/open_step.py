@@ -45,19 +45,19 @@ class Stage(Enum):
 # stage -> next stage -> condition. docs/protocol.md has the diagram.
 TRANSITIONS: dict[Stage, dict[Stage, str]] = {
     Stage.COLLECTING: {
-        Stage.GRACE: "K reported, and K have a usable base",
+        Stage.GRACE: "K reported",
         Stage.READING: "all live reported, or no slack",
         Stage.PASSED: "a quorum, no fragment due, the oldest (StepPassed)",
         Stage.DROPPED: "the run is over",
     },
     Stage.GRACE: {
         Stage.READING: "grace is over, or all live reported",
-        Stage.COLLECTING: "fewer than K alive, or reported, or with a usable base (StepReopened)",
+        Stage.COLLECTING: "fewer than K alive, or reported",
         Stage.DROPPED: "the run is over",
     },
     Stage.READING: {
         Stage.MERGING: "at least K valid contributions",
-        Stage.COLLECTING: "fewer than K valid (StepReopened)",
+        Stage.COLLECTING: "fewer than K asked, or valid (StepReopened)",
         Stage.DROPPED: "the run is over",
     },
     Stage.MERGING: {
@@ -103,7 +103,6 @@ class OpenStep:
     attempt: int = 0  # how often learners were asked
     retry_at: float = float("-inf")  # not judged before this time
     starved: bool = False  # fewer than K learners were live at some time since it opened
-    lacking: bool = False  # fewer than K of those that reported had a usable base since it opened
     awaited: dict[str, int] = field(default_factory=dict)  # learner -> incarnation
     contributions: dict[str, Contribution] = field(default_factory=dict)
     ages: tuple[int, ...] = ()  # of the chosen contributions' bases, in rounds
@@ -234,9 +233,8 @@ class OpenStep:
         """Go back to collecting; a new quorum is counted from here."""
         assert self.fragment is not None
         fact = StepReopened(self.syncer_step, self.fragment, len(self.contributions), reason)
-        if self.stage is not Stage.COLLECTING:
-            self.move(Stage.COLLECTING)
-        self.opened_at, self.quorum_at, self.starved, self.lacking = now, None, False, False
+        self.move(Stage.COLLECTING)
+        self.opened_at, self.quorum_at, self.starved = now, None, False
         self.retry_at = retry_at
         self.reported, self.ready, self.awaited, self.contributions = set(), set(), {}, {}
         return fact

@@ -48,29 +48,6 @@ class ReadRequests:
         self._members = members
         self._out = out
 
-    def has_quorum(self, now: float, step: OpenStep, version: int) -> bool:
-        """Whether K learners can contribute to the version: their answers are here or coming, or they can be asked."""
-        fragment, early, found = step.fragment, (step.syncer_step, EARLY), 0
-        assert fragment is not None
-        for member in self._members.live:
-            for lost in [each for each, coming in member.under_way.items() if now >= coming.until]:
-                del member.under_way[lost]
-                member.overdue = True
-                self._links.note(member, None)
-            asked = fragment in member.under_way and member.under_way[fragment][:2] == early
-            asked |= self._links.holds(member.name, fragment)
-            found += asked or (self._counts(member, step) and self._can_answer(member, fragment, version))
-        return found >= self._quorum
-
-    def await_bases(self, now: float, step: OpenStep) -> None:
-        """K reported, but fewer can contribute: judge the step again after REOPEN_S, as if it had opened then."""
-        if not step.lacking or step.stage is Stage.GRACE:
-            self.reopen(now, step, f"fewer than {self._quorum} have a usable base")
-        step.lacking, step.opened_at, step.retry_at = True, now, now + REOPEN_S
-
-    def _counts(self, member: Member, step: OpenStep) -> bool:
-        return self._config.participants == "eligible" or member.name in step.ready
-
     def ask(
         self,
         now: float,
@@ -80,14 +57,21 @@ class ReadRequests:
         room_s: float,
         usual_s: float,
     ) -> None:
-        """A quorum has reported and can contribute: request the fragment from all that can.
+        """A quorum has reported: request the fragment from all that can contribute to this version.
 
         `room_s`: what is left of tau steps for the answers; `usual_s`: what usually is. Those that were asked ahead are
         not asked again.
         """
         assert step.fragment is not None
         live, fragment = self._members.live, step.fragment
-        counted = [each for each in live if self._counts(each, step)]
+        for member in live:
+            for lost in [p for p, each in member.under_way.items() if now >= each.until]:
+                del member.under_way[lost]
+                member.overdue = True
+                self._links.note(member, None)
+        counted = (
+            live if self._config.participants == "eligible" else [each for each in live if each.name in step.ready]
+        )
         here, early = self._early(step, version), (step.syncer_step, EARLY)
         coming = [each for each in live if fragment in each.under_way and each.under_way[fragment][:2] == early]
         able = [each for each in counted if each.name not in here and self._can_answer(each, fragment, version)]
@@ -117,6 +101,10 @@ class ReadRequests:
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
+        if len(awaited) + len(here) < self._quorum:
+            count = len(awaited) + len(here)
+            self.reopen(now, step, f"{count} learners have a usable base, the quorum is {self._quorum}")
+            return
         for member in asked:
             deadline_s, codec = waits[member.name].deadline_s, self._links.codec(member)
             self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s, codec))

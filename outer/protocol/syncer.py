@@ -367,15 +367,10 @@ class Syncer:
             return False
         if step.fragment is None:
             return self._pass_if_first(now, step)
-        version = self.versions[step.fragment]
-        if not self._read_requests.has_quorum(now, step, version):
-            moved = step.stage is Stage.GRACE
-            self._read_requests.await_bases(now, step)
-            return moved
         if step.quorum_at is None:
             step.quorum_at = now
             step.grace_s = self.grace_s
-            if not (step.starved or step.lacking):
+            if not step.starved:
                 self._timing.quorum_s.add(now - step.opened_at)
         if verdict.decision is Decision.OPEN_GRACE:
             step.move(Stage.GRACE)
@@ -383,6 +378,7 @@ class Syncer:
         step.reason = verdict.reason
         room_s = self._timing.room_s(self.step_s, now - step.opened_at)
         usual_s = self._timing.usual_room_s(self.step_s)
+        version = self.versions[step.fragment]
         self._read_requests.ask(now, step, version, self.progress, room_s, usual_s)
         return True
 
