@@ -176,10 +176,10 @@ async def test_it_joins_steps_answers_and_stops_in_a_thread_and_as_a_task(pace: 
     assert steps == list(range(1, len(steps) + 1)), "every step is in the log, in order"
 
 
-@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize(("works", "waits"), [(True, False), (False, True), (False, False)])
 @in_a_loop
-async def test_a_start_that_takes_longer_than_its_lease_renews_it_while_the_process_works(
-    monkeypatch: pytest.MonkeyPatch, works: bool
+async def test_a_start_that_takes_longer_than_its_lease_renews_it_while_the_process_works_or_waits_for_a_rank(
+    monkeypatch: pytest.MonkeyPatch, works: bool, waits: bool
 ) -> None:
     made, phases, loads, used_s = Scene(), list[str](), threading.Event(), count(0, int(works))
     made.shell._spec = replace(made.shell._spec, start_s=0.04)
@@ -188,9 +188,9 @@ async def test_a_start_that_takes_longer_than_its_lease_renews_it_while_the_proc
     made.syncer.methods["report"] = lambda message, facts, oldest: (phases.append(message.phase), -1)[1]
     made.device.load = lambda *given: loads.wait(DEADLINE_S)  # type: ignore[method-assign]
     running = asyncio.ensure_future(made.shell.run())
-    await made.shell.renew_start()
-    await until_async(lambda: len(phases) > works, "its reports")
-    assert set(phases) == {"importing"} and (works or len(phases) == 1)
+    await made.shell.renew_start(lambda: waits)
+    await until_async(lambda: len(phases) > (works or waits), "its reports")
+    assert set(phases) == {"importing"} and (works or waits or len(phases) == 1)
     loads.set()
     await until_async(lambda: running.done() or made.shell._machine.phase != "importing", "the end of the import")  # type: ignore[union-attr]
     await made.shell.inbox(Stop(1, "over"))
