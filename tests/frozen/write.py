@@ -87,7 +87,7 @@ REAL: dict[str, tuple[int, float, str, dict[str, Any]]] = {  # learners, slowdow
     "replay": (3, 20.0, fault("kill", B, 30), {"sync.codec": "int8", "sync.downlink": "bf16", "sync.adopt": "rebase"}),
 }
 
-# Of the planted bugs, a few that together break every set of checks that any of them breaks.
+# Of the planted bugs, a few that together break every check that any of them breaks.
 PLANTED = (
     "a-round-too-many", "change-of-format-untold", "does-not-reattach", "incarnation-unchecked-at-attach",
     "kept-over-reopening", "last-commit-not-recovered", "overflow-committed", "record-written-twice",
