@@ -126,10 +126,11 @@ class ChaosActor:
                 fault.delay_s,
             )
         )
-        with contextlib.suppress(ValueError):  # it is dead: its status does not count this one
-            ray.get_actor("orchestrator", self._namespace).injected.remote(fault.kind)
         if fault.duration_s:
             self._healing.spawn(self._heal(fault))
+        with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # its status lacks this one
+            counted = ray.get_actor("orchestrator", self._namespace).injected
+            await asyncio.wait_for(counted.remote(fault.kind), CALL_S)
         return f"injected {fault.kind} into {fault.learner} (pid {target['pid']})"
 
     async def _carry_out(self, fault: PlannedFault, target: dict[str, Any]) -> bool:

@@ -7,7 +7,10 @@ import psutil
 import pytest
 
 from orchestrator.eventlog.facts import SyncerLost
+from orchestrator.runtime.placement import syncer_name
 from outer.protocol.facts import Committed, FactsLost, StateRebuilt, StoreWaited, SyncerStarted
+from outer.ray_ports import find
+from tests.runtime.conftest import namespace
 from tests.runtime.results import assert_kept
 from tests.runtime.script import FOREVER, Script, all_step, kill, more, nothing
 from tests.waiting import DEADLINE_S
@@ -27,10 +30,15 @@ def test_a_syncer_that_dies_while_its_store_is_away_goes_on_once_that_is_back_an
         conditions = {each["type"]: each for each in status["run"]["conditions"]}
         return "the folder was there and is not" in conditions["Durable"]["message"]
 
+    def refused(status):
+        """The second epoch has been, and was ended: it could not begin without the store, where the log is, too."""
+        return status["syncer"]["epoch"] == 2 and find(syncer_name(2), namespace("away")) is None
+
     script = Script(
         folder,
         (all_step(syncer_step=30), away),
         (told, nothing),
+        (refused, nothing),
         (lambda status: status["syncer"]["down_s"] > 5.0, lambda status: os.rename(aside, store)),
         (all_step(), nothing),
         (more(20), nothing),
