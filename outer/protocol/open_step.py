@@ -52,12 +52,12 @@ TRANSITIONS: dict[Stage, dict[Stage, str]] = {
     },
     Stage.GRACE: {
         Stage.READING: "grace is over, or all live reported",
-        Stage.COLLECTING: "fewer than K alive, or reported",
+        Stage.COLLECTING: "fewer than K alive, reported, or to be asked",
         Stage.DROPPED: "the run is over",
     },
     Stage.READING: {
         Stage.MERGING: "at least K valid contributions",
-        Stage.COLLECTING: "fewer than K asked, or valid (StepReopened)",
+        Stage.COLLECTING: "fewer than K valid (StepReopened)",
         Stage.DROPPED: "the run is over",
     },
     Stage.MERGING: {
@@ -102,6 +102,7 @@ class OpenStep:
     queued_s: float = 0.0  # the part of it until the merge before ended
     attempt: int = 0  # how often learners were asked
     retry_at: float = float("-inf")  # not judged before this time
+    lacked: bool = False  # fewer than K of those that reported had a usable base once
     starved: bool = False  # fewer than K learners were live at some time since it opened
     awaited: dict[str, int] = field(default_factory=dict)  # learner -> incarnation
     contributions: dict[str, Contribution] = field(default_factory=dict)
@@ -233,7 +234,8 @@ class OpenStep:
         """Go back to collecting; a new quorum is counted from here."""
         assert self.fragment is not None
         fact = StepReopened(self.syncer_step, self.fragment, len(self.contributions), reason)
-        self.move(Stage.COLLECTING)
+        if self.stage is not Stage.COLLECTING:
+            self.move(Stage.COLLECTING)
         self.opened_at, self.quorum_at, self.starved = now, None, False
         self.retry_at = retry_at
         self.reported, self.ready, self.awaited, self.contributions = set(), set(), {}, {}

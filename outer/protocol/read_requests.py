@@ -99,12 +99,14 @@ class ReadRequests:
                 idle.remove(member)
         asked += idle
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
+        if (count := len(awaited) + len(here)) < self._quorum:  # where commits take a round, they have yet to adopt one
+            for contribution in here.values():
+                self._links.keep(contribution)
+            why = f"{count} learners have a usable base, the quorum is {self._quorum}"
+            self.reopen(now, step, why, lacks=True)
+            return
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
-        if len(awaited) + len(here) < self._quorum:
-            count = len(awaited) + len(here)
-            self.reopen(now, step, f"{count} learners have a usable base, the quorum is {self._quorum}")
-            return
         for member in asked:
             deadline_s, codec = waits[member.name].deadline_s, self._links.codec(member)
             self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s, codec))
@@ -243,10 +245,17 @@ class ReadRequests:
         if late is not None and self._config.base_window:
             member.owes.add(step.fragment)
 
-    def reopen(self, now: float, step: OpenStep, reason: str) -> None:
-        """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
+    def reopen(self, now: float, step: OpenStep, reason: str, lacks: bool = False) -> None:
+        """Send the step back to collecting; a new quorum is counted after REOPEN_S.
+
+        `lacks`: of usable bases. That is told once a step, and ends with a report: those that need none are waited for.
+        """
         if step.stage is Stage.READING:  # else the merge has them
             self._out.forget(step.contributions.values())
-        self._out.emit(step.reopen(now, now + REOPEN_S, reason))
+        fact, told, step.lacked = step.reopen(now, now + REOPEN_S, reason), step.lacked, step.lacked or lacks
+        if not (lacks and told):
+            self._out.emit(fact)
         for member in self._members.live:
             step.count(member, self._config.overlap)
+        if lacks and len(step.ready) < self._quorum:
+            step.retry_at = -math.inf
