@@ -18,7 +18,6 @@ from outer.protocol.sessions import is_leaving
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
-REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
 IDLE = 2.0  # times the usual wait: so long a learner is waited for that could not be asked ahead
 SLOW_LINK = "slow_link"  # why an answer is not waited for: it takes longer than the others, and than usual
 
@@ -102,8 +101,10 @@ class ReadRequests:
         if (count := len(awaited) + len(here)) < self._quorum:  # where commits take a round, they have yet to adopt one
             for contribution in here.values():
                 self._links.keep(contribution)
-            why = f"{count} learners have a usable base, the quorum is {self._quorum}"
-            self.reopen(now, step, why, lacks=True)
+            fact = step.reopen(now, f"{count} learners have a usable base, the quorum is {self._quorum}")
+            if not step.lacked:  # each further quorum of reports may come to that
+                self._out.emit(fact)
+            step.lacked = True
             return
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
@@ -245,17 +246,8 @@ class ReadRequests:
         if late is not None and self._config.base_window:
             member.owes.add(step.fragment)
 
-    def reopen(self, now: float, step: OpenStep, reason: str, lacks: bool = False) -> None:
-        """Send the step back to collecting; a new quorum is counted after REOPEN_S.
-
-        `lacks`: of usable bases. That is told once a step, and ends with a report: those that need none are waited for.
-        """
+    def reopen(self, now: float, step: OpenStep, reason: str) -> None:
+        """Send the step back to collecting; a new quorum is counted, of later reports."""
         if step.stage is Stage.READING:  # else the merge has them
             self._out.forget(step.contributions.values())
-        fact, told, step.lacked = step.reopen(now, now + REOPEN_S, reason), step.lacked, step.lacked or lacks
-        if not (lacks and told):
-            self._out.emit(fact)
-        for member in self._members.live:
-            step.count(member, self._config.overlap)
-        if lacks and len(step.ready) < self._quorum:
-            step.retry_at = -math.inf
+        self._out.emit(step.reopen(now, reason))

@@ -51,7 +51,7 @@ from outer.protocol.members import Members
 from outer.protocol.messages import NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, StepTiming
-from outer.protocol.read_requests import REOPEN_S, ReadRequests
+from outer.protocol.read_requests import ReadRequests
 from outer.protocol.schedule import Budget, Schedule
 from outer.protocol.sessions import RESEND_S, RunSnapshot, Sessions
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
     from outer.protocol.recovery import Recovered
 
-__all__ = ["NON_FINITE_MAX", "REOPEN_S", "RESEND_S", "Budget", "Syncer"]
+__all__ = ["NON_FINITE_MAX", "RESEND_S", "Budget", "Syncer"]
 
 
 class Syncer:
