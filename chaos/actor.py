@@ -129,8 +129,7 @@ class ChaosActor:
         if fault.duration_s:
             self._healing.spawn(self._heal(fault))
         with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # its status lacks this one
-            counted = ray.get_actor("orchestrator", self._namespace).injected
-            await asyncio.wait_for(counted.remote(fault.kind), CALL_S)
+            await asyncio.wait_for(ray.get_actor("orchestrator", self._namespace).injected.remote(fault.kind), CALL_S)
         return f"injected {fault.kind} into {fault.learner} (pid {target['pid']})"
 
     async def _carry_out(self, fault: PlannedFault, target: dict[str, Any]) -> bool:

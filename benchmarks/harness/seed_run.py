@@ -1,21 +1,18 @@
-"""One seed of a study: a recipe trained in lock-step on one device, as an ordinary run's folder.
+"""A recipe trained in lock-step on one device, as an ordinary run's folder.
 
 Time is virtual: a step at slowdown 1 takes a second, everything else none, and nothing fails.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.whole_log import write_log
-from learners.training.devices.device import device_taken, fit, use_compile_cache
+from learners.training.devices.device import device_taken
 from orchestrator.analysis.folder import check_run
 from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.events import Event
@@ -23,32 +20,17 @@ from orchestrator.eventlog.facts import Evaluated, LearnerRequested, LearnerStar
 from orchestrator.eventlog.reader import SEAL_FILE, LogReader, seal
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.tasks import build_task
-from orchestrator.recipe.toml_text import dump, stored_hash
+from orchestrator.recipe.toml_text import dump
 from orchestrator.runtime.specs import versions
-from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.export import write_final
 from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
 from outer.protocol.manifest import code_digest
 
-ROW_FILE = "study.json"  # written last: the seed is finished
-
-
-def train_apart(recipe: Recipe, folder: Path, platform: str) -> dict[str, Any]:
-    """Train one seed in a process that is new, because JAX reads its settings only at its start; returns its row.
-
-    `platform`: cpu, gpu or tpu.
-    """
-    os.environ.update(compilation_cache(folder.parent) | os.environ)
-    fit(None, platform)
-    with contextlib.redirect_stdout(sys.stderr):  # whatever the task prints
-        use_compile_cache()
-        return SeedRun(recipe, folder).train()
-
 
 class SeedRun:
-    """Trains one seed into `folder`, from its beginning."""
+    """Trains a recipe into `folder`, from its beginning."""
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         """`recipe`: resolved. Raises InputError for a task that cannot be built."""
@@ -79,12 +61,12 @@ class SeedRun:
         self._evaluations: list[tuple[int, float]] = []  # (syncer step, held-out loss)
 
     def train(self) -> dict[str, Any]:
-        """Train to the end; returns the seed's row. Raises OSError."""
+        """Train to the end; returns what came of it. Raises OSError."""
         recipe, shell, begun = self._recipe, self._shell, time.monotonic()
         shutil.rmtree(self._store.root, ignore_errors=True)  # of a process that was interrupted
         self._store.create()
         self._store.write_text(RECIPE_FILE, dump(recipe))
-        about = versions(code_digest()) | {"time": "virtual: a study in lock-step"}
+        about = versions(code_digest()) | {"time": "virtual: lock-step"}
         self._emit(RunStarted(recipe.name, recipe.config_hash, recipe.seed, about))
         device = device_taken(1)
         for name, pool in recipe.learners.items():
@@ -126,7 +108,7 @@ class SeedRun:
         verdicts = check_run(store.root)
         summary = summarise(LogReader(store.root).rest(), recipe, verdicts)
         store.write_json("summary.json", summary)
-        row = {
+        return {
             "seed": recipe.seed,
             "ok": summary["ok"],
             "eval_loss": summary["eval_loss"],
@@ -136,8 +118,6 @@ class SeedRun:
             "seconds": round(time.monotonic() - begun, 3),
             "digest": digest,
         }
-        store.write_json(ROW_FILE, row)
-        return row
 
     def _events(self) -> list[Event]:
         numbers: Counter[str] = Counter()
@@ -146,15 +126,3 @@ class SeedRun:
             events.append(Event(writer, incarnation, numbers[writer], at, fact))
             numbers[writer] += 1
         return events
-
-
-def finished_row(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """The row of a seed that is finished by this recipe. Raises ValueError where the folder holds anything else."""
-    store = RunStore(folder)
-    begun = None if store.root.is_file() else stored_hash(store.read_text(RECIPE_FILE) or "")
-    if store.root.is_file() or (not store.empty and begun is None):
-        raise ValueError("holds no study")
-    if not store.empty and begun != recipe.config_hash:
-        raise ValueError("holds a study of another recipe")
-    row: dict[str, Any] | None = store.read_json(ROW_FILE)
-    return row

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import ray
 
-from benchmarks.harness.modes import transformed
 from benchmarks.harness.seed_run import SeedRun
 from benchmarks.under_kills import ranks
 from learners.protocol.facts import StepFinished
@@ -25,6 +24,7 @@ from orchestrator.runtime.data_parallel.history import STEPS_FILE, History, line
 from orchestrator.runtime.data_parallel.trainer import train_on
 from orchestrator.store.export import of_run
 from orchestrator.store.run_store import RunStore
+from tests.plain_training import plain
 from tests.runtime.conftest import namespace, recipe
 from tests.runtime.results import ROOT
 from tests.waiting import DEADLINE_S
@@ -110,7 +110,7 @@ def test_losses_are_those_of_the_harness_within_rounding(
 ) -> None:
     folder, found = by_ray_train
     given = wanted("conventional", corpus)
-    row = SeedRun(transformed(given, "data_parallel"), tmp_path).train()
+    row = SeedRun(plain(given), tmp_path).train()
     steps = [event.fact for event in read_run(tmp_path) if isinstance(event.fact, StepFinished)]
     assert losses(folder) == pytest.approx({fact.step: fact.loss for fact in steps}, rel=2e-5)
     assert [step for step, _, _ in found.evaluations][-1] == STEPS and found.evaluations[0][0] == 0
@@ -135,5 +135,5 @@ def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(ray_cluster: Any,
     assert starts[0] == 0 and starts[1] > 0, "from a checkpoint"
     assert [line["kind"] for line in lines(tmp_path / "run" / STEPS_FILE)].count("attached") == 1
     assert found.checkpoints and found.goodput_time is not None and found.goodput_time < 1.0
-    calm = SeedRun(transformed(given, "data_parallel"), tmp_path / "calm")
+    calm = SeedRun(plain(given), tmp_path / "calm")
     assert found.evaluations[-1][2] == pytest.approx(calm.train()["eval_loss"], rel=1e-4)

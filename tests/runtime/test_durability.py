@@ -30,16 +30,15 @@ def test_a_syncer_that_dies_while_its_store_is_away_goes_on_once_that_is_back_an
         conditions = {each["type"]: each for each in status["run"]["conditions"]}
         return "the folder was there and is not" in conditions["Durable"]["message"]
 
-    def refused(status):
-        """The second epoch has been, and was ended: it could not begin without the store, where the log is, too."""
-        return status["syncer"]["epoch"] == 2 and find(syncer_name(2), namespace("away")) is None
+    def refused(status):  # the second epoch, which is over
+        over = status["syncer"]["epoch"] == 2 and find(syncer_name(2), namespace("away")) is None
+        return over and status["syncer"]["down_s"] > 5.0
 
     script = Script(
         folder,
         (all_step(syncer_step=30), away),
         (told, nothing),
-        (refused, nothing),
-        (lambda status: status["syncer"]["down_s"] > 5.0, lambda status: os.rename(aside, store)),
+        (refused, lambda status: os.rename(aside, store)),
         (all_step(), nothing),
         (more(20), nothing),
     )
