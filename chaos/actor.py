@@ -225,7 +225,7 @@ def inject(store: RunStore, kind: str, learner: str, seconds: float, delay_s: fl
     with connected(store) as (namespace, local):
         try:
             chaos = start(recipe_of(store), store, namespace, anywhere=local)
-            told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=3 * CALL_S)
+            told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=5 * CALL_S)
         except ray.exceptions.RayError as error:
             raise ClusterUnreachable(f"the run has ended meanwhile, or does not answer: {gist(error)}") from error
         return told

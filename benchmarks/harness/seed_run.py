@@ -5,8 +5,6 @@ Time is virtual: a step at slowdown 1 takes a second, everything else none, and 
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -61,9 +59,8 @@ class SeedRun:
         self._evaluations: list[tuple[int, float]] = []  # (syncer step, held-out loss)
 
     def train(self) -> dict[str, Any]:
-        """Train to the end; returns what came of it. Raises OSError."""
-        recipe, shell, begun = self._recipe, self._shell, time.monotonic()
-        shutil.rmtree(self._store.root, ignore_errors=True)  # of a process that was interrupted
+        """Train to the end; returns ok, eval_loss, evaluations and digest. Raises OSError."""
+        recipe, shell = self._recipe, self._shell
         self._store.create()
         self._store.write_text(RECIPE_FILE, dump(recipe))
         about = versions(code_digest()) | {"time": "virtual: lock-step"}
@@ -82,7 +79,7 @@ class SeedRun:
                 self._evaluate(step)
         if self._evaluations[-1][0] != shell.committed_step:
             self._evaluate(shell.committed_step)
-        return self._finish(begun)
+        return self._finish()
 
     def _emit(self, fact: Any, writer: str = "orchestrator", later_s: float = 0.0) -> None:
         self._shell.say(writer, fact, later_s)
@@ -95,7 +92,7 @@ class SeedRun:
         tokens = self._task.tokens(self._recipe.eval.sequences)
         self._emit(Evaluated(step, loss, tokens, loss_unit(self._task), metrics))
 
-    def _finish(self, begun: float) -> dict[str, Any]:
+    def _finish(self) -> dict[str, Any]:
         from learners.training.tree import left_out
 
         recipe, store, shell = self._recipe, self._store, self._shell
@@ -109,13 +106,9 @@ class SeedRun:
         summary = summarise(LogReader(store.root).rest(), recipe, verdicts)
         store.write_json("summary.json", summary)
         return {
-            "seed": recipe.seed,
             "ok": summary["ok"],
             "eval_loss": summary["eval_loss"],
             "evaluations": [list(each) for each in self._evaluations],
-            "tokens": summary["tokens"]["committed"],
-            "syncer_steps": shell.committed_step,
-            "seconds": round(time.monotonic() - begun, 3),
             "digest": digest,
         }
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from orchestrator.lifecycle.controller import RankState
 from orchestrator.lifecycle.ports import Places, Processes
 from orchestrator.regions.mail import CAUSES, Cause, Mail
 from orchestrator.regions.wire import PeerName
@@ -24,7 +24,8 @@ GATEWAY = "gateway"  # the name of each region's
 OPEN = frozenset({"attach", "report", "record", "seek", "fetch", "donate", "holds", "received"})
 HOME_ONLY = frozenset(
     {"identify", "run", "follow", "lead", "reattach", "progress", "saved", "disturb", "inbox", "read", "held"}
-) | {"held_versions"}
+) | {"held_versions"}  # of its processes; and of what it has once it joined:
+OF_PLACES, OF_PROCESSES = ("claim", "wait", "pending", "adopt", "release"), ("kill", "unseen", "notices")
 COMES_S = 3.0  # for a process that is asked to be started
 VIEW_S = 1.0  # for the store to let it begin
 OVER_S = 60.0  # to say that the run is over
@@ -150,10 +151,14 @@ class GatewayShell:
         home = region == self._home
         if name != GATEWAY and method in (OPEN | HOME_ONLY if home else OPEN):
             return await (await self._there_is(name, method)).ask(method, *arguments)
-        served = getattr(self, f"serve_{method}", None) if name == GATEWAY and home else None
+        served = None
+        if name == GATEWAY and home:
+            part = self._places if method in OF_PLACES else self._processes if method in OF_PROCESSES else None
+            served = getattr(part, method, None) or getattr(self, f"serve_{method}", None)
         if served is None:
             raise PermissionError(f"region {region} may not call {method} of {name}")
-        return await served(*arguments)
+        answer = served(*arguments)
+        return await answer if inspect.isawaitable(answer) else answer
 
     async def _there_is(self, name: str, method: str) -> Peer:
         """The process; one that is asked first who it is may be about to start: nothing keeps calls in order."""
@@ -171,34 +176,6 @@ class GatewayShell:
         if (process := self._find(name)) is not None:
             self._of_joined().end(process)
 
-    async def serve_kill(self, ranks: Sequence[RankState]) -> str:
-        return await self._of_joined().kill(ranks)
-
-    async def serve_unseen(self, node: str) -> str:
-        return await self._of_joined().unseen(node)
-
-    async def serve_notices(self) -> dict[str, float | None]:
-        return dict(self._of_joined().notices())
-
-    async def serve_claim(self, names: list[str]) -> None:
-        self._there().claim(names)
-
-    async def serve_wait(self, name: str) -> None:
-        await self._there().wait(name)
-
-    async def serve_pending(self, names: list[str]) -> dict[str, str] | None:
-        return await self._there().pending(names)
-
-    async def serve_adopt(self, name: str) -> None:
-        self._there().adopt(name)
-
-    async def serve_release(self, name: str) -> None:
-        self._there().release(name)
-
     def _of_joined(self) -> Processes:
         assert self._processes is not None, "only home calls this, and only elsewhere"
         return self._processes
-
-    def _there(self) -> Places:
-        assert self._places is not None, "only home calls this, and only elsewhere"
-        return self._places

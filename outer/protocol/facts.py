@@ -150,7 +150,7 @@ class StepOpened:
 
 @dataclass(frozen=True)
 class StepReopened:
-    """Fewer than K contributions were valid: the syncer step waits for a new quorum."""
+    """Fewer than K could be asked or were valid, or the merge was not finite: the step waits for a new quorum."""
 
     syncer_step: int
     fragment: int

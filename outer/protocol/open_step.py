@@ -14,7 +14,7 @@ from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
 from outer.protocol.links import EARLY
 from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
-from outer.protocol.quorum import QuorumVerdict, decide
+from outer.protocol.quorum import Decision, QuorumVerdict, decide
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -101,7 +101,8 @@ class OpenStep:
     merge_s: float = 0.0  # from there until its record was durable, without the wait for earlier steps
     queued_s: float = 0.0  # the part of it until the merge before ended
     attempt: int = 0  # how often learners were asked
-    lacked: bool = False  # fewer than K of those that reported had a usable base once
+    retry_at: float = float("-inf")  # not judged before this time
+    lacked: bool = False  # fewer than K could be asked: from then on the reports of those that can be count
     starved: bool = False  # fewer than K learners were live at some time since it opened
     awaited: dict[str, int] = field(default_factory=dict)  # learner -> incarnation
     contributions: dict[str, Contribution] = field(default_factory=dict)
@@ -124,6 +125,8 @@ class OpenStep:
             while self.patience and self.patience[-1][1] not in self.awaited:
                 self.patience.pop()
             return min(self.deadline, self.patience[-1][0]) if self.patience else self.deadline
+        if self.stage is Stage.COLLECTING and self.retry_at > float("-inf"):
+            return self.retry_at
         if self.stage is Stage.GRACE and self.quorum_at is not None and self.grace_s is not None:
             return self.quorum_at + self.grace_s
         return None
@@ -140,6 +143,9 @@ class OpenStep:
     def judge(self, now: float, quorum: int, live: int, reported: int, grace_s: float | None) -> QuorumVerdict:
         """Whether to stop collecting. `grace_s`: the grace for a quorum reached now; None for endless."""
         self.starved |= live < quorum
+        if now < self.retry_at:
+            return QuorumVerdict(Decision.WAIT, "too few could contribute a moment ago")
+        self.retry_at = float("-inf")
         return decide(
             now,
             quorum=quorum,
@@ -224,13 +230,14 @@ class OpenStep:
         assert self.fragment is not None
         return ReadFailed(learner, self.awaited.pop(learner), self.syncer_step, self.fragment, reason)
 
-    def reopen(self, now: float, reason: str) -> StepReopened:
-        """Go back to collecting; a new quorum is counted, of later reports."""
+    def reopen(self, now: float, retry_at: float, reason: str) -> StepReopened:
+        """Collect anew; a new quorum is counted from here."""
         assert self.fragment is not None
         fact = StepReopened(self.syncer_step, self.fragment, len(self.contributions), reason)
         if self.stage is not Stage.COLLECTING:
             self.move(Stage.COLLECTING)
         self.opened_at, self.quorum_at, self.starved = now, None, False
+        self.retry_at = retry_at
         self.reported, self.ready, self.awaited, self.contributions = set(), set(), {}, {}
         return fact
 

@@ -18,6 +18,7 @@ from outer.protocol.sessions import is_leaving
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
+REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
 IDLE = 2.0  # times the usual wait: so long a learner is waited for that could not be asked ahead
 SLOW_LINK = "slow_link"  # why an answer is not waited for: it takes longer than the others, and than usual
 
@@ -73,7 +74,7 @@ class ReadRequests:
         )
         here, early = self._early(step, version), (step.syncer_step, EARLY)
         coming = [each for each in live if fragment in each.under_way and each.under_way[fragment][:2] == early]
-        able = [each for each in counted if each.name not in here and self._can_answer(each, fragment, version)]
+        able = [each for each in counted if each.name not in here and self.can_answer(now, each, fragment, version)]
         lead, step_s = self._links.lead, self._members.step_s
         asked = [each for each in able if is_leaving(each) or not lead(each, fragment, step_s, usual_s)]
         if len(asked) + len(coming) + len(here) < self._quorum:  # a quorum needs those, too, that are asked ahead
@@ -98,13 +99,12 @@ class ReadRequests:
                 idle.remove(member)
         asked += idle
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
-        if (count := len(awaited) + len(here)) < self._quorum:  # where commits take a round, they have yet to adopt one
+        if (count := len(awaited) + len(here)) < self._quorum:  # commits take so long that the last was not adopted yet
             for contribution in here.values():
                 self._links.keep(contribution)
-            fact = step.reopen(now, f"{count} learners have a usable base, the quorum is {self._quorum}")
-            if not step.lacked:  # each further quorum of reports may come to that
-                self._out.emit(fact)
             step.lacked = True
+            why = f"{count} learners have a usable base, the quorum is {self._quorum}"
+            self._out.emit(step.reopen(now, now, why))
             return
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
@@ -135,8 +135,10 @@ class ReadRequests:
         self._links.keep(event)
         return ""
 
-    def _can_answer(self, member: Member, fragment: int, version: int) -> bool:
-        busy = fragment in member.under_way and not is_leaving(member)
+    def can_answer(self, now: float, member: Member, fragment: int, version: int) -> bool:
+        """Whether it has a usable base, was heard since it was asked in vain, and has no other answer under way."""
+        under_way = member.under_way.get(fragment)
+        busy = under_way is not None and now < under_way.until and not is_leaving(member)
         return not (member.unheard or busy) and has_progress(member, fragment, version, self._config)
 
     def ask_ahead(
@@ -169,7 +171,7 @@ class ReadRequests:
                     continue
                 if member.asked_ahead.get(fragment) == step:
                     continue  # nothing would tell a second answer from the first
-                if not self._can_answer(member, fragment, versions[fragment]):
+                if not self.can_answer(now, member, fragment, versions[fragment]):
                     continue
                 deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
                 deadline_s = max(deadline_s, ahead * step_s)
@@ -247,7 +249,9 @@ class ReadRequests:
             member.owes.add(step.fragment)
 
     def reopen(self, now: float, step: OpenStep, reason: str) -> None:
-        """Send the step back to collecting; a new quorum is counted, of later reports."""
+        """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
         if step.stage is Stage.READING:  # else the merge has them
             self._out.forget(step.contributions.values())
-        self._out.emit(step.reopen(now, reason))
+        self._out.emit(step.reopen(now, now + REOPEN_S, reason))
+        for member in self._members.live:
+            step.count(member, self._config.overlap)

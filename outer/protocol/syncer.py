@@ -47,11 +47,11 @@ from outer.protocol.facts import (
 from outer.protocol.fragments import Fragment
 from outer.protocol.link_ladder import Uplinks
 from outer.protocol.links import EARLY, Links
-from outer.protocol.members import Members
+from outer.protocol.members import Member, Members
 from outer.protocol.messages import NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, StepTiming
-from outer.protocol.read_requests import ReadRequests
+from outer.protocol.read_requests import REOPEN_S, ReadRequests
 from outer.protocol.schedule import Budget, Schedule
 from outer.protocol.sessions import RESEND_S, RunSnapshot, Sessions
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
     from outer.protocol.recovery import Recovered
 
-__all__ = ["NON_FINITE_MAX", "RESEND_S", "Budget", "Syncer"]
+__all__ = ["NON_FINITE_MAX", "REOPEN_S", "RESEND_S", "Budget", "Syncer"]
 
 
 class Syncer:
@@ -294,8 +294,13 @@ class Syncer:
             self.first_step_at = now
         if before is not None and event.step > before.step and event.phase == STEPPING:
             for step in self._open:
-                step.reported.add(member.name)
+                if not step.lacked or self._may_contribute(now, member, step):
+                    step.reported.add(member.name)
         self._sessions.on_report(now, member, event, self._run_snapshot)
+
+    def _may_contribute(self, now: float, member: Member, step: OpenStep) -> bool:
+        assert step.fragment is not None
+        return self._read_requests.can_answer(now, member, step.fragment, self.versions[step.fragment])
 
     def _stop_awaiting(self, learner: str, reason: str) -> None:
         """Drop a learner from the open steps. After an expired lease alone its reports still count."""

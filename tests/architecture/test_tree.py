@@ -13,7 +13,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4230,
+    "outer/protocol": 4241,
     "outer/numeric": 1970,
     "outer/journal": 2353,
     "outer": 2340,
@@ -29,7 +29,7 @@ BUDGETS = {
     "orchestrator/runtime": 2366,
     "orchestrator/compare": 475,
     "orchestrator/prepare": 710,
-    "orchestrator/regions": 1491,
+    "orchestrator/regions": 1470,
     "orchestrator/lifecycle": 2557,
     "orchestrator/watch": 720,
     "orchestrator/cli": 2842,
@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_785, ("tests",): 36_375, ("benchmarks",): 7930}
+TOTALS = {PACKAGES: 48_775, ("tests",): 36_310, ("benchmarks",): 7630}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

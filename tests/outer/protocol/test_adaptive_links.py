@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from outer.config import SyncConfig
 from outer.protocol.events_effects import Tick
-from outer.protocol.facts import Committed, LeaseExpired, LinkAdapted
+from outer.protocol.facts import Committed, LeaseExpired, LinkAdapted, StepReopened
 from outer.protocol.link_estimate import QUEUE, WINDOW, LinkWindow
 from outer.protocol.link_ladder import AFTER, BACK_AFTER, LadderPlace, Uplinks
-from outer.protocol.links import EARLY
+from outer.protocol.links import EARLY, UnderWay
 from outer.protocol.messages import Notice, ReadRequest
 from outer.protocol.syncer import Budget
-from tests.transcripts.syncer_world import Bench, Peer
+from tests.transcripts.syncer_world import PATIENT, Bench, Peer, reading
 
 MIB = 2**20
 UPLINKS = Uplinks(("", "bf16", "int8"), ((4 * MIB,) * 2, (2 * MIB,) * 2, (MIB,) * 2))
@@ -191,3 +192,23 @@ def test_answers_that_a_cut_delayed_are_no_slow_link() -> None:
     made.peers["a"].lease_s = 1e9
     run(made, 60, 40.0)
     assert [fact for fact in made.facts(LinkAdapted) if fact.learner == "a"] == []
+
+
+def test_an_answer_that_came_ahead_is_kept_while_the_others_lack_a_base() -> None:
+    made = reading("a", "b", quorum=2)
+    made.join("c", **PATIENT)
+    made.answer("a", "b")
+    made.adopt("c")
+    made.step("c")
+    member = made.syncer._members.get("c", 1)
+    assert member is not None
+    member.under_way[0] = UnderWay(2, EARLY, 0, math.inf)
+    ahead = made.peers["c"].answer(ReadRequest(1, 1, 2, 0, EARLY, 0.0, 1.0))
+    made.do(ahead)
+    made.step("a")
+    assert [fact.syncer_step for fact in made.facts(StepReopened)] == [2] and made.syncer.held == [ahead]
+    made.adopt("b")
+    made.step("b", "c")
+    assert made.asked(2) == ["b"]
+    made.answer("b")
+    assert [each.step for each in made.facts(Committed)[-1].participants] == [made.peers["b"].step, ahead.step]
