@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from learners.spec import LearnerSpec
-from learners.training.devices.device import asked, device_taken, fit, meet
+from learners.training.devices.device import asked, device_taken, fit, meet, wait_for_ranks
 from outer.protocol.manifest import manifest
 
 if TYPE_CHECKING:
@@ -40,11 +40,7 @@ class Preparation:
         self._address = ""
         self._others: Others | None = None
         self._imported = self._loaded = self._compiled = False
-
-    @property
-    def waits(self) -> bool:
-        """Whether this rank has compiled, and waits for another."""
-        return self._loaded and bool(self.trainer.waits)
+        self.waits = False  # whether this rank has compiled, and waits for another
 
     def meet(self, address: str, others: Others | None = None) -> None:
         """Say where the ranks of an island meet, and to rank 0 how it reaches the others."""
@@ -113,9 +109,15 @@ class Preparation:
         """Load the data and compile the step."""
         if self._compiled:
             return
-        self.trainer.warm_up(self._spec.batch_size)
+        self.trainer.warm_up(self._spec.batch_size, self._wait if self._spec.ranks > 1 else None)
         if self._others is not None:
             self.trainer.lead(self._others)
         gc.collect()
         gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
         self._compiled = True
+
+    def _wait(self) -> None:
+        """For the other ranks: those that compile first would wait for them in the step, and not long."""
+        self.waits = True
+        wait_for_ranks()
+        self.waits = False

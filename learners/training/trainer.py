@@ -5,7 +5,7 @@ Fragments travel as flat float32 arrays; the model keeps its own dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from learners.config import InnerConfig, WarmStart
 from learners.training import state_arrays
-from learners.training.devices import device, placement
+from learners.training.devices import placement
 from learners.training.devices.mesh import layout, put
 from learners.training.devices.placement import Placed
 from learners.training.precision import precise
@@ -74,7 +74,6 @@ class Trainer:
         self._optimizer = transformation(task, inner)
         self._batches = Batches(self._batch)
         self._begin()
-        self.waits = False  # for the other ranks, which still compile
         self._train_step = train_step or make_step(task, inner, self._results)
 
     @property
@@ -116,12 +115,13 @@ class Trainer:
 
     # -------------------------------------------------------------- stepping
 
-    def warm_up(self, batch_size: int) -> None:
+    def warm_up(self, batch_size: int, compiled: Callable[[], None] | None = None) -> None:
         """Load the data and compile: run one step and begin anew. Call it before anything is loaded.
 
         On the first batches that can be read: a sample that cannot is met, and set aside, in its own step.
+        `compiled` is called between compiling and the step.
         """
-        self._first_step(batch_size).result()
+        self._first_step(batch_size, compiled).result()
         for index, fragment in enumerate(self.fragments):
             self.copy(index)
             if any(tensor.cut for tensor in fragment.tensors):
@@ -131,7 +131,7 @@ class Trainer:
         self._leaves, self.opt_state = [], None  # or there would be two of each
         self._begin()
 
-    def _first_step(self, batch_size: int) -> InFlight:
+    def _first_step(self, batch_size: int, compiled: Callable[[], None] | None) -> InFlight:
         for attempt in range(WARM_UPS):
             try:
                 given = self.inputs(attempt * batch_size, batch_size, progress=0.0)
@@ -139,11 +139,9 @@ class Trainer:
             except Exception:
                 if attempt == WARM_UPS - 1:
                     raise
-        if jax.process_count() > 1:  # or those that compile first would wait in the step for the others
+        if compiled is not None:
             self._train_step.lower(*given).compile()
-            self.waits = True
-            device.wait_for_ranks()
-            self.waits = False
+            compiled()
         return self._enqueue(given)
 
     def expect(self, starts: Sequence[int], count: int) -> None:

@@ -280,12 +280,12 @@ def _links(plan: Plan) -> Iterator[Problem]:
                 load.field, None, f"is {load.share:.0%} full in the mean: bursts come late{_filled(load)}", fix
             )
         exchange, age = math.ceil(load.exchange_steps or 0.0), math.ceil(load.update_steps or 0.0)
-        if exchange >= sync.round_steps == math.ceil(plan.round_steps or 0.0):
+        if exchange > sync.round_steps == math.ceil(plan.round_steps or 0.0):
             yield Problem(
                 "sync.H",
                 sync.round_steps,
                 f"an exchange over {load.ends} takes {exchange} steps: {_learners(load)} there miss rounds",
-                f"set sync.H to {exchange + 1} or more, or send less (sync.codec, sync.downlink, more sync.P)",
+                f"set sync.H to {exchange} or more, or send less (sync.codec, sync.downlink, more sync.P)",
             )
         elif age > sync.overlap_steps > 0 and (load.share or 0.0) <= 1.0:
             yield Problem(

@@ -165,7 +165,7 @@ class LinkLoad:
     declared_bits: float | None
     latency_s: float
     # Of the largest fragment of all of them at once, in syncer steps; None as above.
-    exchange_steps: float | None  # an exchange; a step later it may be read again
+    exchange_steps: float | None  # from a read to the end of the first step on the version: it may be read again
     update_steps: float | None  # from its read until the version that it is merged into is adopted: what tau says
     open_steps: float | None  # its syncer step is open
     contribution_s: float | None  # until the largest one is up, alone on the link
@@ -189,7 +189,7 @@ class LinkLoad:
         """Syncer steps from one read of a fragment to the next that can be; infinite where that is not known."""
         if self.exchange_steps is None:
             return math.inf
-        return max(self.exchange_steps + 1, (self.share or 0.0) * round_steps)
+        return max(self.exchange_steps, (self.share or 0.0) * round_steps)
 
 
 def round_steps(recipe: Recipe, loads: Sequence[LinkLoad]) -> float | None:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from learners.config import DataConfig, InnerConfig
+from learners.training.devices.device import wait_for_ranks
 from learners.training.island import Follower, LeadingTrainer
 from learners.training.trainer import Trainer
 from learners.training.tree import deal
@@ -62,7 +63,7 @@ def trainer(kind, sync, narrow=False):
 def led(kind, others, sync=None, narrow=False):
     """Train, contribute, adopt in every way, save and take over a state."""
     one = trainer(kind, sync or SyncConfig(P=4), narrow)
-    one.warm_up(BATCH)
+    one.warm_up(BATCH, wait_for_ranks if jax.process_count() > 1 else None)
     if others is not None:
         one.lead(others)
     losses = [one.step(step * BATCH, BATCH, 0.5) for step in range(STEPS)]
@@ -133,7 +134,7 @@ def follow(address, port):
     connection = Client(("127.0.0.1", int(port)))
     for case in CASES.values():
         one = trainer(Trainer, case.get("sync") or SyncConfig(P=4), case.get("narrow", False))
-        one.warm_up(BATCH)
+        one.warm_up(BATCH, wait_for_ranks if jax.process_count() > 1 else None)
         follower, calls = Follower(one), queue.SimpleQueue()
         methods = {"put": calls.put, "place": follower.place, "pieces": follower.pieces}
         threading.Thread(target=repeat, args=(follower, calls), daemon=True).start()
