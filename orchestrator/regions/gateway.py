@@ -24,7 +24,8 @@ GATEWAY = "gateway"  # the name of each region's
 OPEN = frozenset({"attach", "report", "record", "seek", "fetch", "donate", "holds", "received"})
 HOME_ONLY = frozenset(
     {"identify", "run", "follow", "lead", "reattach", "progress", "saved", "disturb", "inbox", "read", "held"}
-) | {"held_versions"}  # of its processes; and of what it has once it joined:
+) | {"held_versions"}
+# And of the gateway itself, of a region's places and processes.
 OF_PLACES, OF_PROCESSES = ("claim", "wait", "pending", "adopt", "release"), ("kill", "unseen", "notices")
 COMES_S = 3.0  # for a process that is asked to be started
 VIEW_S = 1.0  # for the store to let it begin

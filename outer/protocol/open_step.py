@@ -167,7 +167,7 @@ class OpenStep:
         elif overlap == "strict":
             counts = report.step >= self.syncer_step
         else:
-            counts = member.name in self.reported or report.phase == DRAINING
+            counts = member.name in self.reported or (report.phase == DRAINING and not self.lacked)
         (self.ready.add if counts else self.ready.discard)(member.name)
 
     def has_read(self, now: float) -> bool:
@@ -230,15 +230,16 @@ class OpenStep:
         assert self.fragment is not None
         return ReadFailed(learner, self.awaited.pop(learner), self.syncer_step, self.fragment, reason)
 
-    def reopen(self, now: float, retry_at: float, reason: str) -> StepReopened:
-        """Collect anew; a new quorum is counted from here."""
+    def reopen(self, now: float, retry_at: float, reason: str, able: Collection[str] = ()) -> StepReopened:
+        """Collect anew; a new quorum is counted from here, with the reports of those that are `able`."""
         assert self.fragment is not None
         fact = StepReopened(self.syncer_step, self.fragment, len(self.contributions), reason)
         if self.stage is not Stage.COLLECTING:
             self.move(Stage.COLLECTING)
         self.opened_at, self.quorum_at, self.starved = now, None, False
         self.retry_at = retry_at
-        self.reported, self.ready, self.awaited, self.contributions = set(), set(), {}, {}
+        self.reported, self.ready = self.reported.intersection(able), self.ready.intersection(able)
+        self.awaited, self.contributions = {}, {}
         return fact
 
     def merge(self, version: int, round_steps: int) -> Merge:

@@ -104,7 +104,7 @@ class ReadRequests:
                 self._links.keep(contribution)
             step.lacked = True
             why = f"{count} learners have a usable base, the quorum is {self._quorum}"
-            self._out.emit(step.reopen(now, now, why))
+            self._out.emit(step.reopen(now, now, why, able=awaited.keys() | here.keys()))
             return
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here

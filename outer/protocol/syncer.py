@@ -48,7 +48,7 @@ from outer.protocol.fragments import Fragment
 from outer.protocol.link_ladder import Uplinks
 from outer.protocol.links import EARLY, Links
 from outer.protocol.members import Member, Members
-from outer.protocol.messages import NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
+from outer.protocol.messages import DRAINING, NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, StepTiming
 from outer.protocol.read_requests import REOPEN_S, ReadRequests
@@ -292,10 +292,10 @@ class Syncer:
             return
         if self.first_step_at is None and event.tokens > 0:
             self.first_step_at = now
-        if before is not None and event.step > before.step and event.phase == STEPPING:
-            for step in self._open:
-                if not step.lacked or self._may_contribute(now, member, step):
-                    step.reported.add(member.name)
+        stepped = before is not None and event.step > before.step and event.phase == STEPPING
+        for step in self._open if stepped or event.phase == DRAINING else ():
+            if self._may_contribute(now, member, step) if step.lacked else stepped:
+                step.reported.add(member.name)
         self._sessions.on_report(now, member, event, self._run_snapshot)
 
     def _may_contribute(self, now: float, member: Member, step: OpenStep) -> bool:
@@ -363,6 +363,8 @@ class Syncer:
 
     def _collect(self, now: float, step: OpenStep) -> bool:
         live, reported = len(self._members.live), len(step.ready)
+        if step.lacked and reported >= self.quorum:  # nobody else is waited for
+            live = sum(m.name in step.ready or self._may_contribute(now, m, step) for m in self._members.live)
         verdict = step.judge(now, self.quorum, live, reported, self.grace_s)
         if verdict.decision is Decision.WAIT:
             if step.stage is Stage.GRACE and min(live, reported) < self.quorum:

@@ -13,7 +13,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4241,
+    "outer/protocol": 4244,
     "outer/numeric": 1970,
     "outer/journal": 2353,
     "outer": 2340,
@@ -38,12 +38,12 @@ BUDGETS = {
     "orchestrator/telemetry": 375,
     "orchestrator/simulation": 2200,
     "orchestrator": 50,
-    "chaos/simulation": 3575,
+    "chaos/simulation": 3580,
     "chaos/suite": 590,
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_775, ("tests",): 36_310, ("benchmarks",): 7630}
+TOTALS = {PACKAGES: 48_784, ("tests",): 36_310, ("benchmarks",): 7630}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

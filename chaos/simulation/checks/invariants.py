@@ -147,8 +147,11 @@ class Invariants(Observer):
         elif kind is StateRebuilt and syncer.epoch == self._oracle.epoch:
             self._oracle.rebuilt(fact)
         elif kind is StepOpened or kind is StepReopened:
-            seen = self._seen[syncer.epoch]
-            seen.opened[fact.syncer_step] = {key: heard.step for key, heard in seen.heard.items()}
+            seen, step = self._seen[syncer.epoch], fact.syncer_step
+            kept = set().union(*(each.reported for each in syncer.machine._open if each.syncer_step == step))
+            before = seen.opened.get(step, {})
+            now = {key: before.get(key, 0) if key[0] in kept else heard.step for key, heard in seen.heard.items()}
+            seen.opened[step] = now
 
     def sent(self, syncer: SyncerProcess, message: Any) -> None:
         kind = type(message)
@@ -158,7 +161,10 @@ class Invariants(Observer):
             self._oracle.granted(syncer.epoch, message.span)
 
     def _quorate(self, syncer: SyncerProcess, syncer_step: int) -> None:
-        """At least K reported a further step after this one opened, or reopened; one that leaves has none to report."""
+        """At least K reported a further step after this one opened, or reopened without their reports.
+
+        One that leaves has none to report.
+        """
         seen, peers = self._seen[syncer.epoch], syncer.peers
         opened = seen.opened[syncer_step]
         # One that steps may attach yet.
