@@ -25,7 +25,7 @@ OPEN = frozenset({"attach", "report", "record", "seek", "fetch", "donate", "hold
 HOME_ONLY = frozenset(
     {"identify", "run", "follow", "lead", "reattach", "progress", "saved", "disturb", "inbox", "read", "held"}
 ) | {"held_versions"}
-# And of the gateway itself, of a region's places and processes.
+# What home alone may call of a joined region's gateway: methods of its Places, and of its Processes.
 OF_PLACES, OF_PROCESSES = ("claim", "wait", "pending", "adopt", "release"), ("kill", "unseen", "notices")
 COMES_S = 3.0  # for a process that is asked to be started
 VIEW_S = 1.0  # for the store to let it begin

@@ -102,7 +102,7 @@ class OpenStep:
     queued_s: float = 0.0  # the part of it until the merge before ended
     attempt: int = 0  # how often learners were asked
     retry_at: float = float("-inf")  # not judged before this time
-    lacked: bool = False  # fewer than K could be asked: from then on the reports of those that can be count
+    lacked: bool = False  # fewer than K could be asked; since then only reports of who can be asked count
     starved: bool = False  # fewer than K learners were live at some time since it opened
     awaited: dict[str, int] = field(default_factory=dict)  # learner -> incarnation
     contributions: dict[str, Contribution] = field(default_factory=dict)

@@ -363,7 +363,7 @@ class Syncer:
 
     def _collect(self, now: float, step: OpenStep) -> bool:
         live, reported = len(self._members.live), len(step.ready)
-        if step.lacked and reported >= self.quorum:  # nobody else is waited for
+        if step.lacked and reported >= self.quorum:  # who cannot contribute is not waited for
             live = sum(m.name in step.ready or self._may_contribute(now, m, step) for m in self._members.live)
         verdict = step.judge(now, self.quorum, live, reported, self.grace_s)
         if verdict.decision is Decision.WAIT:
