@@ -7,8 +7,8 @@ A fault with a duration heals by itself, even if this actor is dead by then.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
+from collections import Counter
 from typing import Any
 
 import ray
@@ -48,6 +48,7 @@ class ChaosActor:
         self._planned = plan(chaos, recipe.processes, recipe.seed)
         self._random = random_faults(chaos, recipe.processes, recipe.seed, len(self._planned))
         self._identifier = 1_000_000 * incarnation  # of faults requested by hand
+        self._injected: Counter[str] = Counter()  # by kind, told with each look at the clock
         self._running = False
         self._stopped = asyncio.Event()
         self._healing = Background(tell)
@@ -71,7 +72,7 @@ class ChaosActor:
         while not self._stopped.is_set():
             try:
                 orchestrator = ray.get_actor("orchestrator", self._namespace)
-                clock = (await asyncio.wait_for(orchestrator.syncer.remote(), CALL_S))["clock"]
+                clock = (await asyncio.wait_for(orchestrator.syncer.remote(self._injected), CALL_S))["clock"]
                 heard_at = time.monotonic()
             except (ValueError, TimeoutError, ray.exceptions.RayError):
                 if time.monotonic() - heard_at > ALONE_S:
@@ -126,10 +127,9 @@ class ChaosActor:
                 fault.delay_s,
             )
         )
+        self._injected[fault.kind] += 1
         if fault.duration_s:
             self._healing.spawn(self._heal(fault))
-        with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # its status lacks this one
-            await asyncio.wait_for(ray.get_actor("orchestrator", self._namespace).injected.remote(fault.kind), CALL_S)
         return f"injected {fault.kind} into {fault.learner} (pid {target['pid']})"
 
     async def _carry_out(self, fault: PlannedFault, target: dict[str, Any]) -> bool:
@@ -225,7 +225,7 @@ def inject(store: RunStore, kind: str, learner: str, seconds: float, delay_s: fl
     with connected(store) as (namespace, local):
         try:
             chaos = start(recipe_of(store), store, namespace, anywhere=local)
-            told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=5 * CALL_S)
+            told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=4 * CALL_S)
         except ray.exceptions.RayError as error:
             raise ClusterUnreachable(f"the run has ended meanwhile, or does not answer: {gist(error)}") from error
         return told

@@ -11,7 +11,6 @@ import contextlib
 import os
 import time
 import traceback
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -80,7 +79,7 @@ class OrchestratorShell:
         self._progress = ProgressTracker(now)
         self._state, self._reason = "starting", ""
         self._stop_reason = ""
-        self._faults: Counter[str] = Counter()  # injected, by kind
+        self._faults: Mapping[str, int] = {}  # injected, by kind
         self._started_at = time.time()
         self._digest = ""  # of the final parameters
         self._background = Background(tell)
@@ -345,7 +344,7 @@ class OrchestratorShell:
 
     def _about(self) -> RunInfo:
         run = self._state, self._reason, self._started_at, time.time(), None, self._learners.controller.pools.members
-        return RunInfo(*run, os.getpid(), self._checkpoints.newest, self._away, faults=dict(self._faults))
+        return RunInfo(*run, os.getpid(), self._checkpoints.newest, self._away, faults=self._faults)
 
     def _write_status(self) -> None:
         """Write the status, if its folder takes it: else the next one says why."""

@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -134,8 +135,9 @@ class OrchestratorActor(OrchestratorShell):
         return self._learners.controller.running()
 
     @OFTEN
-    async def syncer(self) -> dict[str, Any]:
-        """The syncer as a target of faults; `clock`: where the run is, as of the last look."""
+    async def syncer(self, injected: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """The syncer as a target of faults; `clock`: where the run is, as of the last look. `injected`: by kind."""
+        self._faults = self._faults if injected is None else injected
         down = self._syncer.down_s > 0.0
         return {
             "name": "syncer",
@@ -147,10 +149,6 @@ class OrchestratorActor(OrchestratorShell):
     async def misconfigure(self, learner: str, incarnation: int) -> bool:
         """For chaos: give the next incarnation another recipe. False: this one is gone."""
         return self._learners.misconfigure(learner, incarnation)
-
-    async def injected(self, kind: str) -> None:
-        """Chaos has injected a fault."""
-        self._faults[kind] += 1
 
     async def begin(self) -> None:
         """Raises InputError where another works on the run."""
