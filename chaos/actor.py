@@ -31,7 +31,7 @@ from outer.ray_ports import find
 
 NAME = "chaos"
 CPUS = 0.1
-POLL_S = 0.05
+POLL_S = 0.2  # as often as the orchestrator looks
 CLOSE_S = 30.0  # for what waits to be written to the log
 ALONE_S = 60.0  # for another orchestrator to replace one that died
 

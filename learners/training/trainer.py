@@ -21,7 +21,7 @@ from learners.training.precision import precise
 from learners.training.state_arrays import LeafPieces, here
 from learners.training.step import Aux, Batches, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Batch, Params, Task
-from learners.training.tree import Flat, ParameterTree, fresh, unsent
+from learners.training.tree import Flat, ParameterTree, initializer, unsent
 from outer.protocol.fragments import Fragment
 
 WARM_UPS = 3  # batches that warming up tries
@@ -73,6 +73,8 @@ class Trainer:
         self.layout = layout(task, self._tree.tensors, devices, model_parallel)
         self._optimizer = transformation(task, inner)
         self._batches = Batches(self._batch)
+        shardings = self.layout and jax.tree.unflatten(self._tree.structure, self.layout.leaves)
+        self._initial = initializer(task, shardings)
         self._begin()
         self._train_step = train_step or make_step(task, inner, self._results)
 
@@ -83,9 +85,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Initial parameters, made shard by shard, and optimizer state; what is sent comes from the syncer later."""
-        shardings = self.layout.leaves if self.layout else [None] * len(self._tree.tensors)
-        placed = jax.tree.unflatten(self._tree.structure, shardings) if self.layout else None
-        self._leaves: list[Any] = jax.tree.leaves(fresh(self._task, self._seed, placed))
+        self._leaves: list[Any] = jax.tree.leaves(self._initial(jax.random.key(self._seed)))
         given = {} if self._warm_start is None else unsent(self._task, self._seed, self._warm_start)
         for name, values in given.items():
             leaf = self._tree.leaf_of[name]

@@ -5,7 +5,7 @@ Fragments are flat float32 arrays on the host; the model keeps its own dtypes. S
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ def initial_parameters(
     if warm_start is not None:
         return weights.start(warm_start, fragments)
     tree = ParameterTree.of(task)
-    leaves = jax.tree.leaves(fresh(task, seed))
+    leaves = jax.tree.leaves(initializer(task)(jax.random.key(seed)))
     return [tree.read(leaves, fragment) for fragment in fragments]
 
 
@@ -109,10 +109,9 @@ def unsent(task: Task, seed: int, warm_start: WarmStart | None = None) -> dict[s
     }
 
 
-def fresh(task: Task, seed: int, shardings: Any = None) -> Params:
-    """The task's initial parameters, the same bits whatever the shardings: a tree of them, None for one device."""
-    made = jax.jit(task.init) if shardings is None else jax.jit(task.init, out_shardings=shardings)
-    return made(jax.random.key(seed))
+def initializer(task: Task, shardings: Any = None) -> Callable[[jax.Array], Params]:
+    """Makes the task's initial parameters, the same bits whatever the shardings: a tree of them, None for one device."""
+    return jax.jit(task.init) if shardings is None else jax.jit(task.init, out_shardings=shardings)
 
 
 @dataclass(frozen=True)
