@@ -115,9 +115,8 @@ def test_in_a_run_with_deaths_joins_cuts_refusals_and_epochs_nothing_grows(adopt
 
 @pytest.mark.full
 @pytest.mark.usefixtures("low_bounds")
-@pytest.mark.parametrize("kinds", [TROUBLES, TROUBLES + EPOCHS])
-def test_nor_in_a_run_five_times_as_long(kinds: tuple[str, ...]) -> None:
-    assert_flat(sizes(3000.0, kinds, adopt="overwrite"))
+def test_nor_in_a_run_five_times_as_long() -> None:
+    assert_flat(sizes(3000.0, TROUBLES + EPOCHS, adopt="overwrite"))
 
 
 @pytest.mark.usefixtures("low_bounds")

@@ -70,7 +70,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str, served: t
     store = RunStore(tmp_path_factory.mktemp("cluster"))
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)  # learners use their own, as in any run
-        patch.setenv("RAY_metrics_report_interval_ms", "1000")  # test_metrics.py waits for it
+        patch.setenv("RAY_metrics_report_interval_ms", "2000")  # test_metrics.py waits for it
         with local_cluster(recipe("cluster", corpus), store):
             yield
 

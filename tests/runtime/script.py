@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,18 @@ BY_HAND = {"faults": [{"kind": "kill", "learner": "learner-t-0", "at_step": FORE
 
 
 class Script:
-    """Carries out (condition, action) pairs in order, one a look at most, and then stops the run. An `on_status`."""
+    """Carries out (condition, action) pairs in order, one a second at most, and then stops the run. An `on_status`."""
+
+    _looked_at = 0.0  # conditions read the whole log
 
     def __init__(self, folder: Path, *steps: tuple[Callable[[Status], Any], Callable[[Status], Any]]) -> None:
         self._store, self._left = RunStore(folder), list(steps)
         self._left.append((lambda status: True, self._stop))
 
     def __call__(self, status: Status) -> None:
+        if time.monotonic() < self._looked_at + 1.0:
+            return
+        self._looked_at = time.monotonic()
         if self._left and self._left[0][0](status):
             self._left.pop(0)[1](status)
 

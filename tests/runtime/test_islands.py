@@ -79,7 +79,7 @@ def islands(run, tmp_path_factory):
         (others_serve, lambda status: kill(ranks[B, 1][1])),
         (merged(folder, 2, 2, 2), look),
     )
-    paced = {"batch_size": 4, "slowdown": 5.0}
+    paced = {"batch_size": 4, "slowdown": 20.0}
     pools = [
         {"name": "i", "learners": 2, "processes": 2, "devices": 2, "model_parallel": 2, **paced},
         {"name": "t", "learners": 1, **paced},
