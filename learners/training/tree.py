@@ -110,7 +110,7 @@ def unsent(task: Task, seed: int, warm_start: WarmStart | None = None) -> dict[s
 
 
 def initializer(task: Task, shardings: Any = None) -> Callable[[jax.Array], Params]:
-    """Makes the task's initial parameters, the same bits whatever the shardings: a tree of them, None for one device."""
+    """Makes a task's initial parameters, the same bits whatever the shardings: a tree of them, None for one device."""
     return jax.jit(task.init) if shardings is None else jax.jit(task.init, out_shardings=shardings)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +19,7 @@ from orchestrator.cli.recipes import import_from
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.tasks import build_task, host_only
 from orchestrator.recipe.toml_text import load, parse
+from orchestrator.store.compile_cache import compilation_cache
 
 _FACTORY = re.compile(r"[\w.]+:[\w.]+")
 # The rest of a recipe for a task that comes without one.
@@ -29,13 +32,12 @@ def check_task(
     as_json: AsJson = False,
 ) -> None:
     """Check that a task does what learners and syncer rely on; exit code 5 if a check fails."""
-    with reported(as_json):
+    with reported(as_json), tempfile.TemporaryDirectory(prefix="diloco-check-") as folder:
+        os.environ |= compilation_cache(Path(folder)) | os.environ  # before JAX is imported
         import_from(Path.cwd())
         with apart(as_json):
-            if _FACTORY.fullmatch(task) and not Path(task).exists():
-                recipe = parse(_AROUND | {"task": task}, overrides or [])
-            else:
-                recipe = load(task, overrides or [])
+            alone = _FACTORY.fullmatch(task) and not Path(task).exists()
+            recipe = parse(_AROUND | {"task": task}, overrides or []) if alone else load(task, overrides or [])
             build_task(recipe)
             findings = _findings(recipe, as_json)
         counts = Counter(finding.status for finding in findings)
@@ -54,8 +56,7 @@ def _findings(recipe: Recipe, quiet: bool) -> list[Any]:
     """All findings; each is printed as it comes."""
     with host_only():
         from learners.conformance import checks, fingerprint
-    batch_size = recipe.pools[0].batch_size
-    data = recipe.data.model_dump(mode="json")
+    batch_size, data = recipe.pools[0].batch_size, recipe.data.model_dump(mode="json")
     subject = checks.Subject(
         build=lambda: build_task(recipe),
         inner=recipe.inner,
@@ -67,7 +68,6 @@ def _findings(recipe: Recipe, quiet: bool) -> list[Any]:
     for finding in checks.run_checks(subject):
         findings.append(finding)
         if not quiet:
-            typer.echo(f"{finding.status:5} {finding.name}: {finding.message}")
-            if finding.fix:
-                typer.echo(f"      fix: {finding.fix}")
+            fix = f"\n      fix: {finding.fix}" if finding.fix else ""
+            typer.echo(f"{finding.status:5} {finding.name}: {finding.message}{fix}")
     return findings
