@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two regions of one run on this machine. Region eu joins through a door, leaves in the middle, and joins again.
+# Two regions of one run on this machine. Region eu joins through a door, leaves, and joins again; then the run stops.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 python=${PYTHON:-python} folder=$(mktemp -d)
@@ -17,17 +17,23 @@ join() {
     env "$eu" "$python" -m orchestrator join "$uri/run" --region eu --wait 60 &
     joined=$!
 }
-steps() { "$python" -c 'import json, sys
-for row in json.load(open(sys.argv[1]))["learners"]:
-    if row["name"] == "learner-eu-0": print(row["state"])' "$folder/run/status.json" 2>/dev/null || true; }
+until_stepping() {
+    until "$python" -c 'import json, sys
+states = [row["state"] for row in json.load(open(sys.argv[1]))["learners"] if row["name"] == "learner-eu-0"]
+sys.exit((states == ["stepping"]) != (sys.argv[2] == "yes"))' "$folder/run/status.json" "$1" 2>/dev/null; do sleep 1; done
+}
 
 join
 env "$control" "$python" -m orchestrator run recipe.toml --set "run.folder=$folder/run" --set "durability.store=$uri/run" &
 run=$!
-until [ "$(steps)" = stepping ]; do sleep 1; done
+until_stepping yes
 sleep 5
 echo "demo.sh: region eu leaves"
 kill "$joined"
 wait "$joined" || true
+until_stepping no
 join
+until_stepping yes
+sleep 5
+"$python" -m orchestrator stop "$folder/run"
 wait "$run"
