@@ -36,7 +36,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_a_sound_task_with_a_valid_recipe(name: str) -> None:
-    smaller = ["--set", "model.layers=1"] if name in ("decoder", "digits", "experts") else []
+    smaller = ["--set", "model.layers=1"] if name in ("decoder", "digits", "experts", "regions") else []
     command = ["check-task", f"examples/{name}/recipe.toml", *smaller]
     result = CliRunner().invoke(build(), command, catch_exceptions=False)
     assert result.exit_code == 0, result.stdout
