@@ -40,7 +40,7 @@ class ChaosActor:
     def __init__(self, recipe: Recipe, run_dir: str, namespace: str) -> None:
         store = RunStore(run_dir)
         incarnation = store.grant("incarnation", NAME)
-        self._namespace = namespace
+        self._namespace, self._incarnation = namespace, incarnation
         self._log = FactLog(objects(recipe.durability.store or store.root), NAME, incarnation, end_process)
         self._recipe = recipe
         # A later incarnation, started by hand, must not repeat the plan.
@@ -72,16 +72,15 @@ class ChaosActor:
         while not self._stopped.is_set():
             try:
                 orchestrator = ray.get_actor("orchestrator", self._namespace)
-                clock = (await asyncio.wait_for(orchestrator.syncer.remote(self._injected), CALL_S))["clock"]
+                asked = orchestrator.syncer.remote({self._incarnation: self._injected})
+                clock = (await asyncio.wait_for(asked, CALL_S))["clock"]
                 heard_at = time.monotonic()
             except (ValueError, TimeoutError, ray.exceptions.RayError):
                 if time.monotonic() - heard_at > ALONE_S:
                     return  # there is no run without an orchestrator
                 await asyncio.sleep(POLL_S)
                 continue
-            if clock["finished"]:
-                return
-            if clock["syncer_step"] is None:
+            if clock["finished"] or clock["syncer_step"] is None:
                 await asyncio.sleep(POLL_S)
                 continue
             now, waiting = due(waiting, clock["running_s"], clock["syncer_step"])

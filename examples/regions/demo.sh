@@ -20,7 +20,10 @@ join() {
 until_stepping() {
     until "$python" -c 'import json, sys
 states = [row["state"] for row in json.load(open(sys.argv[1]))["learners"] if row["name"] == "learner-eu-0"]
-sys.exit((states == ["stepping"]) != (sys.argv[2] == "yes"))' "$folder/run/status.json" "$1" 2>/dev/null; do sleep 1; done
+sys.exit((states == ["stepping"]) != (sys.argv[2] == "yes"))' "$folder/run/status.json" "$1" 2>/dev/null; do
+        kill -0 "$run" || exit 1 # it has ended
+        sleep 1
+    done
 }
 
 join

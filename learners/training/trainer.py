@@ -130,6 +130,7 @@ class Trainer:
             placement.copied([leaf])
         self._leaves, self.opt_state = [], None  # or there would be two of each
         self._begin()
+        del self._initial  # and what the task's init closes over
 
     def _first_step(self, batch_size: int, compiled: Callable[[], None] | None) -> InFlight:
         for attempt in range(WARM_UPS):

@@ -129,7 +129,7 @@ def _rounds(plan: Plan) -> Iterator[Problem]:
         yield Problem(
             "sync.H",
             asked,
-            f"an exchange with K = {plan.recipe.quorum} learners takes {found - 1} steps: rounds would take {found}",
+            f"an exchange with K = {plan.recipe.quorum} learners takes {found} steps, and rounds as many",
             f"set sync.H to {found} or more, send less (sync.codec, sync.downlink, more sync.P) or lower sync.quorum",
         )
 

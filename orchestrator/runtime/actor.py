@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -93,7 +94,7 @@ class OrchestratorActor(OrchestratorShell):
         self, recipe: Recipe, run_dir: str, placement: RunPlacement, lock: RunLock, waited: StoreWaited | None = None
     ) -> None:
         heap.keep_small()
-        self._lock, self._placement = lock, placement
+        self._lock, self._placement, self._injected = lock, placement, dict[int, Counter[str]]()
         self._store, code = RunStore(run_dir), code_digest()
         store = objects(recipe.durability.store or self._store.root)
         with needing_the_store():
@@ -135,9 +136,10 @@ class OrchestratorActor(OrchestratorShell):
         return self._learners.controller.running()
 
     @OFTEN
-    async def syncer(self, injected: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """The syncer as a target of faults; `clock`: where the run is, as of the last look. `injected`: by kind."""
-        self._faults = self._faults if injected is None else injected
+    async def syncer(self, injected: Mapping[int, Counter[str]] | None = None) -> dict[str, Any]:
+        """The syncer as a target of faults; `clock`: where the run is, as of the last look. `injected`: see chaos."""
+        self._injected |= injected or {}
+        self._faults = sum(self._injected.values(), Counter())
         down = self._syncer.down_s > 0.0
         return {
             "name": "syncer",

@@ -165,7 +165,9 @@ class ReadRequests:
                     break
                 step = syncer_step + ahead
                 fragment = schedule.due(step)
-                if fragment is None or fragment in busy or self._links.holds(member.name, fragment):
+                if fragment is None or fragment in busy or fragment in member.under_way:
+                    continue  # one whose time is over is noted as lost before it is asked for anew
+                if self._links.holds(member.name, fragment):
                     continue
                 if ahead not in self._links.lead(member, fragment, step_s, room_s):
                     continue

@@ -47,7 +47,7 @@ from outer.protocol.facts import (
 from outer.protocol.fragments import Fragment
 from outer.protocol.link_ladder import Uplinks
 from outer.protocol.links import EARLY, Links
-from outer.protocol.members import Member, Members
+from outer.protocol.members import Members
 from outer.protocol.messages import DRAINING, NON_FINITE_MAX, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, StepTiming
@@ -294,13 +294,10 @@ class Syncer:
             self.first_step_at = now
         stepped = before is not None and event.step > before.step and event.phase == STEPPING
         for step in self._open if stepped or event.phase == DRAINING else ():
-            if self._may_contribute(now, member, step) if step.lacked else stepped:
+            due = step.fragment or 0
+            if self._read_requests.can_answer(now, member, due, self.versions[due]) if step.lacked else stepped:
                 step.reported.add(member.name)
         self._sessions.on_report(now, member, event, self._run_snapshot)
-
-    def _may_contribute(self, now: float, member: Member, step: OpenStep) -> bool:
-        assert step.fragment is not None
-        return self._read_requests.can_answer(now, member, step.fragment, self.versions[step.fragment])
 
     def _stop_awaiting(self, learner: str, reason: str) -> None:
         """Drop a learner from the open steps. After an expired lease alone its reports still count."""
@@ -363,9 +360,9 @@ class Syncer:
 
     def _collect(self, now: float, step: OpenStep) -> bool:
         live, reported = len(self._members.live), len(step.ready)
-        if step.lacked and reported >= self.quorum:  # who cannot contribute is not waited for
-            live = sum(m.name in step.ready or self._may_contribute(now, m, step) for m in self._members.live)
-        verdict = step.judge(now, self.quorum, live, reported, self.grace_s)
+        # Learners adopt within a step of each other; one that never does is not waited for.
+        grace_s = max(self.grace_s or 0.0, self.step_s) if step.lacked else self.grace_s
+        verdict = step.judge(now, self.quorum, live, reported, grace_s)
         if verdict.decision is Decision.WAIT:
             if step.stage is Stage.GRACE and min(live, reported) < self.quorum:
                 step.move(Stage.COLLECTING)
@@ -376,7 +373,7 @@ class Syncer:
             return self._pass_if_first(now, step)
         if step.quorum_at is None:
             step.quorum_at = now
-            step.grace_s = self.grace_s
+            step.grace_s = grace_s
             if not step.starved:
                 self._timing.quorum_s.add(now - step.opened_at)
         if verdict.decision is Decision.OPEN_GRACE:
