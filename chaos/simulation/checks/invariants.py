@@ -285,10 +285,10 @@ def _waits(
     sync: SyncConfig, oracle: Oracle, epoch: int, facts: Sequence[tuple[float, Any]], fastest: float, longest: float
 ) -> None:
     """Judge the commits of one epoch but for those that it repeats of an earlier one."""
-    broken = oracle.broken
-    opened_at, known = float("-inf"), False  # before the first commit nobody's step time may be known
+    lacked = {each.syncer_step for _, each in facts if isinstance(each, StepReopened) and "usable" in each.reason}
+    broken, opened_at, known = oracle.broken, float("-inf"), False  # before the first commit no step time may be known
     for at, fact in facts:
-        if isinstance(fact, Committed) and fact.grace_s > longest + WAKE_S:
+        if isinstance(fact, Committed) and fact.syncer_step not in lacked and fact.grace_s > longest + WAKE_S:
             given = f"syncer step {fact.syncer_step} waited {fact.grace_s:.3f} s after its quorum"
             broken("invariants.waits", f"{given}, granted were at most {longest:.3f} s")
         if isinstance(fact, StepOpened):

@@ -210,7 +210,7 @@ def test_an_answer_that_came_ahead_is_kept_while_the_others_lack_a_base() -> Non
     made.adopt("b")
     made.step("b", "c")
     made.now += 1.0  # the grace of a step that lacked bases
-    made.tick()
+    made.do(Tick())
     assert made.asked(2) == ["b"]
     made.answer("b")
     assert [each.step for each in made.facts(Committed)[-1].participants] == [made.peers["b"].step, ahead.step]
