@@ -361,7 +361,8 @@ class Syncer:
     def _collect(self, now: float, step: OpenStep) -> bool:
         live, reported = len(self._members.live), len(step.ready)
         # Learners adopt within a step of each other; one that never does is not waited for.
-        grace_s = max(self.grace_s or 0.0, self.step_s) if step.lacked else self.grace_s
+        literal = self._config.grace == 0.0 and self._config.participants == "reported"
+        grace_s = max(self.grace_s or 0.0, self.step_s) if step.lacked and not literal else self.grace_s
         verdict = step.judge(now, self.quorum, live, reported, grace_s)
         if verdict.decision is Decision.WAIT:
             if step.stage is Stage.GRACE and min(live, reported) < self.quorum:

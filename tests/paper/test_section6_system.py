@@ -87,7 +87,7 @@ def test_a_joiner_is_named_a_peer_and_the_clock_that_it_must_have_seen() -> None
 def test_fragments_that_come_during_the_transfer_are_kept_and_adopted_at_its_end() -> None:
     """Section 6, recovery, step 4."""
     sync = SYNC | {"read_timeout_s": 2.0}  # an answer takes 0.2 s and up to two steps
-    one = history(SPEED, sync, 80, Fault(6.2, "crash", "a", 1.0, 0.0), latency_s=0.1)
+    one = history(SPEED, sync, 80, Fault(6.45, "crash", "a", 1.0, 0.0), latency_s=0.1)
     [named], [received] = one.facts(DonorNamed), one.facts(StateReceived, "a", 2)
     assert received.source == "peer" and received.seconds >= 0.4, "longer than from one commit to the next"
     kept = [fact for fact in one.facts(Adopted, "a", 2) if fact.after_step == 0]
