@@ -137,7 +137,7 @@ class OrchestratorActor(OrchestratorShell):
 
     @OFTEN
     async def syncer(self, injected: Mapping[int, Counter[str]] | None = None) -> dict[str, Any]:
-        """The syncer as a target of faults; `clock`: where the run is, as of the last look. `injected`: chaos counts."""
+        """The syncer as a target of faults; `clock`: where the run is, as of the last look. `injected`: see chaos."""
         self._injected |= injected or {}
         self._faults = sum(self._injected.values(), Counter())
         down = self._syncer.down_s > 0.0
