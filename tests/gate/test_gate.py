@@ -6,6 +6,7 @@ one only with a reason in the commit. benchmarks/ measures the same paths in sec
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import time
 from collections.abc import Callable
@@ -150,13 +151,12 @@ def test_a_synced_step_costs_little_more_than_a_step_alone(tmp_path: Path, monke
     assert_at_most("synced step", measure(work, reference), 2.0)
 
 
-def test_the_simulator_hands_out_events_as_fast_as_it_did() -> None:
-    """One event, all checks included, against one turn of a plain loop."""
-
-    def work() -> float:
-        return runner.run(SEEDS, "mixed")[0].events
-
-    assert_at_most("simulator event", measure(work, plain_loop), 600.0)
+def test_an_event_of_the_simulator_takes_no_more_calls_than_it_did() -> None:
+    """Counted, all checks included: its time was 600 turns of a plain loop on one machine and 1,290 on another."""
+    runner.run(SEEDS[:1], "mixed")  # imports
+    profile = cProfile.Profile()
+    events = profile.runcall(runner.run, SEEDS, "mixed")[0].events
+    assert sum(entry.callcount for entry in profile.getstats()) <= 400 * events, "normally 336 calls"
 
 
 def test_checking_a_log_takes_as_long_as_it_did() -> None:
