@@ -20,7 +20,7 @@ from orchestrator.lifecycle.ports import CALL_S, gist
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.regions.gateway import GATEWAY, RegionPeer
 from orchestrator.regions.joined import split
-from orchestrator.runtime.placement import control, named, node_agent, rank_label, syncer_name
+from orchestrator.runtime.placement import AGENT_S, control, named, rank_label, signalled, syncer_name
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
 from outer.background import Background, end_process, tell
@@ -141,15 +141,14 @@ class ChaosActor:
                 await asyncio.wait_for(syncer.die.remote(fault.point, 1), CALL_S)
             except ray.exceptions.RayActorError:
                 # It passed the point before its answer left, or it cannot be reached.
-                await asyncio.wait_for(self._agent(target).kill.remote(pid), CALL_S)
+                await signalled(node, self._namespace, "kill", pid)
             return True
-        if kind.by == "agent" and region:
-            lasts = [fault.duration_s] * kind.lasts
-            signalled = self._in(region, GATEWAY).ask("signal", node, fault.kind, pid, *lasts)
-            return bool(await asyncio.wait_for(signalled, CALL_S))
         if kind.by == "agent":
-            signalled = getattr(self._agent(target), fault.kind)
-            return bool(await asyncio.wait_for(signalled.remote(pid, *[fault.duration_s] * kind.lasts), CALL_S))
+            asked = (fault.kind, pid, *[fault.duration_s] * kind.lasts)
+            if not region:
+                return await signalled(node, self._namespace, *asked)
+            there = self._in(region, GATEWAY).ask("signal", node, *asked)
+            return bool(await asyncio.wait_for(there, AGENT_S + 2 * CALL_S))
         if kind.by == "orchestrator":
             return await self._misconfigure(target)
         label, seed = rank_label(name, target["incarnation"], rank), f"{self._recipe.seed} fault {fault.identifier}"
@@ -173,9 +172,6 @@ class ChaosActor:
         if not await asyncio.wait_for(orchestrator.misconfigure.remote(target["name"], target["incarnation"]), CALL_S):
             return False
         return await self._carry_out(PlannedFault(0, "kill", target["name"], 0, None, 0.0), target)
-
-    def _agent(self, target: dict[str, Any]) -> Any:
-        return node_agent(target["node"], self._namespace)
 
     async def _heal(self, fault: PlannedFault) -> None:
         await asyncio.sleep(fault.duration_s)
@@ -224,7 +220,7 @@ def inject(store: RunStore, kind: str, learner: str, seconds: float, delay_s: fl
     with connected(store) as (namespace, local):
         try:
             chaos = start(recipe_of(store), store, namespace, anywhere=local)
-            told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=4 * CALL_S)
+            told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=AGENT_S + 4 * CALL_S)
         except ray.exceptions.RayError as error:
             raise ClusterUnreachable(f"the run has ended meanwhile, or does not answer: {gist(error)}") from error
         return told

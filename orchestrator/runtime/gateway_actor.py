@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import ray
 
-from orchestrator.lifecycle.ports import CALL_S
 from orchestrator.recipe.config import Recipe
 from orchestrator.regions.gateway import GATEWAY, GatewayShell
-from orchestrator.runtime.placement import RunPlacement, control, named, node_agent
+from orchestrator.runtime.placement import RunPlacement, control, named, signalled
 from orchestrator.runtime.ray_processes import RayPlaces, RayProcesses
 from outer import ray_ports
 from outer.background import tell
@@ -48,9 +46,7 @@ class GatewayActor(GatewayShell):
 
     async def serve_signal(self, node: str, kind: str, pid: int, *seconds: float) -> bool:
         """For chaos: have a node's agent `kill` or `freeze` a process."""
-        agent = node_agent(node, self._namespace)
-        signalled = agent.kill.remote(pid) if kind == "kill" else agent.freeze.remote(pid, *seconds)
-        return bool(await asyncio.wait_for(signalled, CALL_S))
+        return await signalled(node, self._namespace, kind, pid, *seconds)
 
     relay = OFTEN(GatewayShell.relay)
     forward = OFTEN(GatewayShell.forward)

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import ray
 from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -29,6 +28,7 @@ from orchestrator.recipe.resources import POD_TYPE, LiveNode, memory_settings, m
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
 SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"  # labels that Ray gives the hosts of a slice
 AGENT_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
+AGENT_S = 30.0  # for an agent to start and answer
 
 
 @dataclass(frozen=True)
@@ -197,24 +197,18 @@ class NodeAgent:
     def answer(self) -> None:
         """Show that the node can be reached."""
 
-    def signal(self, pid: int, number: int) -> bool:
+    def kill(self, pid: int) -> bool:
         """False when the process is gone."""
         try:
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             return False
         return True
 
-    def kill(self, pid: int) -> bool:
-        return self.signal(pid, signal.SIGKILL)
-
     def freeze(self, pid: int, seconds: float) -> bool:
         """Stop a process for a while. A detached shell lets it go on, even if this actor is dead by then."""
-        if not psutil.pid_exists(pid):
-            return False
-        thaw = f"(sleep {seconds:.3f}; kill -CONT {pid}) &"
-        subprocess.run(["/bin/sh", "-c", thaw], start_new_session=True, check=True)
-        return self.signal(pid, signal.SIGSTOP)
+        stop = f"kill -STOP {pid} && {{ (sleep {seconds:.3f}; kill -CONT {pid}) & }}"
+        return subprocess.run(["/bin/sh", "-c", stop], start_new_session=True).returncode == 0
 
 
 def label(learner: str, incarnation: int) -> str:
@@ -243,6 +237,16 @@ def node_agent(node: str, namespace: str) -> Any:
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
     }
     return ray.remote(NodeAgent).options(**options).remote()
+
+
+async def signalled(node: str, namespace: str, kind: str, pid: int, *seconds: float) -> bool:
+    """Have a node's agent `kill` or `freeze` a process. False when it is gone; raises TimeoutError, RayError.
+
+    The agent is asked once it is up: it would carry out later what its caller has given up by then.
+    """
+    agent = node_agent(node, namespace)
+    await asyncio.wait_for(agent.answer.remote(), AGENT_S)
+    return bool(await asyncio.wait_for(getattr(agent, kind).remote(pid, *seconds), CALL_S))
 
 
 async def unseen_reason(node: str, namespace: str) -> str:
