@@ -23,7 +23,7 @@ test: $(READY)       ## what a newcomer runs: every room, the proofs in small, t
 
 test-all: $(READY)   ## what `make test` leaves out: the long tests, all examples of property tests, the other faults, the gate
 	$(PYTEST) --ignore tests/gate -m "full or hypothesis"
-	$(BIN)/python -m pytest -q chaos/suite --faults=link,slow,straggle,corrupt,non-finite,wrong-config,kill-orchestrator -k "not to_the_bit"
+	$(BIN)/python -m pytest -q chaos/suite --faults=link,slow,straggle,corrupt,non_finite,wrong_config,kill-orchestrator -k "not to_the_bit"
 	$(BIN)/python -m pytest -q tests/gate
 
 check: $(READY)      ## format, lint, types, import contract

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chaos import plans
+from chaos.plans import KINDS
 from chaos.simulation.cli import sim
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
@@ -19,7 +19,6 @@ from orchestrator.store.run_store import RunStore
 app = typer.Typer(help="Inject faults into a running job, or simulate runs under faults.", no_args_is_help=True)
 app.command("sim")(sim)
 
-KINDS = {kind.replace("_", "-"): row for kind, row in plans.KINDS.items()}
 LASTING = sorted(kind for kind, row in KINDS.items() if row.lasts)
 DELAYING = sorted(kind for kind, row in KINDS.items() if row.delays)
 SECONDS, DELAYING_SECONDS, DELAY_S = 5.0, 10.0, 0.2
@@ -64,10 +63,9 @@ def strike(store: RunStore, kind: str, target: str, seconds: float | None = None
 
     Raises InputError for a kind or a target that there is not, ConnectionError when the run is not there.
     """
-    fault = kind.replace("-", "_")
     _check_kind(kind, seconds, delay)
-    ranks = recipe_of(store).processes if fault in ON_RANKS else []
-    known = list(dict.fromkeys([*_learners(store), *ranks, *([SYNCER] if fault in ON_SYNCER else [])]))
+    ranks = recipe_of(store).processes if kind in ON_RANKS else []
+    known = list(dict.fromkeys([*_learners(store), *ranks, *([SYNCER] if kind in ON_SYNCER else [])]))
     if target not in known:
         near = nearest(target, known)
         fix = f'did you mean "{near}"?' if near else f"its learners are {', '.join(known)}"
@@ -77,7 +75,7 @@ def strike(store: RunStore, kind: str, target: str, seconds: float | None = None
     delay_s = DELAY_S if kind in DELAYING else 0.0
     from chaos.actor import inject  # imports Ray
 
-    return inject(store, fault, target, seconds or lasts_s, delay or delay_s)
+    return inject(store, kind, target, seconds or lasts_s, delay or delay_s)
 
 
 def _check_kind(kind: str, seconds: float | None, delay: float | None) -> None:

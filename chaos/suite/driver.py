@@ -32,10 +32,9 @@ from orchestrator.store.run_store import RUNS, RunStore
 
 SMALL = Path(__file__).with_name("recipe.toml")  # struck where the user gives no other
 HEADLESS, STOP = "kill-orchestrator", "stop"
-ON_LEARNERS = tuple(kind.replace("_", "-") for kind in KINDS)  # as commands have them
 PARTED = ("freeze", "link")  # what makes a learner silent
 OF_SYNCER = tuple(f"{kind}-{SYNCER}" for kind in ON_SYNCER)
-FAULTS = (*ON_LEARNERS, *OF_SYNCER, HEADLESS, STOP)
+FAULTS = (*KINDS, *OF_SYNCER, HEADLESS, STOP)
 
 FOR_EVER = 10**9  # syncer steps
 QUIET_STEPS = 20  # of every learner before a fault, at least: what its pace is measured by
@@ -254,7 +253,7 @@ class Driver:
         kind, _, whom = fault.partition("-") if fault in OF_SYNCER else (fault, "", "")
         victim, run = whom or sorted(self.learners)[self._struck % len(self.learners)], self.recipe.run
         self._struck += 1
-        row = KINDS[kind.replace("-", "_")]
+        row = KINDS[kind]
         lasts_s = max(LASTS_S, min(3.0 * lease_s, run.hang_s / 2.0 if kind in PARTED else math.inf))
         if whom:
             lasts_s = 2.0 * run.syncer_lease_s + LASTS_S  # long enough to be replaced
@@ -262,7 +261,7 @@ class Driver:
         elif row.lasts:
             bound_s = run.hang_s + 2.0 * round_s
         else:
-            starts = 2 if kind == "wrong-config" else 1
+            starts = 2 if kind == "wrong_config" else 1
             bound_s = run.hang_s + starts * (BACKOFF_S_MAX + run.start_s) + 4.0 * round_s
         before = self.one("SELECT count(*) FROM FaultInjected")
         self.say(f"{fault}: striking {victim}")

@@ -10,12 +10,13 @@ import json
 
 import pytest
 
-from chaos.suite.driver import DELAY_S, HEADLESS, MERGED, OF_SYNCER, ON_LEARNERS, PARTED, STEPS, STOP, Driver, Struck
+from chaos.plans import KINDS
+from chaos.suite.driver import DELAY_S, HEADLESS, MERGED, OF_SYNCER, PARTED, STEPS, STOP, Driver, Struck
 
 pytestmark = pytest.mark.runtime
 
-ENDS = ("kill", "non-finite", "wrong-config")  # the incarnation
-LASTS = tuple(fault for fault in ON_LEARNERS if fault not in ENDS)
+ENDS = ("kill", "non_finite", "wrong_config")  # the incarnation
+LASTS = tuple(fault for fault in KINDS if fault not in ENDS)
 LEAST = 1 / 4  # of the pace before; of what waits until the fault is over nearly nothing is left
 
 
@@ -27,19 +28,19 @@ def of(*faults: str) -> pytest.MarkDecorator:
 # ------------------------------------------------------------------ the others
 
 
-@of(*ON_LEARNERS, *OF_SYNCER, HEADLESS)
+@of(*KINDS, *OF_SYNCER, HEADLESS)
 def test_the_other_learners_step_at_least_at_a_quarter_of_their_pace(struck: Struck) -> None:
     pace = struck.pace()
     assert set(pace) == struck.run.learners - {struck.victim}
     assert min(pace.values()) >= LEAST
 
 
-@of(*ON_LEARNERS, HEADLESS)
+@of(*KINDS, HEADLESS)
 def test_commits_go_on_at_least_at_a_quarter_of_their_pace(struck: Struck) -> None:
     assert struck.commits() >= LEAST
 
 
-@of(*ON_LEARNERS, *OF_SYNCER, HEADLESS, STOP)
+@of(*KINDS, *OF_SYNCER, HEADLESS, STOP)
 def test_no_other_learner_is_restarted(struck: Struck) -> None:
     lost = "SELECT learner, cause, detail FROM LearnerLost WHERE t > $at AND t <= $until AND learner <> $victim"
     assert struck.rows(lost) == []
@@ -48,7 +49,7 @@ def test_no_other_learner_is_restarted(struck: Struck) -> None:
 # ------------------------------------------------------------------ what was struck
 
 
-@of(*ON_LEARNERS, *OF_SYNCER, HEADLESS, STOP)
+@of(*KINDS, *OF_SYNCER, HEADLESS, STOP)
 def test_it_is_back_within_the_deadlines_of_the_recipe(struck: Struck) -> None:
     """A learner takes part in a commit again, a new syncer commits, a new orchestrator has found everyone."""
     assert struck.late_s <= struck.bound_s
@@ -93,12 +94,12 @@ def test_a_slow_learner_takes_longer_for_every_step(struck: Struck) -> None:
     assert seconds and min(seconds)[0] >= DELAY_S
 
 
-@of("corrupt", "non-finite", "wrong-config")
+@of("corrupt", "non_finite", "wrong_config")
 def test_what_is_damaged_is_refused_and_never_merged(struck: Struck) -> None:
     """A damaged contribution, one that is not finite; a learner of another recipe, before its first step."""
-    reason = {"corrupt": "bad_digest", "non-finite": "non_finite", "wrong-config": "wrong_config"}[struck.fault]
+    reason = {"corrupt": "bad_digest"}.get(struck.fault, struck.fault)
     signs = f"SELECT t, learner, incarnation FROM Refused WHERE reason = '{reason}'"
-    if struck.fault == "non-finite":
+    if struck.fault == "non_finite":
         signs += " UNION ALL SELECT t, learner, incarnation FROM Quarantined"
     told = f"SELECT min(t), max(t), any_value(incarnation) FROM ({signs})"
     ((first, last, culprit),) = struck.rows(f"{told} WHERE learner = $victim AND t > $at AND t <= $until")
@@ -111,7 +112,7 @@ def test_what_is_damaged_is_refused_and_never_merged(struck: Struck) -> None:
         f"{MERGED} JOIN StepOpened o ON o.syncer_step = commits.syncer_step AND o.t > {first} AND commits.t < {last}"
     )
     assert struck.rows(f"SELECT o.t FROM {asked} WHERE learner = $victim AND incarnation = {culprit}") == []
-    if struck.fault == "wrong-config":
+    if struck.fault == "wrong_config":
         assert culprit == struck.incarnation + 1
         assert struck.rows(f"SELECT step FROM {STEPS} WHERE learner = $victim AND incarnation = {culprit}") == []
 

@@ -114,7 +114,8 @@ def allowed(hint: Any, metadata: Sequence[Any] = ()) -> str:
             return words
     if origin in (tuple, list):
         least = max((getattr(item, "min_length", None) or 0 for item in metadata), default=0)
-        return "a list" + (f" of at least {least}" if least else "")
+        each = allowed(arguments[0]) if typing.get_origin(arguments[0]) is typing.Literal else ""
+        return "a list" + (f" of at least {least}" if least else "") + (each and f", each {each}")
     words = _WORDS.get(origin or hint, "a table")
     limits = [
         f"{phrase} {getattr(item, name):g}" for name, phrase in _BOUNDS for item in metadata if hasattr(item, name)

@@ -181,8 +181,8 @@ class WatchServer:
 
     async def _known(self, request: web.Request) -> web.Response:
         """Whether this page may steer the runs, and what faults there are."""
-        kinds = [kind.replace("_", "-") for kind in get_args(FaultKind)]
-        return web.json_response({"control": self._may_steer(request), "kinds": kinds, "syncer": SYNCER})
+        told = {"control": self._may_steer(request), "kinds": get_args(FaultKind), "syncer": SYNCER}
+        return web.json_response(told)
 
     async def _begin(self, request: web.Request) -> web.Response:
         """Give a cookie for the token, which is of no use afterwards."""
