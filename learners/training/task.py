@@ -88,7 +88,7 @@ def load(path: str, data: DataConfig, seed: int, model: dict[str, Any]) -> Task:
             name for name in ("init", "loss", "optimizer", "batch", "tokens", "held_out") if not hasattr(task, name)
         ]
         raise ValueError(
-            f"{path!r} builds a {type(task).__name__} without {', '.join(missing)}; see learners/training/task.py"
+            f"{path!r} builds a {type(task).__name__} without {', '.join(missing)}; diloco.Task says what each one does"
         )
     return task
 
