@@ -205,12 +205,11 @@ class Bench:
         alone = next((row.get("tokens_per_s") for row in self.rows if row["phase"] == f"bare-{learners}"), None)
         if alone is None:
             raise RuntimeError(f"bare-{learners} has no rate, which sets the length of this run")
-        # With two, one is killed after that, and the run is stopped once it is back.
         measured_s = 2.0 * SETTLE_S + self._options.seconds
-        whole_s = measured_s + (2.0 * REST_S["synced"] if learners == 2 else 0.0)
-        tokens, kill_at = int(alone * whole_s), measured_s / whole_s
+        # With two, one is killed after that, and the run is stopped once it is back: it has no end of its own.
+        tokens = 10**9 if learners == 2 else int(alone * measured_s)
         folder = str(self._options.run_dir / f"synced-{learners}")
-        row = self.alone("synced", deadline, learners=learners, tokens=tokens, kill_at=kill_at, folder=folder)
+        row = self.alone("synced", deadline, learners=learners, tokens=tokens, kill_after_s=measured_s, folder=folder)
         begin, end = row.pop("from"), row.pop("to")
         return {"synced_over_alone": row["tokens_per_s"] / alone, **row, **self._sampler.between(begin, end)}
 

@@ -204,14 +204,15 @@ def synced(job: Mapping[str, Any]) -> dict[str, Any]:
     store = emptied(Path(job["folder"]))
     store.write_text(RECIPE_FILE, dump(recipe))
     killed: list[tuple[float, str]] = []
-    back: list[float] = []
+    stepping, back = list[float](), list[float]()
 
     def watch(status: Mapping[str, Any]) -> None:
         """Kill the first learner once both have stepped for a while, and stop the run once it steps again."""
         rows = status["learners"]
         if job["learners"] != 2 or not rows or any(row["state"] != "stepping" for row in rows):
             return
-        if not killed and status["run"]["progress"] >= job["kill_at"]:
+        stepping.append(time.monotonic())
+        if not killed and stepping[-1] - stepping[0] >= job["kill_after_s"]:
             os.kill(rows[0]["pid"], signal.SIGKILL)
             killed.append((time.time(), rows[0]["name"]))
         elif killed and rows[0]["incarnation"] > 1:

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     }
 
 
-RAY = ("tests/runtime/", "chaos/suite/")  # tests that start Ray
+RAY = ("tests/runtime/", "chaos/suite/", "tests/benchmarks/test_gpu.py")  # tests that start Ray
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

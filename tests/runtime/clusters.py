@@ -109,23 +109,21 @@ class Cluster:
                 head.append(f"--autoscaling-config={config}")
                 self.environment |= FAKE_AUTOSCALER
             self._start(HEAD, *head, temp, f"--labels=region={regions[0]}", *node)
-            until(lambda: self.get("/api/version")[0] == 200, "the head answers")
+            until(lambda: self._alive() and self.get("/api/version")[0] == 200, "the head answers")
             if autoscaling is not None:
                 return
             worker = [f"--address={HEAD}:{self.port}", "--include-log-monitor=false"]
             self._start(WORKER, *worker, f"--labels=region={regions[1]}", *node)
-            until(lambda: self._ended() or len(self.regions()) == 2, "both nodes are alive")
-            if self._ended():  # as where something else took one of its ports: what a supervisor of a node does
-                self._start(WORKER, *worker, f"--labels=region={regions[1]}", *node)
-                until(lambda: len(self.regions()) == 2, "both nodes are alive")
+            until(lambda: self._alive() and len(self.regions()) == 2, "both nodes are alive")
         except BaseException:
             for log in sorted(self.folder.glob("start-*.log")):
                 print(f"{log.name}:", log.read_text()[-2000:], file=sys.stderr)
             self.close()
             raise
 
-    def _ended(self) -> bool:
-        return any(process.poll() is not None for process in self._started)
+    def _alive(self) -> bool:
+        assert all(process.poll() is None for process in self._started), "a node ended as it started"
+        return True
 
     def _start(self, host: str, *options: str) -> None:
         """A node. Its agent's port is its own: the default may be taken by another Ray on this machine."""
@@ -215,7 +213,10 @@ def preemption(node: str, address: str, seconds: int) -> list[str | Path]:
 def cluster(
     regions: tuple[str, str], cpus: int, autoscaling: Mapping[str, Any] | None = None, **environment: str
 ) -> Iterator[Cluster]:
-    there = Cluster(regions, cpus, autoscaling, **environment)
+    try:
+        there = Cluster(regions, cpus, autoscaling, **environment)
+    except AssertionError:  # its port is taken, or Ray's own deadline for a start has passed: a supervisor tries again
+        there = Cluster(regions, cpus, autoscaling, **environment)
     try:
         yield there
     finally:
