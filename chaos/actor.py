@@ -17,10 +17,10 @@ from chaos.plans import KINDS, PlannedFault, due, plan, random_faults
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.eventlog.log_writer import FactLog
 from orchestrator.lifecycle.ports import CALL_S, gist
-from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
+from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.regions.gateway import GATEWAY, RegionPeer
 from orchestrator.regions.joined import split
-from orchestrator.runtime.placement import AGENT_S, control, named, rank_label, signalled, syncer_name
+from orchestrator.runtime.placement import AGENT_S, control, named, node_agent, rank_label, signalled, syncer_name
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
 from outer.background import Background, end_process, tell
@@ -68,7 +68,7 @@ class ChaosActor:
 
     async def _carry_out_plan(self) -> None:
         waiting, following = self._planned, next(self._random, None)
-        heard_at = time.monotonic()
+        agents, heard_at = dict[str, Any](), time.monotonic()
         while not self._stopped.is_set():
             try:
                 orchestrator = ray.get_actor("orchestrator", self._namespace)
@@ -83,6 +83,9 @@ class ChaosActor:
             if clock["finished"] or clock["syncer_step"] is None:
                 await asyncio.sleep(POLL_S)
                 continue
+            if not clock["running_s"]:  # agents take some seconds to start, by which first faults would be late
+                for node in {each["node"] for each in await self._living() if each["node"]} - agents.keys():
+                    agents[node] = split(node)[0] or node_agent(node, self._namespace)  # each region has its own
             now, waiting = due(waiting, clock["running_s"], clock["syncer_step"])
             for fault in now:
                 await self._inject(fault)
@@ -104,7 +107,8 @@ class ChaosActor:
         return await asyncio.to_thread(self._log.close, CLOSE_S)
 
     async def _inject(self, fault: PlannedFault) -> str:
-        target = await self._find(*fault.target)
+        living = await self._living()
+        target = next((each for each in living if (each["name"], each["rank"]) == fault.target), None)
         if target is None:
             return self._skip(fault, "it is not running")
         try:
@@ -177,16 +181,15 @@ class ChaosActor:
         await asyncio.sleep(fault.duration_s)
         self._emit(FaultHealed(fault.identifier, fault.target[0]))
 
-    async def _find(self, learner: str, rank: int) -> dict[str, Any] | None:
+    async def _living(self) -> list[dict[str, Any]]:
+        """The targets of faults: learners' ranks, and the syncer."""
         try:
             orchestrator = ray.get_actor("orchestrator", self._namespace)
-            if learner == SYNCER:
-                syncer: dict[str, Any] = await asyncio.wait_for(orchestrator.syncer.remote(), CALL_S)
-                return syncer if syncer["pid"] is not None else None
-            living = await asyncio.wait_for(orchestrator.learners.remote(), CALL_S)
+            syncer = await asyncio.wait_for(orchestrator.syncer.remote(), CALL_S)
+            living: list[dict[str, Any]] = await asyncio.wait_for(orchestrator.learners.remote(), CALL_S)
         except (ValueError, TimeoutError, ray.exceptions.RayError):
-            return None
-        return next((each for each in living if (each["name"], each["rank"]) == (learner, rank)), None)
+            return []
+        return living if syncer["pid"] is None else [*living, syncer | {"rank": 0}]
 
     def _skip(self, fault: PlannedFault, reason: str) -> str:
         self._emit(FaultSkipped(fault.kind, fault.target[0], reason))
