@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)       ## train one model on four learners through kills and a freeze
 	$(BIN)/diloco run deploy/recipes/demo.toml --fresh
 
-# Two workers. All tests that start Ray are in one of the two: see tests/conftest.py.
+# Two workers. The tests on Ray, but for those of the examples, are in one of the two: see tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test: $(READY)       ## what a newcomer runs: every room, the proofs in small, two real runs on Ray, one more through faults

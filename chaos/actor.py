@@ -7,6 +7,7 @@ A fault with a duration heals by itself, even if this actor is dead by then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from typing import Any
@@ -49,6 +50,7 @@ class ChaosActor:
         self._random = random_faults(chaos, recipe.processes, recipe.seed, len(self._planned))
         self._identifier = 1_000_000 * incarnation  # of faults requested by hand
         self._injected: Counter[str] = Counter()  # by kind, told with each look at the clock
+        self._agents = set[str]()  # nodes whose agents were started
         self._running = False
         self._stopped = asyncio.Event()
         self._healing = Background(tell)
@@ -68,7 +70,7 @@ class ChaosActor:
 
     async def _carry_out_plan(self) -> None:
         waiting, following = self._planned, next(self._random, None)
-        agents, heard_at = dict[str, Any](), time.monotonic()
+        heard_at = time.monotonic()
         while not self._stopped.is_set():
             try:
                 orchestrator = ray.get_actor("orchestrator", self._namespace)
@@ -83,9 +85,8 @@ class ChaosActor:
             if clock["finished"] or clock["syncer_step"] is None:
                 await asyncio.sleep(POLL_S)
                 continue
-            if not clock["running_s"]:  # agents take some seconds to start, by which first faults would be late
-                for node in {each["node"] for each in await self._living() if each["node"]} - agents.keys():
-                    agents[node] = split(node)[0] or node_agent(node, self._namespace)  # each region has its own
+            if not clock["running_s"]:
+                await self._start_agents()
             now, waiting = due(waiting, clock["running_s"], clock["syncer_step"])
             for fault in now:
                 await self._inject(fault)
@@ -93,6 +94,14 @@ class ChaosActor:
                 await self._inject(following)
                 following = next(self._random, None)
             await asyncio.sleep(POLL_S)
+
+    async def _start_agents(self) -> None:
+        """Agents of this region's nodes take some seconds to start, by which the first faults would be late."""
+        there = {split(each["node"]) for each in await self._living() if each["node"]}
+        for node in {node for region, node in there if not region} - self._agents:
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):  # else the first fault says why
+                node_agent(node, self._namespace)
+            self._agents.add(node)
 
     async def inject(self, kind: str, learner: str, duration_s: float, delay_s: float) -> str:
         """Inject one fault now; returns what happened in words, beginning with `injected` or `skipped`."""
@@ -119,17 +128,8 @@ class ChaosActor:
             return self._skip(fault, f"its process or node does not answer: {type(error).__name__}")
         if not injected:
             return self._skip(fault, "its process is gone")
-        self._emit(
-            FaultInjected(
-                fault.identifier,
-                fault.kind,
-                fault.target[0],
-                target["incarnation"],
-                target["pid"],
-                fault.duration_s,
-                fault.delay_s,
-            )
-        )
+        struck = fault.identifier, fault.kind, fault.target[0], target["incarnation"], target["pid"]
+        self._log.emit(FaultInjected(*struck, fault.duration_s, fault.delay_s))
         self._injected[fault.kind] += 1
         if fault.duration_s:
             self._healing.spawn(self._heal(fault))
@@ -179,7 +179,7 @@ class ChaosActor:
 
     async def _heal(self, fault: PlannedFault) -> None:
         await asyncio.sleep(fault.duration_s)
-        self._emit(FaultHealed(fault.identifier, fault.target[0]))
+        self._log.emit(FaultHealed(fault.identifier, fault.target[0]))
 
     async def _living(self) -> list[dict[str, Any]]:
         """The targets of faults: learners' ranks, and the syncer."""
@@ -192,11 +192,8 @@ class ChaosActor:
         return living if syncer["pid"] is None else [*living, syncer | {"rank": 0}]
 
     def _skip(self, fault: PlannedFault, reason: str) -> str:
-        self._emit(FaultSkipped(fault.kind, fault.target[0], reason))
+        self._log.emit(FaultSkipped(fault.kind, fault.target[0], reason))
         return f"skipped {fault.kind} of {fault.learner}: {reason}"
-
-    def _emit(self, fact: Any) -> None:
-        self._log.emit(fact)
 
 
 def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> Any:

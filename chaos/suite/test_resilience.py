@@ -97,7 +97,7 @@ def test_a_slow_learner_takes_longer_for_every_step(struck: Struck) -> None:
 @of("corrupt", "non_finite", "wrong_config")
 def test_what_is_damaged_is_refused_and_never_merged(struck: Struck) -> None:
     """A damaged contribution, one that is not finite; a learner of another recipe, before its first step."""
-    reason = {"corrupt": "bad_digest"}.get(struck.fault, struck.fault)
+    reason = "bad_digest" if struck.fault == "corrupt" else struck.fault
     signs = f"SELECT t, learner, incarnation FROM Refused WHERE reason = '{reason}'"
     if struck.fault == "non_finite":
         signs += " UNION ALL SELECT t, learner, incarnation FROM Quarantined"

@@ -1,11 +1,8 @@
-"""Plans of faults, pure functions of configuration and seed, and who carries them out."""
+"""Plans of faults: pure functions of configuration and seed."""
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
 from itertools import islice, pairwise
-from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -14,7 +11,6 @@ from hypothesis import strategies as st
 
 from chaos.plans import due, plan, random_faults
 from orchestrator.recipe.config import ChaosConfig, FaultConfig, FaultKind, Point
-from orchestrator.runtime import placement
 from outer.kill_points import POINTS
 
 LEARNERS = tuple(f"learner-local-{index}" for index in range(4))
@@ -132,12 +128,3 @@ def test_what_is_due_fires_once_and_the_rest_waits() -> None:
 
 def test_the_points_of_a_recipe_are_those_that_a_commit_passes() -> None:
     assert get_args(Point) == POINTS
-
-
-def test_an_agent_that_is_up_too_late_signals_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would kill what the log says was spared."""
-    late = SimpleNamespace(answer=SimpleNamespace(remote=partial(asyncio.sleep, 60.0)))  # not asked for more
-    monkeypatch.setattr(placement, "node_agent", lambda *_: late)
-    monkeypatch.setattr(placement, "AGENT_S", 0.1)
-    with pytest.raises(TimeoutError):
-        asyncio.run(placement.signalled("node", "run", "kill", 7))

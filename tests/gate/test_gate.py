@@ -1,7 +1,7 @@
 """The regression gate: what the hot paths cost, as multiples of a plain computation in the same process.
 
-The numbers after `normal` are ratios seen on an idle machine. Lower one when a change makes its path faster; raise
-one only with a reason in the commit. benchmarks/ measures the same paths in seconds.
+The simulator's cost is in calls. The numbers after `normal` are ratios seen on an idle machine. Lower one when a change
+makes its path faster; raise one only with a reason in the commit. benchmarks/ measures the same paths in seconds.
 """
 
 from __future__ import annotations

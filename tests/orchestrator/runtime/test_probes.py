@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from orchestrator.eventlog.facts import LearnerRequested
 from orchestrator.lifecycle import learner_manager
 from orchestrator.lifecycle.controller import State
 from orchestrator.lifecycle.learner_units import LearnerHandle
-from orchestrator.runtime import ray_processes
+from orchestrator.runtime import placement, ray_processes
 from outer.ports import NoAnswer, Unreachable
 from tests.orchestrator.runtime.scene import GOES, Asks, Scene, Serving, until
 from tests.waiting import DEADLINE_S
@@ -190,3 +192,12 @@ def test_places_are_looked_for_beside_the_event_loop_one_look_at_a_time_and_no_a
 
     asyncio.run(story())
     assert scene.learners.failure is None
+
+
+def test_an_agent_that_is_up_too_late_signals_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would kill what the log says was spared."""
+    late = SimpleNamespace(answer=SimpleNamespace(remote=partial(asyncio.sleep, 60.0)))  # not asked for more
+    monkeypatch.setattr(placement, "node_agent", lambda *_: late)
+    monkeypatch.setattr(placement, "AGENT_S", 0.1)
+    with pytest.raises(TimeoutError):
+        asyncio.run(placement.signalled("node", "run", "kill", 7))
