@@ -183,7 +183,7 @@ def follow(rig: Rig, run: Path, options: argparse.Namespace) -> dict[str, float]
         if "began" not in told and status["learners"] and all(each["step"] for each in status["learners"]):
             told["began"] = time.time()
             told |= {f"bytes {a}{b}": float(each["bytes"]) for (a, b), each in wan.counters()[0].items()}
-        if options.cut and "cut" not in told and status["run"]["progress"] >= CUT_AT:
+        if options.cut and "began" in told and "cut" not in told and status["run"]["progress"] >= CUT_AT:
             told["cut"] = time.time()
             rig.wan("isolate", options.cut_region)
         if "cut" in told and "healed" not in told and time.time() >= told["cut"] + options.cut:
