@@ -29,6 +29,7 @@ from benchmarks.harness.whole_log import WholeLog
 from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultInjected, LearnerLost, LearnerRequested, LearnerStarted, RunStarted
+from orchestrator.store.readers import located
 from orchestrator.store.run_store import RunStore
 from outer.journal.chain import SEGMENT_ROWS
 from outer.journal.groups import SYNCER
@@ -132,7 +133,7 @@ def memory(process: psutil.Process) -> float:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", metavar="RUN")
     parser.add_argument("--learners", type=int, default=64)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -141,7 +142,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "page"
         store, log = RunStore(folder), WholeLog(Folder(folder))
-        status = RunStore(options.run).read_json("status.json")
+        status = located(options.run).read_json("status.json")
         store.write_json("status.json", status_of(status, options.learners))
         history = History(options.learners, time.time() - options.rows * STEP_S / (1.5 * options.learners))
         waiting = list(history.begin())
