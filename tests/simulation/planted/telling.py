@@ -47,9 +47,9 @@ def grant_not_sent_again(method: Any, self: Sessions, now: float, member: Any) -
 
 
 @around(Sessions, "stop")
-def stop_not_sent_again(method: Any, self: Sessions, now: float, member: Any, reason: str) -> None:
+def stop_not_sent_again(method: Any, self: Sessions, now: float, member: Any, *args: Any, **more: Any) -> None:
     """Who still reports after the end is told again to stop."""
-    method(self, now, member, reason)
+    method(self, now, member, *args, **more)
     member.stopped_at = float("inf")
 
 
