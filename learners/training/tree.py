@@ -198,13 +198,6 @@ def summed_bytes(task: Task, inner: InnerConfig) -> int:
 def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
     """Bytes of the inner optimizer's state, including gradient clipping."""
     task = precise(task, inner)
-    merged = Leaves.of(task).merged(_parameter_shapes(task))
-    return _bytes(jax.eval_shape(transformation(task, inner).init, merged))
-
-
-def _parameter_shapes(task: Task) -> Any:
-    return jax.eval_shape(task.init, jax.random.key(0))
-
-
-def _bytes(shapes: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    merged = Leaves.of(task).merged(jax.eval_shape(task.init, jax.random.key(0)))
+    state = jax.eval_shape(transformation(task, inner).init, merged)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

@@ -130,9 +130,3 @@ def _line(each: dict[str, Any]) -> str:
     size = f"{each['tokens_committed']:,} tokens, {each['bytes']:,} bytes, {len(each['learners'])} learners"
     about = f"step {each['syncer_step']:,}, {size}, {words.seconds(each['age_s'])} old"
     return f"{each['snapshot']:>6}  {'; '.join([about, *notes])}"
-
-
-def unknown(field: str, value: str, numbers: list[int]) -> Problem:
-    """The problem of a checkpoint that does not exist."""
-    there = f"there are {', '.join(map(str, numbers))}" if numbers else "there is none: diloco checkpoint now takes one"
-    return Problem(field, value, "is no checkpoint of this run", there)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from orchestrator.cli.checkpoint import kept, unknown
+from orchestrator.cli.checkpoint import kept
 from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.recipe.problems import InputError, Problem
@@ -61,7 +61,9 @@ def of_checkpoint(store: RunStore, wanted: str) -> ExportedModel:
     with kept(store) as where:
         numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
         if not numbers or not (wanted == NEWEST or (wanted.isdecimal() and int(wanted) in numbers)):
-            raise InputError([unknown("--checkpoint", wanted, numbers)])
+            known = ", ".join(map(str, numbers))
+            fix = f"there are {known}" if known else "there is none: diloco checkpoint now takes one"
+            raise InputError([Problem("--checkpoint", wanted, "is no checkpoint of this run", fix)])
         snapshot = numbers[-1] if wanted == NEWEST else int(wanted)
         try:
             return export.of_checkpoint(store, where, snapshot)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +14,7 @@ import typer
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Run, Task
 from orchestrator.cli.progress import Bars
-from orchestrator.cli.recipes import permit
+from orchestrator.cli.recipes import import_from, permit
 from orchestrator.eventlog.events import finite
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.tasks import host_only
@@ -97,9 +96,7 @@ def _replay(store: RunStore, until: int | None, allowed: str | None, rules: list
             permit(named[0] if named else recipe.outer.merge, each, "--rule")
     for each in named:
         permit(each, each if each in rules else None, "--rule")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)  # as for a run
+    import_from(Path.cwd())  # as for a run
     try:
         tape = tape_of(said, until)
         if until is not None and not tape.commits:

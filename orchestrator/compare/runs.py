@@ -79,21 +79,6 @@ def _at(points: Sequence[tuple[float, float]], place: float) -> float | None:
     return points[-1][1]
 
 
-def outcome(store: RunStore, recipe: Recipe) -> RunOutcome:
-    """The outcome of a run that has ended, whose recipe is `recipe`.
-
-    Raises ValueError for a damaged log, OSError where it cannot be read.
-    """
-    told = object_of(store, OUTCOME_FILE)
-    if told and told.get("config_hash") == recipe.config_hash:
-        return loaded(told)
-    text = store.read_text(RECIPE_FILE) or ""
-    contents = contents_of(intact(store.root), text)
-    found = _of_data(collect(contents.database, contents.summary, contents.verdicts), recipe)
-    save(store, found)
-    return loaded(object_of(store, OUTCOME_FILE) or {})
-
-
 def save(store: RunStore, found: RunOutcome) -> None:
     """Write what is finite: a run whose loss is not has none."""
     curve = tuple(point for point in found.curve if math.isfinite(point[2]))
@@ -165,8 +150,13 @@ class ComparedRun:
         return state == "finished" and self.store.path("summary.json").exists()
 
     def outcome(self) -> RunOutcome:
-        """The outcome of a finished run."""
-        return outcome(self.store, self.recipe)
+        """The outcome of a finished run. Raises ValueError for a damaged log, OSError where it cannot be read."""
+        told = object_of(self.store, OUTCOME_FILE)
+        if told and told.get("config_hash") == self.recipe.config_hash:
+            return loaded(told)
+        contents = contents_of(intact(self.store.root), self.store.read_text(RECIPE_FILE) or "")
+        save(self.store, _of_data(collect(contents.database, contents.summary, contents.verdicts), self.recipe))
+        return loaded(object_of(self.store, OUTCOME_FILE) or {})
 
 
 def in_tokens(recipe: Recipe) -> Recipe:

@@ -17,19 +17,6 @@ from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, Recor
 from orchestrator.lifecycle.pools import Change, Pools
 from orchestrator.recipe.config import PoolConfig
 
-__all__ = [
-    "TRANSITIONS",
-    "Action",
-    "AskToLeave",
-    "Controller",
-    "CurrentIncarnation",
-    "End",
-    "RankState",
-    "Start",
-    "State",
-    "Unit",
-]
-
 BACKOFF_S_MAX = 30.0
 SOUND_S = 60.0  # an incarnation that lived this long clears the count of failures
 NOTICE_MARGIN_S = 2.0  # learners leave a node this long before it ends

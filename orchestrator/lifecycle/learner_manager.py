@@ -212,9 +212,6 @@ class LearnerManager:
             if each.ranks and alive(name, each.incarnation) is not gone
         ]
 
-    def living_peers(self) -> tuple[Peer, ...]:
-        return tuple(peer for _, _, peer in self.savers())
-
     @property
     def peers(self) -> list[Peer]:
         """Every process that it knows of, standbys included."""

@@ -63,7 +63,7 @@ class OrchestratorShell:
         self._patience, self._unwritten = Patience(), ""  # why the newest status could not be written
         self._unsure = set[str]()  # learners that an earlier orchestrator left where nobody answers
         self._learners = LearnerManager(recipe, ports, lambda: self._over, self._patience, number)
-        asked = self._learners.expected, self._reached, self._learners.living_peers
+        asked = self._learners.expected, self._reached, lambda: tuple(peer for _, _, peer in self._learners.savers())
         self._syncer = SyncerManager(recipe.run, ports, spec, *asked, self._patience, number)
         self._checkpoints = Checkpointer(
             recipe.durability,

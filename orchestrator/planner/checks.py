@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.sizing.rates import floor_s
-from orchestrator.planner.sizing.traffic import SHARE, LinkLoad
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, SHARE, LinkLoad
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.resources import memory_share
 from orchestrator.store.status_text import amount
@@ -86,7 +86,7 @@ def _device_memory(plan: Plan) -> Iterator[Problem]:
 
 def _narrow(plan: Plan) -> Iterator[Problem]:
     """Links that carry no fragment in time, or less than what becomes due."""
-    sync, whole = plan.recipe.sync, plan.whole_bytes
+    sync, whole = plan.recipe.sync, DOWN_BYTES * max(row.elements for row in plan.fragments)
     for load in plan.loads:
         for field, deadline_s, what, takes_s in (
             ("sync.read_timeout_s", sync.read_timeout_s, "contribution", load.contribution_s),

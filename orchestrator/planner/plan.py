@@ -17,7 +17,7 @@ from orchestrator.planner.sizing.memory import Memory
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import Node
 from orchestrator.planner.sizing.rates import rates
-from orchestrator.planner.sizing.traffic import DOWN_BYTES, FragmentRow, LinkLoad, Traffic
+from orchestrator.planner.sizing.traffic import FragmentRow, LinkLoad, Traffic
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
 
@@ -75,11 +75,6 @@ class Plan:
     def ok(self) -> bool:
         """True if the run can be placed within all limits."""
         return not self.limits
-
-    @property
-    def whole_bytes(self) -> int:
-        """The largest fragment in float32, by which deadlines grow."""
-        return DOWN_BYTES * max(row.elements for row in self.fragments)
 
     @property
     def pools(self) -> dict[str, int]:

@@ -242,11 +242,5 @@ def from_error(error: ValueError, field: str, recipe: BaseModel, fix: str) -> Pr
 
 
 def _lookup(recipe: BaseModel, field: str) -> Any:
-    return reduce(
-        lambda table, key: table.get(key) if isinstance(table, dict) else None, field.split("."), _raw(recipe)
-    )
-
-
-def _raw(recipe: BaseModel) -> Any:
-    """The recipe's values under its own keys; an incomplete recipe has only some."""
-    return recipe.model_dump(mode="json", by_alias=True, warnings=False)
+    values: Any = recipe.model_dump(mode="json", by_alias=True, warnings=False)  # an incomplete recipe has only some
+    return reduce(lambda table, key: table.get(key) if isinstance(table, dict) else None, field.split("."), values)

@@ -6,7 +6,6 @@ Starts no Ray and creates nothing. Imports the numeric modules, and with them JA
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -82,9 +81,8 @@ def _patience(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _pool_names(recipe: Recipe) -> Iterator[Problem]:
-    counts = Counter(pool.name for pool in recipe.pools)
     for index, pool in enumerate(recipe.pools):
-        if counts[pool.name] > 1 and pool.name in {earlier.name for earlier in recipe.pools[:index]}:
+        if pool.name in {earlier.name for earlier in recipe.pools[:index]}:
             fix = "give each pool a name of its own"
             yield Problem(f"pools.{index}.name", pool.name, "is another pool's name too", fix)
 
@@ -171,12 +169,11 @@ def _targets(recipe: Recipe) -> Iterator[Problem]:
 
 def _fleet_pools(recipe: Recipe) -> Iterator[Problem]:
     known = [pool.name for pool in recipe.pools]
-    named = Counter(pool.name for pool in recipe.fleet.pools)
     for index, pool in enumerate(recipe.fleet.pools):
         field = f"fleet.pools.{index}.name"
         if pool.name not in known:
             yield _unknown(field, pool.name, "is no pool of [[pools]]", known)
-        elif named[pool.name] > 1 and pool.name in {earlier.name for earlier in recipe.fleet.pools[:index]}:
+        elif pool.name in {earlier.name for earlier in recipe.fleet.pools[:index]}:
             yield Problem(field, pool.name, "is described twice", "keep one [[fleet.pools]] table for each pool")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 from orchestrator.eventlog.reader import LogReader
 from orchestrator.report.render import contents_of
-from orchestrator.report.write import RECIPE, STORE_AWAY, SUMMARY, attempt
+from orchestrator.report.write import RECIPE, STORE_AWAY, SUMMARY, write
 from orchestrator.store.run_store import RunStore
 
 
@@ -19,7 +20,8 @@ def main(run_dir: str) -> int:
     except OSError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return STORE_AWAY
-    attempt(store, contents)
+    with contextlib.suppress(Exception):  # the run does not fail by it: `diloco report` tells why it is missing
+        write(store, contents=contents)
     return 0
 
 

@@ -29,12 +29,3 @@ def write(store: RunStore, html: Path | None = None, contents: Contents | None =
     name = HTML if html is None else html.name
     target.write_text(name, rendered)
     return target.path(name)
-
-
-def attempt(store: RunStore, contents: Contents | None = None) -> bool:
-    """`write`, for a run that must not fail because of its report. `diloco report` then tells why it is missing."""
-    try:
-        write(store, contents=contents)
-    except Exception:
-        return False
-    return True

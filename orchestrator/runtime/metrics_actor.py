@@ -17,7 +17,7 @@ import ray
 from ray.util.metrics import Counter, Gauge
 
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.placement import control
+from orchestrator.runtime.placement import control, named
 from orchestrator.store.readers import status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, ENDED, Metric, Sample, admitted, samples
@@ -118,12 +118,6 @@ def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> An
 
     Returns at once.
     """
-    options: dict[str, Any] = {
-        "name": f"metrics-{secrets.token_hex(4)}",  # that of an earlier run may still be there
-        "namespace": namespace,
-        "lifetime": "detached",
-        "num_cpus": CPUS,
-        "max_restarts": RESTARTS_MAX,
-    } | control(recipe.run.control, anywhere)
-    exporter = ray.remote(MetricsActor).options(**options)
-    return exporter.remote(recipe.name, str(store.root), namespace)
+    name = f"metrics-{secrets.token_hex(4)}"  # that of an earlier run may still be there
+    options = named(name, namespace, CPUS) | {"max_restarts": RESTARTS_MAX} | control(recipe.run.control, anywhere)
+    return ray.remote(MetricsActor).options(**options).remote(recipe.name, str(store.root), namespace)

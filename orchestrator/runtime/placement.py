@@ -211,14 +211,10 @@ class NodeAgent:
         return subprocess.run(["/bin/sh", "-c", stop], start_new_session=True).returncode == 0
 
 
-def label(learner: str, incarnation: int) -> str:
-    """The name of an incarnation's actor."""
-    return learner if incarnation == 1 else f"{learner}.{incarnation}"
-
-
 def rank_label(learner: str, incarnation: int, rank: int) -> str:
     """The name of the actor of a rank of an incarnation."""
-    return f"{label(learner, incarnation)}/{rank}" if rank else label(learner, incarnation)
+    name = learner if incarnation == 1 else f"{learner}.{incarnation}"
+    return f"{name}/{rank}" if rank else name
 
 
 def agent_name(node: str) -> str:
@@ -227,15 +223,8 @@ def agent_name(node: str) -> str:
 
 def node_agent(node: str, namespace: str) -> Any:
     """The agent of a node, by its id in hex; started if there is none."""
-    options: dict[str, Any] = {
-        "name": agent_name(node),
-        "namespace": namespace,
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "num_cpus": AGENT_CPUS,
-        "max_restarts": 0,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-    }
+    options = named(agent_name(node), namespace, AGENT_CPUS) | {"get_if_exists": True}
+    options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
     return ray.remote(NodeAgent).options(**options).remote()
 
 

@@ -96,15 +96,6 @@ class LearnerProcess(Process):
         """Questions and other work that is under way."""
         return len(self.shell._waiting) + len(self.shell._background.running)
 
-    @property
-    def poisoned(self) -> bool:
-        return self.device.trainer.poisoned
-
-    @property
-    def known_poisoned(self) -> bool:
-        """Whether a loss has shown that its numbers are not finite."""
-        return self.device.trainer.known_poisoned
-
     def _date(self) -> float:
         if self.host.jumped:
             self.host.jumped = False
@@ -382,7 +373,7 @@ class SimFragments:
 
     def encode(self, contribution: Contribution) -> Contribution:
         self._values.read(contribution)
-        return self._model.encoded(contribution, self._process.poisoned)
+        return self._model.encoded(contribution, self._process.device.trainer.poisoned)
 
     def apply(self, effect: events_effects.Apply) -> None:
         self._values.apply(effect)
@@ -401,7 +392,7 @@ class SimFragments:
         self._values.restore(arrays[0])
 
     def capture(self) -> Any:
-        return self._values.packed(self._process.poisoned)
+        return self._values.packed(self._process.device.trainer.poisoned)
 
     def pack(
         self, captured: Any, request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()

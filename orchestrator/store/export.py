@@ -63,7 +63,8 @@ def of_run(store: RunStore) -> ExportedModel:
     try:
         tensors = weights.read(store.root)
     except ValueError as error:
-        raise InputError([_problem("RUN", str(store), error)]) from error
+        message, _, fix = str(error).rpartition("; ")
+        raise InputError([Problem("RUN", str(store), message, fix)]) from error
     recipe = recipe_of(store)
     manifest = store.read_json("final/manifest.json")
     return ExportedModel(tensors, _about(recipe, manifest, object_of(store, "summary.json") or {}, tensors))
@@ -161,12 +162,6 @@ def write(model: ExportedModel, path: Path, name: str = "safetensors") -> None:
         if draft.is_dir():
             shutil.rmtree(draft, ignore_errors=True)
         draft.unlink(missing_ok=True)
-
-
-def _problem(field: str, path: Path | str, error: ValueError) -> Problem:
-    """From a message of the form `what is wrong; the fix`."""
-    message, _, fix = str(error).rpartition("; ")
-    return Problem(field, str(path), message, fix)
 
 
 def _about(

@@ -95,10 +95,6 @@ class EarlierGroups:
         # Damage that an earlier epoch cut off stays missing until an epoch starts over with a seed.
         self.damage += [str(each) for each in group.header.get("damage", []) if each not in self.damage]
 
-    def cut(self) -> None:
-        """Drop the chain: a group before it is damaged, so none of it can be used."""
-        self.chain, self.values = [], {}
-
 
 class Chain:
     """The groups of one run in a folder of a store. `run`: the identity that they carry."""
@@ -135,7 +131,7 @@ class Chain:
             except (Damaged, FileNotFoundError) as error:
                 unusable = f"; {len(past.chain)} groups after it cannot be used"
                 past.damage.append(f"group {before}: {words(error)}{unusable}")
-                past.cut()
+                past.chain, past.values = [], {}  # a group before them is damaged: none of them can be used
                 group = self.newest_sound(past, [position for position in past.positions if position < before])
         return past
 

@@ -30,7 +30,7 @@ def encode(codec: str, theta: NDArray[np.float32], anchor: NDArray[np.float32], 
 def decode(
     codec: str, payload: NDArray[Any], anchor: NDArray[np.float32], place: slice = slice(None)
 ) -> NDArray[np.float64]:
-    """Decode a payload that `inspect` passed to the outer gradient anchor - theta, float64[n] (paper section 3).
+    """Decode a payload that `Codec.inspect` passed to the outer gradient anchor - theta, float64[n] (paper section 3).
 
     `place`: only these elements. For fp32 the difference is exact while no element changed by more than a factor of
     2**29, so an outer step of plain SGD with learning rate 1 restores theta bit for bit.
@@ -43,24 +43,19 @@ def decode(
 def values(
     codec: str, payload: NDArray[Any], anchor: NDArray[np.float32], place: slice = slice(None)
 ) -> NDArray[np.float64]:
-    """The learner's parameters in a payload that `inspect` passed, float64[n], or some; exact for fp32."""
+    """The learner's parameters in a payload that `Codec.inspect` passed, float64[n], or some; exact for fp32."""
     form = named(codec)
     numbers = form.decode(payload, len(anchor), place).astype(np.float64)
     return numbers if form.absolute else anchor[place].astype(np.float64) - numbers
 
 
 def difference(codec: str, payload: NDArray[Any], anchor: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """A payload that `inspect` passed, in the format DIFFERENCE: the outer gradient, rounded to float32."""
+    """A payload that `Codec.inspect` passed, in the format DIFFERENCE: the outer gradient, rounded to float32."""
     form = named(codec)
     numbers = form.decode(payload, len(anchor))
     with np.errstate(over="ignore"):  # what is not finite shows in the merged value
         found = anchor - numbers if form.absolute else numbers
     return np.ascontiguousarray(found, np.float32).view(np.uint32)
-
-
-def inspect(codec: str, payload: Any, size: int) -> str:
-    """The defect of a payload for a fragment of `size` elements, as `Codec.inspect` says it."""
-    return named(codec).inspect(payload, size)
 
 
 def digest(*payloads: NDArray[Any]) -> str:
@@ -82,6 +77,6 @@ def examine(contribution: Contribution, codec: str, size: int) -> Contribution:
         return replace(contribution, payload=None, defect="wrong_shape")
     if digest(payload) != contribution.digest:
         return replace(contribution, payload=None, defect="bad_digest")
-    if defect := inspect(codec, payload, size):
+    if defect := named(codec).inspect(payload, size):
         return replace(contribution, payload=None, defect=defect)
     return contribution

@@ -101,7 +101,7 @@ def _pieces(vectors: Sequence[Sequence[tuple[int, int, int]]]) -> Pieces:
 
 
 class Contributions:
-    """M payloads of one fragment with weights above 0, for one merge. Payloads have passed `codec.inspect`."""
+    """M payloads of one fragment with weights above 0, for one merge. Payloads have passed `Codec.inspect`."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
 from outer.protocol.links import EARLY
-from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
+from outer.protocol.messages import DRAINING, Contribution, FragmentCounters
 from outer.protocol.quorum import Decision, QuorumVerdict, decide
 
 if TYPE_CHECKING:
@@ -194,20 +194,6 @@ class OpenStep:
         self.patience = sorted((now + wait.patience_s, name) for name, wait in waits.items())
         self.awaited, self.contributions, self.early = dict(asked), {}, frozenset(early)
         self.attempt += 1
-
-    def request(self, epoch: int, incarnation: int, progress: float, deadline_s: float, codec: str = "") -> ReadRequest:
-        """The request to send to one of the asked learners."""
-        assert self.fragment is not None
-        return ReadRequest(
-            epoch=epoch,
-            incarnation=incarnation,
-            syncer_step=self.syncer_step,
-            fragment=self.fragment,
-            attempt=self.attempt,
-            progress=progress,
-            deadline_s=deadline_s,
-            codec=codec,
-        )
 
     def accept(self, contribution: Contribution, member: Member, version: int, config: SyncConfig) -> str:
         """Keep a contribution that was asked for and can be merged; else return the reason for refusing it.

@@ -109,8 +109,8 @@ class ReadRequests:
         step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
         for member in asked:
-            deadline_s, codec = waits[member.name].deadline_s, self._links.codec(member)
-            self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s, codec))
+            wanted = step.syncer_step, fragment, step.attempt, progress, waits[member.name].deadline_s
+            self._out.send(member, ReadRequest(self._epoch, member.incarnation, *wanted, self._links.codec(member)))
 
     def _early(self, step: OpenStep, version: int) -> dict[str, Contribution]:
         """The answers that came ahead of this step and can be merged, by learner."""

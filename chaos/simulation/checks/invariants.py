@@ -101,7 +101,7 @@ class Invariants(Observer):
             self._broken("invariants.gives", f"{name} gave its state at syncer step {effect.syncer_step}, {told}")
         if not learner.values.whole:
             self._broken("invariants.gives", f"{name} gave its state before every fragment of it came from the syncer")
-        if learner.known_poisoned:
+        if learner.device.trainer.known_poisoned:
             self._broken("invariants.gives", f"{name} gave a state of which it knew that it is not finite")
 
     def leaves(self, learner: LearnerProcess, reason: str) -> None:

@@ -177,7 +177,7 @@ class FleetNetwork:
             return self._fleet.state_bytes
         if method not in ("fetch", "received"):
             return 0.0
-        size = self._down_bytes[fragment_of(answer[2])]
+        size = self._down_bytes[int(answer[2][0])]
         return size if _phase(target) != JOINING else self._whole * size  # it holds no version before
 
     def _begins(self, process: Process) -> bool:
@@ -327,10 +327,6 @@ class Number(NamedTuple):
     """A version without its value."""
 
     number: int
-
-
-def fragment_of(theta: NDArray[Any]) -> int:
-    return int(theta[0])
 
 
 class CountingModel:
