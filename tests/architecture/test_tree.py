@@ -13,7 +13,7 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 # Lines of Python that a folder may have, less those of its own folders that are listed too. A room over its budget
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
-    "outer/protocol": 4244,
+    "outer/protocol": 4232,
     "outer/numeric": 1970,
     "outer/journal": 2353,
     "outer": 2340,
@@ -21,29 +21,29 @@ BUDGETS = {
     "learners/training": 4316,
     "learners/conformance": 580,
     "learners": 2420,
-    "orchestrator/recipe": 1525,
+    "orchestrator/recipe": 1512,
     "orchestrator/store": 1835,
-    "orchestrator/planner": 2430,
-    "orchestrator/report": 970,
+    "orchestrator/planner": 2421,
+    "orchestrator/report": 961,
     "orchestrator/replay": 1330,
-    "orchestrator/runtime": 2366,
-    "orchestrator/compare": 475,
+    "orchestrator/runtime": 2350,
+    "orchestrator/compare": 464,
     "orchestrator/prepare": 710,
     "orchestrator/regions": 1470,
-    "orchestrator/lifecycle": 2557,
+    "orchestrator/lifecycle": 2540,
     "orchestrator/watch": 720,
     "orchestrator/cli": 2842,
     "orchestrator/eventlog": 1440,
     "orchestrator/analysis": 630,
     "orchestrator/telemetry": 375,
-    "orchestrator/simulation": 2200,
+    "orchestrator/simulation": 2188,
     "orchestrator": 50,
     "chaos/simulation": 3580,
     "chaos/suite": 590,
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_784, ("tests",): 36_310, ("benchmarks",): 7630}
+TOTALS = {PACKAGES: 48_655, ("tests",): 36_310, ("benchmarks",): 7630}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}
