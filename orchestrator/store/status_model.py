@@ -261,14 +261,13 @@ def _conditions(
 
 def _placing(recipe: Recipe, about: RunInfo, without: Mapping[str, str]) -> dict[str, str]:
     """Whether resources are reserved for every learner; `without`: why not, by name of those that have none."""
-    told = []
-    for pool, learners in _pools(recipe, about).items():
+    taken, told = _pools(recipe, about), []
+    for pool, learners in taken.items():
         reasons = [why for name, why in without.items() if recipe.pool_of(name).name == pool]
         if reasons:
             told.append(f"pool {pool}: {len(reasons)} of {learners} learners wait for a place: {min(reasons)}")
     if told:
         return _condition("LearnersPlaced", False, NO_PLACE, "; ".join(told))
-    taken = _pools(recipe, about)
     more = [
         f"; pool {pool.name} takes up to {pool.most - taken[pool.name]} more"
         for pool in recipe.pools
@@ -288,8 +287,10 @@ def _quorum(live: int, possible: int, wanted: int, quorum: int) -> dict[str, str
 
 
 def _round_steps(view: Mapping[str, Any]) -> float | None:
-    """Inner steps in a round of the median learner, by whose steps the syncer's clock goes."""
-    known = [row["round_steps"] for row in view.get("learners", []) if row["alive"] and row["round_steps"] is not None]
+    """Inner steps in a round of the median learner, by whose steps the syncer's clock goes; once over, as they were."""
+    rows = view.get("learners", [])
+    there = [row for row in rows if row["alive"]] or rows
+    known = [row["round_steps"] for row in there if row["round_steps"] is not None]
     return statistics.median(known) if known else None
 
 

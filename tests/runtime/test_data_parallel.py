@@ -128,9 +128,9 @@ def test_its_folder_says_what_was_done_and_holds_the_model(by_ray_train: tuple[P
 
 def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(ray_cluster: Any, corpus: str, tmp_path: Path) -> None:
     """Many checkpoints, so that it comes before the end; the losses after it are those of a run without a fault."""
-    given = wanted("killed", corpus, budget={"syncer_steps": 200}, durability={"every_s": 0.01})
+    given = wanted("killed", corpus, budget={"syncer_steps": 60}, durability={"every_s": 0.01})
     found = trained(given, tmp_path / "run", AfterCheckpoint(tmp_path / "run"))
-    assert found.finished and found.step == 200 and found.restarts == 1
+    assert found.finished and found.step == 60 and found.restarts == 1
     starts = [line["step"] for line in lines(tmp_path / "run" / STEPS_FILE) if line["kind"] == "started"]
     assert starts[0] == 0 and starts[1] > 0, "from a checkpoint"
     assert [line["kind"] for line in lines(tmp_path / "run" / STEPS_FILE)].count("attached") == 1

@@ -183,6 +183,8 @@ def test_rounds_that_take_longer_than_asked_are_told_once_with_what_to_do_and_of
     status = model(RECIPE, about(), view(*rows), {}, {})
     assert (kept["run"]["round_steps"], early["run"]["round_steps"], status["run"]["round_steps"]) == (24.0, None, 34.2)
     assert [each["round_steps"] for each in status["learners"]] == [34.0, 34.4, 1.0]
+    over = model(RECIPE, about(), view(*(each | {"alive": False} for each in rows)), {}, {})
+    assert over["run"]["round_steps"] == 34.0, "the median of all, once nobody is there"
     assert conditions(kept)["RoundsKept"] == conditions(early)["RoundsKept"] == ("True", "Kept")
     assert conditions(status)["RoundsKept"] == ("False", "Stretched")
     told = changes(kept, status)
