@@ -287,7 +287,7 @@ def _quorum(live: int, possible: int, wanted: int, quorum: int) -> dict[str, str
 
 
 def _round_steps(view: Mapping[str, Any]) -> float | None:
-    """Inner steps in a round of the median learner, by whose steps the syncer's clock goes; once over, as they were."""
+    """Inner steps in a round of the median learner, by whose steps the syncer's clock goes; if none lives, of all."""
     rows = view.get("learners", [])
     there = [row for row in rows if row["alive"]] or rows
     known = [row["round_steps"] for row in there if row["round_steps"] is not None]
