@@ -213,7 +213,7 @@ def measure(run: Path, told: Mapping[str, float], options: argparse.Namespace) -
             "waited_s": sum(event.fact.waited_s for event in steps),
             "round_steps": summary["round_steps"]["by_learner"].get(name),
             "participation": len(parts) / len(commits),
-            "steps_behind": sum(part.steps for part in parts) / max(1, len(parts)),
+            "steps_each": sum(part.steps for part in parts) / max(1, len(parts)),
             "failed_reads": len(failed),
             "lost": [event.fact.cause for event in lost],
         }
@@ -277,7 +277,8 @@ def main() -> None:
             f"{region}: {row['steps_per_s']:.2f} steps/s ({row['steps_per_s'] / own:.3f})",
             f"waited {row['waited_s']:.1f} s",
             f"{row['round_steps'] or 0:.1f} inner steps a round ({report['round_steps_asked']} asked for)",
-            f"in {row['participation']:.0%} of commits, {row['failed_reads']} reads failed",
+            f"in {row['participation']:.0%} of commits, with {row['steps_each']:.1f} steps",
+            f"{row['failed_reads']} reads failed",
             f"lost {row['lost'] or 'never'}",
             f"{row.get('up_mbit', 0.0):.1f} Mbit/s up, {row.get('down_mbit', 0.0):.1f} down",
         ]

@@ -164,7 +164,7 @@ class Fetcher:
         fragment, version, moved, damaged = wanted.fragment, wanted.version, 0, False
         with contextlib.suppress(Exception):  # whatever it is, the machine has to hear
             while True:
-                before, began, beside = self.received.get(fragment), now(), len(self._busy)
+                before, began, beside = self.received.get(fragment), now(), len(self._busy) - 1
                 held = NOTHING if damaged or before is None else before.version
                 deadline_s = self._rate.deadline_s(self._transfer_s, self._bytes(fragment))
                 answer = await self._link.fetch(fragment, version, held, deadline_s, wanted.source)

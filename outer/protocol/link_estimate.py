@@ -9,7 +9,7 @@ NEWEST = 0.25  # weight of the newest answer
 APART = 0.01  # squared spread of the sizes, relative to their mean, from which latency and rate can be told apart
 ANOTHER = 2.0  # an answer this many times slower, or faster, than expected is of another link than before
 WINDOW = 4.0  # transfers at a time over a link of which nothing is known, and beyond those that there are
-QUEUE = 0.25  # of a round, which a transfer may wait for others
+QUEUE, OF_LEAST = 0.05, 0.5  # of a round, of the shortest transfer: the longer of them a transfer may wait for others
 ANOTHER_AFTER = 2  # so many in a row, and what is known of the one before is forgotten
 
 
@@ -77,7 +77,8 @@ class LinkEstimate:
 class LinkWindow:
     """How many transfers of about one size a link should carry at a time, by their queueing delay (LEDBAT, RFC 6817).
 
-    What a transfer takes beyond the shortest that was seen is the wait for others: it is kept near a part of a round.
+    What a transfer takes beyond the shortest that was seen is the wait for others. It is kept short: the later a
+    version comes, and the earlier an answer is asked for, the fewer steps are in the answer.
     """
 
     size: float = WINDOW
@@ -85,10 +86,13 @@ class LinkWindow:
 
     def note(self, seconds: float | None, beside: int, round_s: float) -> None:
         """A transfer took so long, None: it crossed no link; as it began so many were under way."""
-        target_s = QUEUE * round_s
-        if target_s > 0.0:  # else it is not known yet
-            self.least_s = min(self.least_s, math.inf if seconds is None else seconds)
-            queued_s = 0.0 if seconds is None else seconds - self.least_s
-            size = self.size + max(-1.0, (target_s - queued_s) / target_s) / self.size
+        if round_s > 0.0:  # else it is not known yet
+            queued = 0.0  # in units of what it may be
+            if seconds is not None:
+                if not beside and self.least_s < math.inf:  # alone on the link, which may be another one now
+                    self.least_s += NEWEST * (seconds - self.least_s)
+                self.least_s = min(self.least_s, seconds)
+                queued = (seconds - self.least_s) / max(QUEUE * round_s, OF_LEAST * self.least_s)
+            size = self.size + max(-1.0, 1.0 - queued) / self.size
             grows = size > self.size
             self.size = min(size, max(self.size, beside + WINDOW)) if grows else max(1.0, size)

@@ -10,7 +10,7 @@ import pytest
 from outer.config import SyncConfig
 from outer.protocol.events_effects import Tick
 from outer.protocol.facts import Committed, LeaseExpired, LinkAdapted, StepReopened
-from outer.protocol.link_estimate import QUEUE, WINDOW, LinkWindow
+from outer.protocol.link_estimate import OF_LEAST, QUEUE, WINDOW, LinkWindow
 from outer.protocol.link_ladder import AFTER, BACK_AFTER, LadderPlace, Uplinks
 from outer.protocol.links import EARLY, UnderWay
 from outer.protocol.messages import Notice, ReadRequest
@@ -62,6 +62,9 @@ def test_a_window_shrinks_by_queueing_alone_and_grows_as_far_as_it_is_used() -> 
     for _ in range(400):
         full.note(each_s * full.size, 20, ROUND_S)
     assert (full.size - 1) * each_s == pytest.approx(QUEUE * ROUND_S, rel=0.3), "those that wait take part of a round"
+    for _ in range(400):
+        full.note(each_s * full.size, 20, ROUND_S / 100)
+    assert (full.size - 1) * each_s == pytest.approx(OF_LEAST * each_s, rel=0.3), "or of a transfer, if that is more"
 
 
 def made_of_two(uplinks: Uplinks = ONE, k: int = 1, **sync: Any) -> Bench:
