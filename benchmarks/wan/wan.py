@@ -169,9 +169,6 @@ def _start(found: dict[str, Any], options: argparse.Namespace) -> None:
         run("ip", "-n", name, "address", "add", f"{address}/16", "dev", "wan0")
         run("ip", "-n", name, "link", "set", "wan0", "mtu", str(options.mtu), "txqueuelen", "10000", "up")
         run("ip", "-n", name, "link", "set", "lo", "up")
-        # By route: the sysctl of a namespace takes only what the host's net.ipv4.tcp_allowed_congestion_control has.
-        route = ["10.77.0.0/16", "dev", "wan0", "src", address, "congctl", options.congestion]
-        run("ip", "-n", name, "route", "replace", *route)
         for setting in options.sysctl:
             run("ip", "netns", "exec", name, "sysctl", "-qw", setting)
         found["regions"][region]["pid"] = power_on(region, options.share)
@@ -364,7 +361,6 @@ def main() -> None:
     one.add_argument("regions", nargs="+")
     shape(one, 50.0, 60.0, 0.0, QUEUE_MS)
     one.add_argument("--mtu", type=int, default=1500)
-    one.add_argument("--congestion", default="cubic", help="TCP's congestion control")
     one.add_argument("--sysctl", action="append", default=[], metavar="KEY=VALUE", help="of every region; repeatable")
     one.add_argument("--share", action="append", default=[], metavar="DIR", help="below /tmp, the same in all regions")
     one = add("exec", execute)

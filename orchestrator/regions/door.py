@@ -27,7 +27,7 @@ from aiohttp import web
 
 from orchestrator.regions.invitations import Invitations, require
 from outer.background import Background, tell
-from outer.journal.door import BUSY, FIRST, LEAST, NAME, PART, given_up_soon
+from outer.journal.door import BUSY, LEAST, NAME, PART, over_long_links
 from outer.journal.object_store import DRAFT_S, Folder, Unconditional, prove, sweep
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ IDLE_S = 75.0  # of a connection between two requests
 HANDSHAKE_S = 10.0
 CONNECTIONS_MAX = 1024
 SLOTS = 32  # requests of one region, at a time, whose content is larger than SMALL
-SMALL = FIRST  # bytes: also of a part that comes from nearby
+SMALL = LEAST
 UPLOADS_MAX = 256  # objects of which some parts are there
 UPLOAD_S = 900.0  # without a further part
 SWEEP_S = 60.0
@@ -154,7 +154,7 @@ class DoorServer:
             accept, host, port, ssl=self.invitations.context(), ssl_handshake_timeout=HANDSHAKE_S, backlog=256
         )
         for listener in server.sockets:
-            given_up_soon(listener)
+            over_long_links(listener)
         for beside in (self._sweep(), self._look()):
             self._background.spawn(beside)
         try:

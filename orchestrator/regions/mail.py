@@ -162,8 +162,8 @@ class Mail:
     async def _send_large(self, other: _Region, message: dict[str, Any], arrays: list[NDArray[Any]]) -> None:
         """Its arrays go ahead, so that no other message waits for them."""
         name = f"{_large(other.name, self.me, self.incarnation)}/{next(self._numbers)}"
-        await self._created(name, {}, arrays, self._large_threads)
-        self._queue(other, message | {"large": name}, [])
+        size = await self._created(name, {}, arrays, self._large_threads)
+        self._queue(other, message | {"large": name, "size": size}, [])
 
     def _queue(self, other: _Region, message: dict[str, Any], arrays: list[NDArray[Any]]) -> None:
         if len(other.waiting) == WAITING_MOST:
@@ -182,10 +182,12 @@ class Mail:
 
     async def _created(
         self, name: str, header: dict[str, Any], arrays: Sequence[NDArray[Any]], threads: Executor | None = None
-    ) -> None:
+    ) -> int:
+        """Create an object; returns its bytes."""
         parts, _ = await self._in_thread(pack, header, arrays, threads=threads)
         with contextlib.suppress(FileExistsError):  # nobody else writes this name: an answer was lost
             await self._insist(self._store.create, name, parts, threads=threads)
+        return sum(memoryview(part).nbytes for part in parts)
 
     async def _removed(self, name: str) -> None:
         await self._insist(self._store.remove, name)
@@ -369,10 +371,11 @@ class Mail:
             other.open.discard(number)
 
     async def _take_arrays(self, other: _Region, incarnation: int, message: dict[str, Any]) -> None:
-        name, arrays = message["large"], None
+        name, size, arrays = message["large"], message.get("size"), None
+        about = (0.0, size) if isinstance(self._store, Door) and isinstance(size, int) else ()
         with contextlib.suppress(FileNotFoundError, Damaged):
             if str(name).startswith(_large(self.me, other.name, incarnation)):
-                given = await self._insist(self._store.read, name, threads=self._large_threads)
+                given = await self._insist(self._store.read, name, *about, threads=self._large_threads)
                 _, arrays, _ = await self._in_thread(unpack, given, threads=self._large_threads)
         self._take(other, message | {"arrays": [0, len(arrays or [])]}, arrays or [])
 

@@ -19,12 +19,10 @@ import errno
 import hashlib
 import http.client
 import json
-import math
 import os
 import re
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,10 +39,8 @@ INVITATION = "DILOCO_DOOR"  # environment variable: REGION:SECRET:FINGERPRINT, a
 NAME = re.compile(r"(?!.{1001})[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,200})*")
 SECRET = re.compile(r"([a-z0-9][a-z0-9-]{0,62}):([A-Za-z0-9_-]{43}):([0-9a-f]{64})")
 PART = 4 * 2**20  # bytes of a request at most
-LEAST = 64 * 2**10
-FIRST = 256 * 2**10  # bytes of the first range of a read
+LEAST = 256 * 2**10  # of a part but the last, and of the first range of a read
 STREAMS = 16  # connections of one call
-NEAR_S = 0.005  # a door with a shorter round trip gets parts of at least FIRST: more streams would bring nothing
 STALE_S = 60.0  # after which the door may have closed an idle connection
 ROUNDS = 3  # of sending what the door says that it lacks
 PAUSES_S = (0.0, 0.5, *18 * (1.0,))  # from one attempt to the next at least: over half a minute where none is heard
@@ -72,7 +68,6 @@ class Door:
     def __init__(self, uri: str) -> None:
         """Sends no request. Raises ValueError."""
         self._idle: list[_Connection] = []
-        self._trip_s = math.inf  # the shortest round trip of its connections
         self._lock = threading.Lock()
         self.uri, split = uri.rstrip("/"), urlsplit(uri)
         self._base = split.path.strip("/")
@@ -115,8 +110,17 @@ class Door:
                     raise error
         raise OSError(errno.EIO, "the door keeps the parts, and does not make the object", f"{self.uri}/{name}")
 
-    def read(self, name: str, wait_s: float = 0.0) -> bytes:
-        """The whole object; waits for its creation for up to `wait_s`. Raises FileNotFoundError, OSError."""
+    def read(self, name: str, wait_s: float = 0.0, size: int = 0) -> bytes:
+        """The whole object; waits for its creation for up to `wait_s`. Raises FileNotFoundError, OSError.
+
+        `size`: the bytes that it should have; unless they are many, its parts are asked for at once then.
+        """
+        size = size if size <= STREAMS * PART else 0
+        step, give_up_at = self._step(size), _deadline(size)
+        parts = self._each(lambda at: self._range(name, at, step, give_up_at), range(0, size, step))
+        found = [part for part in parts if isinstance(part, Answer)]
+        if found and len(found) == len(parts) and {(part.size, part.tag) for part in found} == {(size, found[0].tag)}:
+            return b"".join(part.content for part in found)
         whole: dict[int, bytes] = {}
         self._load(name, whole.__setitem__, wait_s)
         return b"".join(content for _, content in sorted(whole.items()))
@@ -143,7 +147,7 @@ class Door:
 
     def _step(self, size: int) -> int:
         """Bytes of a part."""
-        return min(PART, max(FIRST if self._trip_s < NEAR_S else LEAST, -(-size // STREAMS)))
+        return min(PART, max(LEAST, -(-size // STREAMS)))
 
     def _list(self, prefix: str, kind: str) -> Any:
         return json.loads(self._ask("GET", prefix, f"?list={kind}", _deadline()).content)
@@ -152,16 +156,16 @@ class Door:
         self, name: str, keep: Callable[[int, bytes], object], wait_s: float = 0.0, seconds: float | None = None
     ) -> None:
         """Give `keep` the parts of an object with their offsets, the first one first."""
-        first = self._range(name, 0, FIRST, _deadline(FIRST, wait_s), wait_s)
+        first = self._range(name, 0, LEAST, _deadline(LEAST, wait_s), wait_s)
         keep(0, first.content)
-        left = first.size - FIRST
+        left = first.size - LEAST
         step = self._step(left)
         give_up_at = _deadline(left) if seconds is None else time.monotonic() + seconds
 
         def get(at: int) -> None:
             keep(at, self._range(name, at, step, give_up_at, tag=first.tag).content)
 
-        for error in self._each(get, range(FIRST, first.size, step)):
+        for error in self._each(get, range(LEAST, first.size, step)):
             if error is not None:
                 raise error
 
@@ -251,7 +255,7 @@ class Door:
             connection.close()
             raise
         with self._lock:
-            self._trip_s, connection.used_at = min(self._trip_s, connection.trip_s), time.monotonic()
+            connection.used_at = time.monotonic()
             if connection.sock is not None and len(self._idle) < STREAMS:
                 self._idle.append(connection)
                 return
@@ -268,7 +272,7 @@ class _Connection(http.client.HTTPSConnection):
             message = f"{INVITATION} {why} in this process's environment; `diloco invite REGION FOLDER` prints it"
             raise PermissionError(errno.EACCES, message, uri)
         self._uri, self._fingerprint = uri, found[3]
-        self.trip_s, self.used_at = math.inf, time.monotonic()
+        self.used_at = time.monotonic()
         self._authorization = f"Bearer {found[1]}:{found[2]}"
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more
@@ -279,9 +283,7 @@ class _Connection(http.client.HTTPSConnection):
         plain = socket.create_connection((self.host, self.port), CONNECT_S)
         plain.settimeout(SILENCE_S)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        given_up_soon(plain)
-        trip_us = plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72)[68:]  # tcpi_rtt
-        self.trip_s = 1e-6 * int.from_bytes(trip_us, sys.byteorder)
+        over_long_links(plain)
         self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
         found = hashlib.sha256(self.sock.getpeercert(True) or b"").hexdigest()
         if found != self._fingerprint:
@@ -316,11 +318,14 @@ class _Connection(http.client.HTTPSConnection):
             return Answer(response.status, bytes(content), int(total), response.getheader("ETag") or "")
 
 
-def given_up_soon(connection: socket.socket) -> None:
+def over_long_links(connection: socket.socket) -> None:
     """A host that vanishes without a word is found so within `UNHEARD_S`, and TCP does not wait ever longer for it.
 
-    Of a socket that listens, also for those that it accepts.
+    Where the kernel lets us, BBR says how fast TCP sends: a connection that was idle goes on at its rate, and a lost
+    packet is no full link. Of a socket that listens, also for those that it accepts.
     """
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)

@@ -43,7 +43,7 @@ def behind(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Two streams, and parts of 64 KiB: their number in LARGE."""
+    """Two streams, and parts of the least size: their number in LARGE."""
     monkeypatch.setattr(client, "PART", LEAST)
     monkeypatch.setattr(client, "STREAMS", 2)
     return len(LARGE) // LEAST
@@ -77,22 +77,20 @@ def refused(number: int) -> Any:
 def test_a_large_object_travels_in_parts(door: Callable[[], str], tmp_path: Path) -> None:
     store, content = Door(door()), LARGE + b"and a part that is not full"
     store.create("a/large", [content[:100], memoryview(content)[100:]])
-    assert store.read("a/large") == content
+    for size in (0, len(content), len(content) - 1, 2 * len(content), 10**15, -1):
+        assert store.read("a/large", 0.0, size) == content
     assert store.sizes("a") == {"large": len(content)}
     store.fetch("a/large", tmp_path / "copy", 60.0)
     assert (tmp_path / "copy").read_bytes() == content
 
 
-@pytest.mark.parametrize(("near_s", "part"), [(0.0, LEAST), (DEADLINE_S, client.FIRST)])
-def test_a_door_that_is_near_gets_larger_parts(
-    door: Callable[[], str], monkeypatch: pytest.MonkeyPatch, near_s: float, part: int
+def test_the_parts_of_an_object_of_known_size_are_asked_for_at_once(
+    door: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "NEAR_S", near_s)
-    monkeypatch.setattr(client, "STREAMS", 64)
-    store, parts = Door(door()), count_parts(monkeypatch)
-    assert store.names("") == [], "it has a connection"
-    store.create("a", [LARGE[: len(LARGE) // 2]])
-    assert (sorted(parts), store.read("a")) == ([*range(0, len(LARGE) // 2, part)], LARGE[: len(LARGE) // 2])
+    store, content, together, one = Door(door()), LARGE[: 3 * LEAST], threading.Barrier(3), Door._range
+    store.create("a", [content])
+    monkeypatch.setattr(Door, "_range", lambda *given, **more: (together.wait(DEADLINE_S), one(*given, **more))[1])
+    assert store.read("a", 0.0, len(content)) == content
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -249,8 +247,8 @@ def cutting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], Cu
 def test_a_cut_connection_costs_its_part_alone(
     door: Callable[[], str], cutting: Callable[[str, int], Cutting], small_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each connection lasts for ten parts and a half."""
-    relay, kept = cutting(door(), 10 * LEAST + LEAST // 2), count_parts(monkeypatch)
+    """Each connection lasts for four parts and a half."""
+    relay, kept = cutting(door(), 4 * LEAST + LEAST // 2), count_parts(monkeypatch)
     Door(relay.uri).create("a", [LARGE])
     assert Door(door()).read("a") == LARGE
     assert relay.cuts > 0
@@ -485,8 +483,9 @@ def test_a_full_disk_is_named_and_leaves_nothing(
     assert files(behind) == {"a": LARGE}
 
 
+@pytest.mark.parametrize("size", [0, len(LARGE)])
 def test_an_object_that_is_replaced_while_it_is_read_is_never_mixed(
-    door: Callable[[], str], small_parts: int, monkeypatch: pytest.MonkeyPatch
+    door: Callable[[], str], small_parts: int, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     store, read = Door(door()), Door._range
     store.create("a", [LARGE])
@@ -500,7 +499,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_never_mixed(
 
     monkeypatch.setattr(Door, "_range", replaced)
     with refused(errno.ESTALE):
-        store.read("a")
+        store.read("a", 0.0, size)
 
 
 def test_an_address_that_is_no_doors_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
