@@ -59,10 +59,6 @@ def inside(region: str, *words: str, detach: Path | None = None) -> list[str]:
     return [sys.executable, str(ROOT / "benchmarks/wan/wan.py"), "exec", *log, region, "--", *words]
 
 
-def here(*words: str) -> list[str]:
-    return [sys.executable, str(Path(__file__).resolve()), *words]
-
-
 def invited(folder: Path, region: str = "control") -> str:
     words = [sys.executable, "-m", "orchestrator", "invite", region, str(folder)]
     printed = subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT).stdout
@@ -83,7 +79,8 @@ def between_regions(folder: Path, options: argparse.Namespace) -> dict[str, Any]
         while "serves" not in log.read_text():
             time.sleep(0.1)
         run = {"env": environment, "check": True, "text": True, "stdout": subprocess.PIPE, "timeout": 300.0}
-        took = json.loads(subprocess.run(inside("b", *here("--move", f"https://10.77.1.1:{PORT}")), **run).stdout)
+        move = [sys.executable, str(Path(__file__).resolve()), "--move", f"https://10.77.1.1:{PORT}"]
+        took = json.loads(subprocess.run(inside("b", *move), **run).stdout)
         plain = subprocess.run([*rig, "probe", "b", "a", "--streams", str(STREAMS)], **run).stdout.splitlines()
         return {"took_s": took, "plain_tcp": plain}
     finally:

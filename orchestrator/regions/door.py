@@ -39,8 +39,7 @@ LOOK_S = 0.25  # between two looks for objects that come by another way than thi
 IDLE_S = 75.0  # of a connection between two requests
 HANDSHAKE_S = 10.0
 CONNECTIONS_MAX = 1024
-SLOTS = 32  # requests of one region, at a time, whose content is larger than SMALL
-SMALL = LEAST
+SLOTS = 32  # requests of one region, at a time, whose content is larger than LEAST
 UPLOADS_MAX = 256  # objects of which some parts are there
 UPLOAD_S = 900.0  # without a further part
 SWEEP_S = 60.0
@@ -203,7 +202,7 @@ class DoorServer:
         if reads and (wait_s := _number(query, "wait", 0, WAIT_MAX_S)):
             await self._until_there(name, wait_s)
         # A small request does not wait for large ones.
-        large = max(length, end - begin if reads else 0) > SMALL
+        large = max(length, end - begin if reads else 0) > LEAST
         async with self._slots[region] if large else contextlib.nullcontext():
             content = await request.content.readexactly(length) if length else b""
             require(region, request.method, name)

@@ -162,8 +162,8 @@ class Mail:
     async def _send_large(self, other: _Region, message: dict[str, Any], arrays: list[NDArray[Any]]) -> None:
         """Its arrays go ahead, so that no other message waits for them."""
         name = f"{_large(other.name, self.me, self.incarnation)}/{next(self._numbers)}"
-        size = await self._created(name, {}, arrays, self._large_threads)
-        self._queue(other, message | {"large": name, "size": size}, [])
+        about = {"large": name, "size": await self._created(name, {}, arrays, self._large_threads)}
+        self._queue(other, message | about, [])
 
     def _queue(self, other: _Region, message: dict[str, Any], arrays: list[NDArray[Any]]) -> None:
         if len(other.waiting) == WAITING_MOST:
@@ -183,7 +183,6 @@ class Mail:
     async def _created(
         self, name: str, header: dict[str, Any], arrays: Sequence[NDArray[Any]], threads: Executor | None = None
     ) -> int:
-        """Create an object; returns its bytes."""
         parts, _ = await self._in_thread(pack, header, arrays, threads=threads)
         with contextlib.suppress(FileExistsError):  # nobody else writes this name: an answer was lost
             await self._insist(self._store.create, name, parts, threads=threads)

@@ -39,7 +39,7 @@ INVITATION = "DILOCO_DOOR"  # environment variable: REGION:SECRET:FINGERPRINT, a
 NAME = re.compile(r"(?!.{1001})[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,200})*")
 SECRET = re.compile(r"([a-z0-9][a-z0-9-]{0,62}):([A-Za-z0-9_-]{43}):([0-9a-f]{64})")
 PART = 4 * 2**20  # bytes of a request at most
-LEAST = 256 * 2**10  # of a part but the last, and of the first range of a read
+LEAST = 128 * 2**10  # of a part but the last; between two looks at the clock
 STREAMS = 16  # connections of one call
 STALE_S = 60.0  # after which the door may have closed an idle connection
 ROUNDS = 3  # of sending what the door says that it lacks
@@ -49,7 +49,6 @@ UNHEARD_S = 5.0  # until an idle host, or what was sent, is acknowledged and tak
 SILENCE_S = 20.0  # without a byte in either direction: likewise
 CALL_S = 60.0
 SLOWEST = 128 * 2**10  # bytes/s: a call that moves bytes may take this much longer
-LOOK = 256 * 2**10  # bytes between two looks at the clock
 BUSY = 503  # status: nothing was changed, and the same request may do later
 
 
@@ -111,15 +110,14 @@ class Door:
         raise OSError(errno.EIO, "the door keeps the parts, and does not make the object", f"{self.uri}/{name}")
 
     def read(self, name: str, wait_s: float = 0.0, size: int = 0) -> bytes:
-        """The whole object; waits for its creation for up to `wait_s`. Raises FileNotFoundError, OSError.
-
-        `size`: the bytes that it should have; unless they are many, its parts are asked for at once then.
+        """The whole object; waits for its creation for up to `wait_s`. Raises FileNotFoundError, OSError. If it has
+        `size` bytes, as it should, and those are not many, its parts are read at once.
         """
-        size = size if size <= STREAMS * PART else 0
         step, give_up_at = self._step(size), _deadline(size)
-        parts = self._each(lambda at: self._range(name, at, step, give_up_at), range(0, size, step))
-        found = [part for part in parts if isinstance(part, Answer)]
-        if found and len(found) == len(parts) and {(part.size, part.tag) for part in found} == {(size, found[0].tag)}:
+        places = range(0, size if size <= STREAMS * PART else 0, step)
+        parts = self._each(lambda at: self._range(name, at, step, give_up_at), places)
+        found = [part for part in parts if isinstance(part, Answer) and part.size == size]
+        if 0 < len(found) == len(parts) and len({part.tag for part in found}) == 1:
             return b"".join(part.content for part in found)
         whole: dict[int, bytes] = {}
         self._load(name, whole.__setitem__, wait_s)
@@ -309,7 +307,7 @@ class _Connection(http.client.HTTPSConnection):
         self.request(method, target, headers=headers, body=None if body is None else _pieces(body, give_up_at))
         with self.getresponse() as response:
             content = bytearray()
-            while piece := response.read(LOOK):
+            while piece := response.read(LEAST):
                 content += piece
                 _check(give_up_at)
             if response.length:
@@ -320,9 +318,7 @@ class _Connection(http.client.HTTPSConnection):
 
 def over_long_links(connection: socket.socket) -> None:
     """A host that vanishes without a word is found so within `UNHEARD_S`, and TCP does not wait ever longer for it.
-
-    Where the kernel lets us, BBR says how fast TCP sends: a connection that was idle goes on at its rate, and a lost
-    packet is no full link. Of a socket that listens, also for those that it accepts.
+    By BBR, where the kernel has it, it sends on at its rate after a pause or a loss. Of a listener: all it accepts.
     """
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
@@ -333,9 +329,9 @@ def over_long_links(connection: socket.socket) -> None:
 
 
 def _pieces(body: memoryview, give_up_at: float) -> Iterator[memoryview]:
-    for at in range(0, len(body), LOOK):
+    for at in range(0, len(body), LEAST):
         _check(give_up_at)
-        yield body[at : at + LOOK]
+        yield body[at : at + LEAST]
 
 
 def _check(give_up_at: float) -> None:

@@ -36,13 +36,11 @@ class LinkEstimate:
             if abs(self.strange) >= ANOTHER_AFTER:
                 self.count = self.strange = 0
         self.count += 1
-        weight = max(NEWEST, 1.0 / self.count)
         if self.count == 1:
-            self.spread = self.along = 0.0
-        by_size, by_time = size - self.size, seconds - self.seconds
-        if self.count == 1:
-            self.size, self.seconds = float(size), seconds
+            self.size, self.seconds, self.spread, self.along = float(size), seconds, 0.0, 0.0
             return
+        weight = max(NEWEST, 1.0 / self.count)
+        by_size, by_time = size - self.size, seconds - self.seconds
         self.size += weight * by_size
         self.seconds += weight * by_time
         self.spread = (1.0 - weight) * (self.spread + weight * by_size * by_size)
@@ -77,21 +75,19 @@ class LinkEstimate:
 class LinkWindow:
     """How many transfers of about one size a link should carry at a time, by their queueing delay (LEDBAT, RFC 6817).
 
-    What a transfer takes beyond the shortest that was seen is the wait for others. It is kept short: the later a
-    version comes, and the earlier an answer is asked for, the fewer steps are in the answer.
+    What a transfer takes beyond the shortest is the wait for others: the longer, the fewer steps are in an answer.
     """
 
     size: float = WINDOW
     least_s: float = math.inf  # that a transfer took
 
     def note(self, seconds: float | None, beside: int, round_s: float) -> None:
-        """A transfer took so long, None: it crossed no link; as it began so many were under way."""
+        """A transfer took so long, None: it crossed no link; as it began so many others were under way."""
         if round_s > 0.0:  # else it is not known yet
             queued = 0.0  # in units of what it may be
             if seconds is not None:
-                if not beside and self.least_s < math.inf:  # alone on the link, which may be another one now
-                    self.least_s += NEWEST * (seconds - self.least_s)
-                self.least_s = min(self.least_s, seconds)
+                weight = 0.0 if beside else NEWEST  # alone on the link, which may be another one than before
+                self.least_s = min(seconds, self.least_s * (1.0 - weight) + seconds * weight)
                 queued = (seconds - self.least_s) / max(QUEUE * round_s, OF_LEAST * self.least_s)
             size = self.size + max(-1.0, 1.0 - queued) / self.size
             grows = size > self.size

@@ -206,8 +206,7 @@ class ReadRequests:
             return False
         assert under_way is not None
         if took_s > 0.0:
-            round_s = self._config.round_steps * self._members.step_s
-            member.window.note(took_s, under_way.beside, round_s)
+            member.window.note(took_s, under_way.beside, self._config.round_steps * self._members.step_s)
         del member.under_way[event.fragment]
         return event.attempt == EARLY
 

@@ -120,7 +120,8 @@ def test_an_exchange_takes_one_read_and_one_notice_a_learner_and_one_fetch_a_reg
 
 
 def regions(mbit: float, worst_mbit: float = 0.0, lost: float = 0.0, setup_s: float = 0.0):
-    """Four regions, 60 ms from the first, which has the syncer: the outcome, and each learner's share of the commits.
+    """Four regions, 60 ms from the first, which has the syncer: the outcome, of each learner its share of the commits
+    and the steps that it has in a commit.
 
     `worst_mbit`: of the last region's links. `lost`: share of the calls over them. `setup_s`: of each transfer, before
     its first byte leaves. Steps of 0.13 s, H = P = 24, tau = 2, quorum 1, fragments of 0.3 MB.
@@ -152,20 +153,22 @@ def regions(mbit: float, worst_mbit: float = 0.0, lost: float = 0.0, setup_s: fl
     with patch.object(world_module, "FleetNetwork", Rough):
         outcome, world = simulate(made, 60.0, 20.0)
     commits = [event.fact for event in read(world.context)[0] if isinstance(event.fact, Committed)][-outcome.commits :]
-    inside = Counter(one.learner for commit in commits for one in commit.participants)
-    return outcome, {name: inside[name] / len(commits) for name in "abcd"}
+    parts = Counter(one.learner for commit in commits for one in commit.participants)
+    steps = {name: sum(one.steps for c in commits for one in c.participants if one.learner == name) for name in "abcd"}
+    return outcome, *({name: each[name] / len(commits) for name in "abcd"} for each in (parts, steps))
 
 
 STEPS_S = 1.0 / 0.13
 
 
-@pytest.mark.parametrize(("mbit", "setup_s", "share"), [(50.0, 1.0, 0.9), (20.0, 0.0, 1.0), (10.0, 0.0, 0.4)])
-def test_learners_far_away_are_in_as_many_commits_as_their_links_carry_and_rounds_stay_as_long(mbit, setup_s, share):
-    """At 10 Mbit/s a link carries 54 % of the fragments. Before windows, versions that waited for each other were all
-    out of date when they came, and its learner was in no commit.
-    """
-    outcome, shares = regions(mbit, setup_s=setup_s)
+@pytest.mark.parametrize(
+    ("mbit", "setup_s", "share", "merged"), [(50.0, 1.0, 0.9, 1.7), (20.0, 0.0, 1.0, 19.0), (10.0, 0.0, 0.3, 3.6)]
+)
+def test_learners_far_away_contribute_what_their_links_carry_and_rounds_stay_as_long(mbit, setup_s, share, merged):
+    """At 10 Mbit/s a link carries 54 % of the fragments. Windows of a quarter of a round left each two steps."""
+    outcome, shares, steps = regions(mbit, setup_s=setup_s)
     assert min(shares.values()) >= share and shares["a"] == 1.0
+    assert min(steps.values()) >= merged
     assert max(outcome.steps.values()) / (outcome.commits / 24) <= 1.1 * 24
 
 
@@ -174,7 +177,7 @@ def test_a_link_of_a_tenth_of_the_rate_or_with_losses_delays_nobody_and_its_lear
     """At a tenth of the rate a link carries 27 % of the fragments. Where reads waited for their deadline, 2 % of lost
     calls cost all others a third of their commits.
     """
-    outcome, shares = regions(50.0, **worst)
+    outcome, shares, _ = regions(50.0, **worst)
     assert outcome.commits / 40.0 >= 0.95 * STEPS_S
     assert shares["d"] >= share and min(shares[name] for name in "abc") == 1.0
 

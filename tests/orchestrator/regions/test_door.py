@@ -74,7 +74,9 @@ def refused(number: int) -> Any:
 # ------------------------------------------------------------------ objects
 
 
-def test_a_large_object_travels_in_parts(door: Callable[[], str], tmp_path: Path) -> None:
+def test_a_large_object_travels_in_parts_that_are_read_at_once_if_its_size_is_known(
+    door: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, content = Door(door()), LARGE + b"and a part that is not full"
     store.create("a/large", [content[:100], memoryview(content)[100:]])
     for size in (0, len(content), len(content) - 1, 2 * len(content), 10**15, -1):
@@ -82,15 +84,9 @@ def test_a_large_object_travels_in_parts(door: Callable[[], str], tmp_path: Path
     assert store.sizes("a") == {"large": len(content)}
     store.fetch("a/large", tmp_path / "copy", 60.0)
     assert (tmp_path / "copy").read_bytes() == content
-
-
-def test_the_parts_of_an_object_of_known_size_are_asked_for_at_once(
-    door: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, content, together, one = Door(door()), LARGE[: 3 * LEAST], threading.Barrier(3), Door._range
-    store.create("a", [content])
+    together, one = threading.Barrier(client.STREAMS), Door._range
     monkeypatch.setattr(Door, "_range", lambda *given, **more: (together.wait(DEADLINE_S), one(*given, **more))[1])
-    assert store.read("a", 0.0, len(content)) == content
+    assert store.read("a/large", 0.0, len(content)) == content
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -541,7 +537,7 @@ def test_a_client_that_stops_is_cut_off_and_holds_its_own_regions_slots_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doors, "SLOTS", 2)
-    monkeypatch.setattr(doors, "SMALL", 1000)
+    monkeypatch.setattr(doors, "LEAST", 1000)
     with opened(tmp_path) as (uri, server):
         slow, invitation = server.invitations.invite("slow"), server.invitations.invite(CONTROL)
         monkeypatch.setenv(INVITATION, invitation)

@@ -59,12 +59,10 @@ def test_a_window_shrinks_by_queueing_alone_and_grows_as_far_as_it_is_used() -> 
     assert idle.size == WINDOW
     full, each_s = LinkWindow(), 0.5
     full.note(each_s, 0, ROUND_S)
-    for _ in range(400):
-        full.note(each_s * full.size, 20, ROUND_S)
-    assert (full.size - 1) * each_s == pytest.approx(QUEUE * ROUND_S, rel=0.3), "those that wait take part of a round"
-    for _ in range(400):
-        full.note(each_s * full.size, 20, ROUND_S / 100)
-    assert (full.size - 1) * each_s == pytest.approx(OF_LEAST * each_s, rel=0.3), "or of a transfer, if that is more"
+    for round_s, waited_s in ((ROUND_S, QUEUE * ROUND_S), (ROUND_S / 100, OF_LEAST * each_s)):
+        for _ in range(400):
+            full.note(each_s * full.size, 20, round_s)
+        assert (full.size - 1) * each_s == pytest.approx(waited_s, rel=0.3), "part of a round, or of a transfer"
 
 
 def made_of_two(uplinks: Uplinks = ONE, k: int = 1, **sync: Any) -> Bench:
