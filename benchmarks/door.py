@@ -81,7 +81,9 @@ def between_regions(folder: Path, options: argparse.Namespace) -> dict[str, Any]
         run = {"env": environment, "check": True, "text": True, "stdout": subprocess.PIPE, "timeout": 300.0}
         move = [sys.executable, str(Path(__file__).resolve()), "--move", f"https://10.77.1.1:{PORT}"]
         took = json.loads(subprocess.run(inside("b", *move), **run).stdout)
-        plain = subprocess.run([*rig, "probe", "b", "a", "--streams", str(STREAMS)], **run).stdout.splitlines()
+        plain = subprocess.run(
+            [*rig, "probe", "b", "a", "--streams", str(STREAMS), "--congestion", "bbr"], **run
+        ).stdout.splitlines()
         return {"took_s": took, "plain_tcp": plain}
     finally:
         subprocess.run([*rig, "down"], check=True, stdout=2)

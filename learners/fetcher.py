@@ -174,7 +174,7 @@ class Fetcher:
                 whole = not isinstance(payload, list)
                 came = payload.nbytes if whole else sum(each.nbytes for each in payload)
                 took_s = None if isinstance(answer, Version) else now() - began  # None: from a learner nearby
-                self._window.note(took_s, beside, self.round_s())
+                self._window.note(took_s, max(beside, len(self._busy) - 1), self.round_s())
                 if took_s is not None:
                     self._rate.note(came, took_s)
                 moved += came

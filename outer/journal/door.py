@@ -113,13 +113,15 @@ class Door:
         """The whole object; waits for its creation for up to `wait_s`. Raises FileNotFoundError, OSError. If it has
         `size` bytes, as it should, and those are not many, its parts are read at once.
         """
-        step, give_up_at = self._step(size), _deadline(size)
-        places = range(0, size if size <= STREAMS * PART else 0, step)
-        parts = self._each(lambda at: self._range(name, at, step, give_up_at), places)
-        found = [part for part in parts if isinstance(part, Answer) and part.size == size]
-        if 0 < len(found) == len(parts) and len({part.tag for part in found}) == 1:
-            return b"".join(part.content for part in found)
-        whole: dict[int, bytes] = {}
+        size = size if 0 < size <= STREAMS * PART else 0
+        step, give_up_at = self._step(size), _deadline(size, wait_s)
+        parts: list[Any] = self._each(lambda at: self._range(name, at, step, give_up_at, wait_s), range(0, size, step))
+        for part in parts:
+            if isinstance(part, OSError):
+                raise part
+        if parts and {(part.size, part.tag) for part in parts} == {(size, parts[0].tag)}:
+            return b"".join(part.content for part in parts)
+        parts, whole = [], dict[int, bytes]()
         self._load(name, whole.__setitem__, wait_s)
         return b"".join(content for _, content in sorted(whole.items()))
 
@@ -143,8 +145,7 @@ class Door:
 
     # -------------------------------------------------------------- parts
 
-    def _step(self, size: int) -> int:
-        """Bytes of a part."""
+    def _step(self, size: int) -> int:  # bytes of a part
         return min(PART, max(LEAST, -(-size // STREAMS)))
 
     def _list(self, prefix: str, kind: str) -> Any:
@@ -254,7 +255,7 @@ class Door:
             raise
         with self._lock:
             connection.used_at = time.monotonic()
-            if connection.sock is not None and len(self._idle) < STREAMS:
+            if connection.sock is not None and len(self._idle) < 4 * STREAMS:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -269,8 +270,7 @@ class _Connection(http.client.HTTPSConnection):
             why = "is not set" if not os.environ.get(INVITATION) else "is not as it was printed"
             message = f"{INVITATION} {why} in this process's environment; `diloco invite REGION FOLDER` prints it"
             raise PermissionError(errno.EACCES, message, uri)
-        self._uri, self._fingerprint = uri, found[3]
-        self.used_at = time.monotonic()
+        self._uri, self._fingerprint, self.used_at = uri, found[3], time.monotonic()
         self._authorization = f"Bearer {found[1]}:{found[2]}"
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more

@@ -90,5 +90,4 @@ class LinkWindow:
                 self.least_s = min(seconds, self.least_s * (1.0 - weight) + seconds * weight)
                 queued = (seconds - self.least_s) / max(QUEUE * round_s, OF_LEAST * self.least_s)
             size = self.size + max(-1.0, 1.0 - queued) / self.size
-            grows = size > self.size
-            self.size = min(size, max(self.size, beside + WINDOW)) if grows else max(1.0, size)
+            self.size = max(1.0, min(size, max(self.size, beside + WINDOW)))

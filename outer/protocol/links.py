@@ -78,7 +78,7 @@ class Links:
         if not (slow and step_s and self._config.hurries):
             return range(0)
         least = int(min(member.window.least_s, expected_s) / step_s)
-        return range(max(1, least), min(round_steps, 2 + int(AHEAD * expected_s / step_s)))
+        return range(max(1, min(least, round_steps - 1)), min(round_steps, 2 + int(AHEAD * expected_s / step_s)))
 
     # -------------------------------------------------------------- answers that come ahead of their step
 

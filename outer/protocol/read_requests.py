@@ -206,7 +206,8 @@ class ReadRequests:
             return False
         assert under_way is not None
         if took_s > 0.0:
-            member.window.note(took_s, under_way.beside, self._config.round_steps * self._members.step_s)
+            beside = max(under_way.beside, len(member.under_way) - 1)
+            member.window.note(took_s, beside, self._config.round_steps * self._members.step_s)
         del member.under_way[event.fragment]
         return event.attempt == EARLY
 
@@ -244,7 +245,7 @@ class ReadRequests:
             self._links.note(member, None)
         else:
             attempt = EARLY if learner in step.early else step.attempt
-            late = UnderWay(step.syncer_step, attempt, len(member.under_way), step.due[learner])
+            late = UnderWay(step.syncer_step, attempt, max(1, len(member.under_way)), step.due[learner])
         self._members.note_missed(member, step.fragment, late)
         if late is not None and self._config.base_window:
             member.owes.add(step.fragment)
