@@ -27,7 +27,7 @@ class UnderWay(NamedTuple):
 
     syncer_step: int
     attempt: int
-    beside: int  # others, as it was asked for
+    beside: int  # others, as it was asked for; of one that was waited for 1 at least: open steps read at once
     until: float
 
 
