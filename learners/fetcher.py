@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -22,10 +23,11 @@ from outer.numeric.chain import VersionChain
 from outer.ports import NoAnswer, now
 from outer.protocol.leases import LinkRate, longest_s
 from outer.protocol.link_estimate import LinkWindow
-from outer.protocol.messages import StateRequest
+from outer.protocol.messages import State, StateRequest
 
 NOTHING = -1
 LATE_S = 2.0  # beyond what its link takes for a download, from when the learners of its region do not wait for it
+COMES, STEPS = 3.0, 3  # a version that has less than so many downloads and steps left is as good as out of date
 HOLDS_S = 1.0  # for a version to come before another learner hears that it is not here yet
 AT_ONCE = 2  # large downloads; the others wait
 LARGE = 2**23  # bytes: a smaller download waits for the link's latency more than for its rate, so it has no turn
@@ -52,10 +54,10 @@ class Fetcher:
         self.received: dict[int, Version] = {}  # the newest of each fragment, from one epoch of the syncer
         self._link, self._drive, self._spawn, self._threads = link, drive, spawn, threads
         self._transfer_s, self._store, self._saved = transfer_s, store, saved
-        self._turns = asyncio.Semaphore(AT_ONCE)
         self._rate, self._window = LinkRate(), LinkWindow()  # from the syncer
         self.round_s: Callable[[], float] = lambda: 0.0  # of H steps
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
+        self._behind_at = 0.0  # when the link began to have more to carry than at once
         self._busy: dict[int, float] = {}  # fragments under way: when they should be here, in the loop's seconds
         self._came = asyncio.Event()  # set, and replaced, when a version is here
 
@@ -66,71 +68,72 @@ class Fetcher:
         self._spawn(self._recover(effect))
 
     async def _recover(self, effect: events_effects.Recover) -> None:
-        async with self._turns:
-            self._drive(await self._recovered(effect))
-
-    async def _recovered(
-        self, effect: events_effects.Recover
-    ) -> events_effects.StateArrived | events_effects.StateMissed:
-        donor, incarnation = "", 0
+        donor, incarnation, state = "", 0, None
         try:
             if (named := await self._link.seek(effect.seek)) is None:
-                return await in_thread(self._threads, self._state_saved)
-            found, peer = named
-            donor, incarnation = found.donor, found.donor_incarnation
-            assert self.fragment_io is not None
-            joiner, deadline_s = effect.seek, longest_s(effect.deadline_s, self.fragment_io.state_bytes)
-            between = joiner.learner, joiner.incarnation, donor, incarnation
-            request = StateRequest(found.epoch, *between, found.syncer_step, deadline_s)
-            given = await self._link.donate(peer, request)
-            if isinstance(given, str):
-                return events_effects.StateMissed(donor, incarnation, given)
-            state, facts, oldest = given
-            reason = await in_thread(self._threads, self.fragment_io.state_defect, state)
-            # If the donor died now, the log would lack the steps that this learner starts from.
-            if not await self._link.record(donor, incarnation, facts, oldest):
-                reason = reason or "not_durable"
+                state = await in_thread(self._threads, self._state_saved)
+                reason = "" if state else "none"
+            else:
+                found, peer = named
+                donor, incarnation = found.donor, found.donor_incarnation
+                assert self.fragment_io is not None
+                joiner, deadline_s = effect.seek, longest_s(effect.deadline_s, self.fragment_io.state_bytes)
+                between = joiner.learner, joiner.incarnation, donor, incarnation
+                request = StateRequest(found.epoch, *between, found.syncer_step, deadline_s)
+                if isinstance(given := await self._link.donate(peer, request), str):
+                    reason = given
+                else:
+                    state, facts, oldest = given
+                    reason = await in_thread(self._threads, self.fragment_io.state_defect, state)
+                    # If the donor died now, the log would lack the steps that this learner starts from.
+                    if not await self._link.record(donor, incarnation, facts, oldest):
+                        reason = reason or "not_durable"
         except NoAnswer as error:
             reason = str(error)
         except Exception as error:  # the joiner has to go on
             reason = type(error).__name__
-        return events_effects.StateMissed(donor, incarnation, reason) if reason else events_effects.StateArrived(state)
+        missed = events_effects.StateMissed(donor, incarnation, reason)
+        self._drive(missed if reason or state is None else events_effects.StateArrived(state))
 
-    def _state_saved(self) -> events_effects.StateArrived | events_effects.StateMissed:
+    def _state_saved(self) -> State | None:
         """The state in this learner's own checkpoint, when nobody can donate one and the checkpoint is sound."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damage was reported where it was chosen
             if self._saved is not None and self._store is not None and self.fragment_io is not None:
                 state = checkpoint_writer.read(self._store, self._saved).donor_state
-                if not self.fragment_io.state_defect(state):
-                    return events_effects.StateArrived(state)
-        return events_effects.StateMissed("", 0, "none")
+                return None if self.fragment_io.state_defect(state) else state
+        return None
 
     # -------------------------------------------------------------- versions
 
     def fetch(self, effect: events_effects.Fetch) -> None:
         """Download a version. Of versions that wait for the same fragment only the newest is downloaded."""
+        self._behind_at = self._behind_at if self._wanted else now()
         waiting = self._wanted.get(effect.fragment)
         if waiting is None or effect.version >= waiting.version:
             self._wanted[effect.fragment] = effect
         self._begin()
 
     def _begin(self) -> None:
-        """Begin as many downloads as the link should carry, the newest first: it is the last to be out of date."""
-        while len(self._busy) < self._window.size:
-            waiting = [each for fragment, each in self._wanted.items() if fragment not in self._busy]
-            if not waiting:
+        """Begin as many downloads as the link should carry, the newest first: it is the last to be out of date.
+
+        A link that has just been cut off catches up: the first to be out of date comes first, of those in time.
+        """
+        while waiting := [each for fragment, each in self._wanted.items() if fragment not in self._busy]:
+            first, round_s = float(max(each.version for each in waiting)), self.round_s()
+            if now() - self._behind_at < round_s / 2:  # no longer: a full link is always behind
+                in_time = 1.0 - COMES * self._window.least_s / round_s
+                first -= max(0.0, len(self.received) * in_time - STEPS)
+            wanted = min((each for each in waiting if each.version >= first), key=lambda each: each.version)
+            if len(self._busy) >= min(self._window.size, AT_ONCE if self._bytes(wanted.fragment) > LARGE else math.inf):
                 return
-            wanted = self._wanted.pop(max(waiting, key=lambda each: each.version).fragment)
-            self._busy[wanted.fragment] = self._due(wanted.fragment)
-            self._spawn(self._fetch(wanted))
+            self._busy[wanted.fragment] = now() + self._rate.deadline_s(LATE_S, self._bytes(wanted.fragment))
+            self._spawn(self._fetch(self._wanted.pop(wanted.fragment)))
 
     async def _fetch(self, wanted: events_effects.Fetch) -> None:
         """Download a version; forget what is wanted of its fragment, if that is nothing newer than what came."""
         fragment = wanted.fragment
         try:
-            async with self._turns if self._bytes(fragment) > LARGE else contextlib.nullcontext():
-                self._busy[fragment] = self._due(fragment)
-                result = await self._download(wanted)
+            result = await self._download(wanted)
             again = self._wanted.get(fragment)
             if again is not None and isinstance(result, events_effects.Fetched) and again.version <= result.version:
                 del self._wanted[fragment]
@@ -138,9 +141,6 @@ class Fetcher:
         finally:
             self._busy.pop(fragment, None)  # else nothing would fetch it any more
         self._begin()
-
-    def _due(self, fragment: int) -> float:
-        return now() + self._rate.deadline_s(LATE_S, self._bytes(fragment))
 
     async def holds(self, fragment: int, version: int) -> bool | None:
         """Whether this version or a newer one is here, or comes in a while. None: nothing of the fragment does."""

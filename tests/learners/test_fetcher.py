@@ -16,6 +16,7 @@ import pytest
 
 from learners import fetcher as fetching_module
 from learners.fetcher import NOTHING, Fetcher
+from learners.link import Version
 from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import Fetch, Fetched, FetchFailed, Recover, StateArrived, StateMissed
 from outer.config import OuterConfig, SyncConfig
@@ -39,9 +40,7 @@ class GatedLink:
         self.gate = asyncio.Event()
         self.asked: list[tuple[int, int]] = []
 
-    async def fetch(
-        self, fragment: int, version: int, held: int, deadline_s: float, source: Any = None
-    ) -> tuple[int, str, Any, int]:
+    async def fetch(self, fragment: int, version: int, *_: Any) -> tuple[int, str, Any, int]:
         self.asked.append((fragment, version))
         await self.gate.wait()
         payload = np.full(3, version, np.float32)
@@ -68,13 +67,27 @@ async def test_a_thousand_notices_download_each_fragment_once_at_its_newest_vers
     assert len(link.asked) <= FRAGMENTS + WINDOW, "more downloads than fragments, and what had begun"
 
 
+@pytest.mark.parametrize(("behind_s", "order"), [(0.0, [4, 5, 6, 7, 2, 3]), (5.0, [7, 6, 5, 4, 3, 2])])
+@in_a_loop
+async def test_after_a_cut_what_is_due_first_comes_first_and_over_a_full_link_last(behind_s: float, order: Any) -> None:
+    link, results = GatedLink(), list[Any]()
+    fetching = fetcher(link, results)
+    fetching.round_s = lambda: 10.0
+    fetching.received = dict.fromkeys(range(6), Version(0, "", np.zeros(3, np.float32), 0))
+    fetching._window = SimpleNamespace(size=1.0, least_s=0.0, note=lambda *_: None)  # type: ignore[assignment]
+    for version in range(1, 8):
+        fetching.fetch(Fetch(version % 6, version, ""))
+    fetching._behind_at -= behind_s
+    link.gate.set()
+    await until_async(lambda: not fetching._busy, "all versions")
+    assert [version for _, version in link.asked] == [1, *order]
+
+
 @in_a_loop
 async def test_a_version_that_came_with_an_older_request_is_not_downloaded_again() -> None:
     class Ahead(GatedLink):
-        async def fetch(
-            self, fragment: int, version: int, held: int, deadline_s: float, source: Any = None
-        ) -> tuple[int, str, Any, int]:
-            return await super().fetch(fragment, 9, held, deadline_s)
+        async def fetch(self, fragment: int, version: int, *_: Any) -> tuple[int, str, Any, int]:
+            return await super().fetch(fragment, 9)
 
     link, results = Ahead(), list[Any]()
     fetching = fetcher(link, results)
@@ -90,11 +103,11 @@ async def test_a_version_that_came_with_an_older_request_is_not_downloaded_again
 @in_a_loop
 async def test_after_a_failure_the_fragment_is_fetched_again() -> None:
     class Failing(GatedLink):
-        async def fetch(self, fragment: int, version: int, held: int, deadline_s: float, source: Any = None) -> Any:
+        async def fetch(self, fragment: int, version: int, *_: Any) -> tuple[int, str, Any, int]:
             if not self.asked:
                 self.asked.append((fragment, version))
                 raise TimeoutError
-            return await super().fetch(fragment, version, held, deadline_s)
+            return await super().fetch(fragment, version)
 
     link, results = Failing(), list[Any]()
     link.gate.set()
@@ -114,9 +127,7 @@ class ChainLink:
         self.held: list[int] = []
         self.spoil: Callable[[Any], Any] = lambda value: value
 
-    async def fetch(
-        self, fragment: int, version: int, held: int, deadline_s: float, source: Any = None
-    ) -> tuple[int, str, Any, int]:
+    async def fetch(self, fragment: int, version: int, held: int, *_: Any) -> tuple[int, str, Any, int]:
         self.held.append(held)
         theta = self.parameters.thetas[fragment]
         value = self.spoil(self.parameters.since(fragment, held))

@@ -10,7 +10,7 @@ from typing import Any
 from learners import shell as learner_shell
 from learners.fetcher import Fetcher
 from learners.link import Link
-from learners.protocol.events_effects import Fetched, StepDone
+from learners.protocol.events_effects import Fetch, Fetched, StepDone
 from learners.protocol.fact_buffer import FactBuffer
 from learners.shell import LearnerShell
 from learners.step_runner import StepRunner
@@ -125,24 +125,23 @@ def sent_again_behind_the_others(method: Any, self: FactBuffer, now: float) -> N
 
 
 @instead(Fetcher, "_fetch")
-async def failed_fetch_blocks_its_fragment(self: Fetcher, fragment: int) -> None:
+async def failed_fetch_blocks_its_fragment(self: Fetcher, wanted: Fetch) -> None:
     """After a download that failed the fragment is fetched again."""
-    async with self._turns:
-        wanted = self._wanted.pop(fragment)
-        result = await self._download(wanted)
-        if isinstance(result, Fetched):
-            self._busy.pop(fragment)
-        self._drive(result)
+    result = await self._download(wanted)
+    if isinstance(result, Fetched):
+        self._busy.pop(wanted.fragment)
+    self._drive(result)
+    self._begin()
 
 
 @instead(Fetcher, "_fetch")
-async def failure_untold(self: Fetcher, fragment: int) -> None:
+async def failure_untold(self: Fetcher, wanted: Fetch) -> None:
     """The machine hears of a download that failed."""
-    async with self._turns:
-        result = await self._download(self._wanted.pop(fragment))
-    self._busy.pop(fragment)
+    result = await self._download(wanted)
+    self._busy.pop(wanted.fragment)
     if isinstance(result, Fetched):
         self._drive(result)
+    self._begin()
 
 
 @mutant
@@ -160,7 +159,7 @@ def damaged_version_taken(plant: Plant) -> None:
     plant.around(Fetcher, "fetch", lambda method: lambda self, effect: method(self, replace(effect, digest="")))
 
 
-@around(Fetcher, "_recovered")
+@around(Fetcher, "_recover")
 async def damaged_state_taken(method: Any, self: Fetcher, effect: Any) -> Any:
     """A state that was damaged on its way is not used."""
     self.fragment_io.state_defect = lambda state: ""  # type: ignore[method-assign,union-attr]
