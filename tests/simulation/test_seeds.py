@@ -5,10 +5,7 @@ That no promise breaks under any faults, and that histories are what they were: 
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +26,6 @@ from orchestrator.simulation import log as logs
 from orchestrator.simulation.objects import MemoryObjects, StoreBroken
 from outer.journal import rebuild
 from outer.protocol.facts import Committed
-from tests.waiting import DEADLINE_S
 
 EVERY_KIND = [kind for kinds in KINDS.values() for kind in kinds]
 
@@ -56,28 +52,6 @@ def test_a_calm_run_sees_no_fault_and_loses_nobody() -> None:
 
 
 # ------------------------------------------------------------------ the same everywhere
-
-
-def test_a_seed_is_the_same_run_every_time() -> None:
-    assert simulate(3) == simulate(3)
-    assert simulate(3).digest != simulate(4).digest
-
-
-@pytest.mark.full
-def test_other_processes_and_other_hashing_give_the_same_digest() -> None:
-    code = "from chaos.simulation.runner import run; print(run(range(1, 4), 'mixed')[0].digest)"
-    told = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=DEADLINE_S,
-        ).stdout.strip()
-        for seed in ("1", "2")
-    }
-    assert told == {run(range(1, 4), "mixed")[0].digest}
 
 
 def test_side_by_side_gives_what_one_after_another_gives() -> None:
@@ -223,14 +197,13 @@ def struck(kind: str, runs: int) -> list[Outcome]:
     return found
 
 
-@pytest.mark.parametrize("runs", [4, pytest.param(15, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", ["tail_lost", "zombie"])
-def test_nobody_is_silenced_and_every_lost_fact_is_named(kind: str, runs: int) -> None:
+def test_nobody_is_silenced_and_every_lost_fact_is_named(kind: str) -> None:
     """The checks `facts.*` and `bounds.silent` are among those that hold."""
-    outcomes = struck(kind, runs)
+    outcomes = struck(kind, 6)
     assert [violation for outcome in outcomes for violation in outcome.violations] == []
     named = sum(outcome.facts.get("FactsLost", 0) > 0 for outcome in outcomes)
-    assert named > runs // 2 if kind == "tail_lost" else named == 0
+    assert named > 3 if kind == "tail_lost" else named == 0
 
 
 def test_what_lingers_of_a_session_that_has_ended_is_not_taken_over_by_the_next() -> None:
@@ -272,8 +245,7 @@ def test_a_run_goes_on_from_what_is_left_when_no_learner_gives_a_version_in_time
 
 # ------------------------------------------------------------------ a learner that is cut off for ten minutes
 
-CUT_AT_S, CUT_S = 60.0, 600.0
-STEP_S = 0.5
+CUT_AT_S, CUT_S, STEP_S = 60.0, 600.0, 0.5
 HEALED_S = CUT_AT_S + CUT_S
 
 
@@ -281,11 +253,10 @@ HEALED_S = CUT_AT_S + CUT_S
 def test_a_learner_that_is_cut_off_for_ten_minutes_steps_on_and_is_the_same_incarnation_afterwards(adopt: str) -> None:
     options = draw(1, "calm", syncer_steps=1800, P=2, H=4, tau=1, grace=0.0, adopt=adopt)
     cut = Fault(CUT_AT_S, "cut_two_way", "a", CUT_S, 1.0)
-    step_s = dict.fromkeys(options.step_s, STEP_S)
     cluster = Cluster(
         replace(
             options, faults=(cut,), storm_s=HEALED_S + 1.0, quorum=1, hang_s=5.0, unreachable_s=3600.0, ahead_s=3600.0,
-            step_s=step_s,
+            step_s=dict.fromkeys(options.step_s, STEP_S),
         )
     )  # fmt: skip
     cluster.run()
