@@ -26,11 +26,11 @@ async def mail_passes_over_a_batch(method: Any, self: Mail, other: Any) -> bool:
     return bool(came)
 
 
-@instead(Mail, "_follow")
-async def later_incarnations_of_a_gateway_unheard(self: Mail, other: Any) -> None:
+@around(Mail, "_follow")
+async def later_incarnations_of_a_gateway_unheard(method: Any, self: Mail, other: Any) -> None:
     """A gateway that was started again writes a chain of its own."""
-    if not other.incarnation and (found := await self._incarnations(other)):
-        other.incarnation = found[0]
+    if not other.incarnation:
+        await method(self, other)
 
 
 @instead(mail, "_settle")
