@@ -17,6 +17,7 @@ from learners.checkpoint_writer import SavedPart
 from learners.link import Link, Spawn, Version, in_thread
 from learners.ports import DeviceValues
 from learners.protocol import events_effects
+from outer.config import SyncConfig
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
 from outer.numeric.chain import VersionChain
@@ -45,7 +46,7 @@ class Fetcher:
         drive: Callable[[events_effects.Event], None],
         spawn: Spawn,
         threads: Executor,
-        transfer_s: float,
+        sync: SyncConfig,
         store: Objects | None,
         saved: SavedPart | None,
     ) -> None:
@@ -53,7 +54,7 @@ class Fetcher:
         self.chain: VersionChain | None = None  # from then on, if the run has one
         self.received: dict[int, Version] = {}  # the newest of each fragment, from one epoch of the syncer
         self._link, self._drive, self._spawn, self._threads = link, drive, spawn, threads
-        self._transfer_s, self._store, self._saved = transfer_s, store, saved
+        self._sync, self._store, self._saved = sync, store, saved
         self._rate, self._window = LinkRate(), LinkWindow()  # from the syncer
         self.round_s: Callable[[], float] = lambda: 0.0  # of H steps
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
@@ -121,8 +122,7 @@ class Fetcher:
         while waiting := [each for fragment, each in self._wanted.items() if fragment not in self._busy]:
             first, round_s = float(max(each.version for each in waiting)), self.round_s()
             if now() - self._behind_at < round_s / 2:  # no longer: a full link is always behind
-                in_time = 1.0 - COMES * self._window.least_s / round_s
-                first -= max(0.0, len(self.received) * in_time - STEPS)
+                first -= max(0.0, self._sync.round_steps * (1.0 - COMES * self._window.least_s / round_s) - STEPS)
             wanted = min((each for each in waiting if each.version >= first), key=lambda each: each.version)
             if len(self._busy) >= min(self._window.size, AT_ONCE if self._bytes(wanted.fragment) > LARGE else math.inf):
                 return
@@ -166,7 +166,7 @@ class Fetcher:
             while True:
                 before, began, beside = self.received.get(fragment), now(), len(self._busy) - 1
                 held = NOTHING if damaged or before is None else before.version
-                deadline_s = self._rate.deadline_s(self._transfer_s, self._bytes(fragment))
+                deadline_s = self._rate.deadline_s(self._sync.transfer_s, self._bytes(fragment))
                 answer = await self._link.fetch(fragment, version, held, deadline_s, wanted.source)
                 if answer is None:
                     break

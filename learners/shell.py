@@ -76,7 +76,7 @@ class LearnerShell:
         self._background = Background(self._fail)
         spawn, threads = self._background.spawn, ThreadPoolExecutor(AT_ONCE, "fetch", initializer=cores.leave)
         self._link = Link(spec.name, spec.incarnation, syncer, here, faults, threads, spawn, self._facts)
-        self._fetcher = Fetcher(self._link, self._drive, spawn, threads, spec.sync.transfer_s, spec.store, spec.saved)
+        self._fetcher = Fetcher(self._link, self._drive, spawn, threads, spec.sync, spec.store, spec.saved)
         self._threads = ThreadPoolExecutor(ANSWERS_AT_ONCE, "answer", initializer=cores.leave)
         self._packers = ThreadPoolExecutor(STATES_AT_ONCE, "give", initializer=cores.leave)
         self._states = asyncio.Semaphore(STATES_AT_ONCE)

@@ -16,7 +16,6 @@ import pytest
 
 from learners import fetcher as fetching_module
 from learners.fetcher import NOTHING, Fetcher
-from learners.link import Version
 from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import Fetch, Fetched, FetchFailed, Recover, StateArrived, StateMissed
 from outer.config import OuterConfig, SyncConfig
@@ -48,7 +47,7 @@ class GatedLink:
 
 
 def fetcher(link: Any, results: list[Any]) -> Fetcher:
-    return Fetcher(link, results.append, asyncio.ensure_future, THREADS, 60.0, None, None)
+    return Fetcher(link, results.append, asyncio.ensure_future, THREADS, SyncConfig(P=3, H=6), None, None)
 
 
 @in_a_loop
@@ -73,7 +72,6 @@ async def test_after_a_cut_what_is_due_first_comes_first_and_over_a_full_link_la
     link, results = GatedLink(), list[Any]()
     fetching = fetcher(link, results)
     fetching.round_s = lambda: 10.0
-    fetching.received = dict.fromkeys(range(6), Version(0, "", np.zeros(3, np.float32), 0))
     fetching._window = SimpleNamespace(size=1.0, least_s=0.0, note=lambda *_: None)  # type: ignore[assignment]
     for version in range(1, 8):
         fetching.fetch(Fetch(version % 6, version, ""))
