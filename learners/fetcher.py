@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -30,8 +29,8 @@ NOTHING = -1
 LATE_S = 2.0  # beyond what its link takes for a download, from when the learners of its region do not wait for it
 COMES, STEPS = 3.0, 3  # a version that has less than so many downloads and steps left is as good as out of date
 HOLDS_S = 1.0  # for a version to come before another learner hears that it is not here yet
-AT_ONCE = 2  # large downloads; the others wait
-LARGE = 2**23  # bytes: a smaller download waits for the link's latency more than for its rate, so it has no turn
+AT_ONCE = 2  # downloads, beside which no large one begins
+LARGE = 2**23  # bytes: a smaller download waits for the link's latency more than for its rate
 
 
 class Fetcher:
@@ -58,7 +57,7 @@ class Fetcher:
         self._rate, self._window = LinkRate(), LinkWindow()  # from the syncer
         self.round_s: Callable[[], float] = lambda: 0.0  # of H steps
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
-        self._behind_at = 0.0  # when the link began to have more to carry than at once
+        self._behind_at = 0.0  # when the link was behind, or carried nothing, for the first time in a while
         self._busy: dict[int, float] = {}  # fragments under way: when they should be here, in the loop's seconds
         self._came = asyncio.Event()  # set, and replaced, when a version is here
 
@@ -90,7 +89,7 @@ class Fetcher:
                     if not await self._link.record(donor, incarnation, facts, oldest):
                         reason = reason or "not_durable"
         except NoAnswer as error:
-            reason = str(error)
+            reason = str(error) or type(error).__name__
         except Exception as error:  # the joiner has to go on
             reason = type(error).__name__
         missed = events_effects.StateMissed(donor, incarnation, reason)
@@ -109,22 +108,22 @@ class Fetcher:
     def fetch(self, effect: events_effects.Fetch) -> None:
         """Download a version. Of versions that wait for the same fragment only the newest is downloaded."""
         self._behind_at = self._behind_at if self._wanted else now()
-        waiting = self._wanted.get(effect.fragment)
-        if waiting is None or effect.version >= waiting.version:
-            self._wanted[effect.fragment] = effect
+        self._wanted[effect.fragment] = max(effect, self._wanted.get(effect.fragment, effect), key=lambda e: e.version)
         self._begin()
 
     def _begin(self) -> None:
-        """Begin as many downloads as the link should carry, the newest first: it is the last to be out of date.
-
-        A link that has just been cut off catches up: the first to be out of date comes first, of those in time.
+        """Begin as many downloads as the link should carry, the newest first: it is the last to be out of date. After a
+        cut the first, of those in time; that is if most wait, but not for half a round: a full link is always behind.
         """
         while waiting := [each for fragment, each in self._wanted.items() if fragment not in self._busy]:
-            first, round_s = float(max(each.version for each in waiting)), self.round_s()
-            if now() - self._behind_at < round_s / 2:  # no longer: a full link is always behind
-                first -= max(0.0, self._sync.round_steps * (1.0 - COMES * self._window.least_s / round_s) - STEPS)
-            wanted = min((each for each in waiting if each.version >= first), key=lambda each: each.version)
-            if len(self._busy) >= min(self._window.size, AT_ONCE if self._bytes(wanted.fragment) > LARGE else math.inf):
+            wanted, round_s = max(waiting, key=lambda each: each.version), self.round_s()
+            if now() - self._behind_at < round_s / 2 and 2 * len(waiting) > (self._sync.fragments or 0):
+                newest = max([wanted.version, *(each.version for each in self.received.values())])
+                left = self._sync.round_steps * (1.0 - COMES * self._window.least_s / round_s) - STEPS
+                in_time = (each for each in waiting if each.version >= newest - left)
+                wanted = min(in_time, key=lambda each: each.version, default=wanted)
+            most = min(self._window.size, AT_ONCE) if self._bytes(wanted.fragment) > LARGE else self._window.size
+            if len(self._busy) >= most:
                 return
             self._busy[wanted.fragment] = now() + self._rate.deadline_s(LATE_S, self._bytes(wanted.fragment))
             self._spawn(self._fetch(self._wanted.pop(wanted.fragment)))
@@ -191,6 +190,7 @@ class Fetcher:
                     return events_effects.FetchFailed(fragment, version, "bad_digest")
                 damaged = True  # a delta, or what it is added to: the whole value next
         self._rate.lapse()
+        self._behind_at = now()
         return events_effects.FetchFailed(fragment, version, "fetch_failed")
 
     def _read(self, fragment: int, before: Version | None, payload: Any) -> tuple[Any, str]:

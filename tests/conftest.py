@@ -16,7 +16,8 @@ settings.register_profile("small", settings.get_profile("project"), max_examples
 settings.load_profile("project")
 
 RAY = ("tests/runtime/", "chaos/suite/", "tests/benchmarks/test_gpu.py")  # tests that start Ray
-# Nearly all the time is compiling, and this halves it. XLA stops reading at a word without a hyphen.
+WORKER = "PYTEST_XDIST_WORKER" in os.environ  # of `make test`, not a process of the gate, or for one test
+# Of a worker: half its time is compiling, and this halves that. XLA stops reading at a word without a hyphen.
 FLAGS = f"--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true {CPU_FLAGS}"
 
 
@@ -32,9 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "JAX_COMPILATION_CACHE_DIR": folder.name,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "XLA_FLAGS": FLAGS,
     }
-    jax.devices()  # they are read now, and never again in this process
+    if WORKER:
+        os.environ["XLA_FLAGS"] = FLAGS
+        jax.devices()  # they are read now, and never again in this process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,9 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
     """Learners on Ray compile as anywhere, and replay has their flags."""
-    os.environ |= {"XLA_FLAGS": FLAGS}
-    if item.nodeid.startswith(RAY):
-        del os.environ["XLA_FLAGS"]
+    if WORKER:
+        os.environ["XLA_FLAGS"] = FLAGS
+        if item.nodeid.startswith((*RAY, "tests/examples/")):
+            del os.environ["XLA_FLAGS"]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -66,13 +66,15 @@ async def test_a_thousand_notices_download_each_fragment_once_at_its_newest_vers
     assert len(link.asked) <= FRAGMENTS + WINDOW, "more downloads than fragments, and what had begun"
 
 
-@pytest.mark.parametrize(("behind_s", "order"), [(0.0, [4, 5, 6, 7, 2, 3]), (5.0, [7, 6, 5, 4, 3, 2])])
+@pytest.mark.parametrize(
+    ("behind_s", "least_s", "order"),
+    [(0.0, 0.0, [4, 5, 6, 7, 3, 2]), (0.0, 1.0, [6, 7, 5, 4, 3, 2]), (5.0, 0.0, [7, 6, 5, 4, 3, 2])],
+)
 @in_a_loop
-async def test_after_a_cut_what_is_due_first_comes_first_and_over_a_full_link_last(behind_s: float, order: Any) -> None:
-    link, results = GatedLink(), list[Any]()
-    fetching = fetcher(link, results)
+async def test_after_a_cut_the_first_in_time_comes_first(behind_s: float, least_s: float, order: list[int]) -> None:
+    fetching = fetcher(link := GatedLink(), [])
     fetching.round_s = lambda: 10.0
-    fetching._window = SimpleNamespace(size=1.0, least_s=0.0, note=lambda *_: None)  # type: ignore[assignment]
+    fetching._window = SimpleNamespace(size=1.0, least_s=least_s, note=lambda *_: None)  # type: ignore[assignment]
     for version in range(1, 8):
         fetching.fetch(Fetch(version % 6, version, ""))
     fetching._behind_at -= behind_s
