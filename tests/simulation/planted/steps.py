@@ -128,9 +128,9 @@ def kept_over_reopening(plant: Plant) -> None:
     """A step that reopens begins with no contribution: who is asked again does not merge twice."""
 
     def reopening(method: Any) -> Any:
-        def reopen(self: OpenStep, *args: Any) -> Any:
+        def reopen(self: OpenStep, *args: Any, **named: Any) -> Any:
             kept = {f"{name} before": one for name, one in self.contributions.items()}
-            fact = method(self, *args)
+            fact = method(self, *args, **named)
             self.kept = kept  # type: ignore[attr-defined]
             return fact
 
