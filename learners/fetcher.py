@@ -57,7 +57,7 @@ class Fetcher:
         self._rate, self._window = LinkRate(), LinkWindow()  # from the syncer
         self.round_s: Callable[[], float] = lambda: 0.0  # of H steps
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
-        self._behind_at = 0.0  # when the link was behind, or carried nothing, for the first time in a while
+        self._behind_at = 0.0  # when versions began to wait, or a download failed last
         self._busy: dict[int, float] = {}  # fragments under way: when they should be here, in the loop's seconds
         self._came = asyncio.Event()  # set, and replaced, when a version is here
 
@@ -112,8 +112,8 @@ class Fetcher:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin as many downloads as the link should carry, the newest first: it is the last to be out of date. After a
-        cut the first, of those in time; that is if most wait, but not for half a round: a full link is always behind.
+        """Begin as many downloads as the link should carry, the newest first: it is the last to be out of date. If
+        most wait, as after a cut, the first that is in time, but for half a round only: a full link is always behind.
         """
         while waiting := [each for fragment, each in self._wanted.items() if fragment not in self._busy]:
             wanted, round_s = max(waiting, key=lambda each: each.version), self.round_s()

@@ -151,19 +151,16 @@ def test_one_process_has_the_cpu_devices_of_the_largest_learner(events: list[Eve
 
 
 def test_cores_do_not_matter_where_xla_has_one_thread(events: list[Event]) -> None:
-    def on_other_cores(settings: dict[str, str]) -> Any:
-        return record(
-            [
-                replace(event, fact=replace(event.fact, settings=settings, cores=event.incarnation))
-                if isinstance(event.fact, DeviceTaken)
-                else event
-                for event in events
-            ]
-        )
-
-    assert needed(on_other_cores({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"})) is not None
-    with pytest.raises(TapeError, match="kinds"):
-        needed(on_other_cores({}))
+    alone = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    settled = [
+        replace(event, fact=replace(event.fact, settings=alone, cores=event.incarnation))
+        if isinstance(event.fact, DeviceTaken)
+        else event
+        for event in events
+    ]
+    assert needed(record(settled)) is not None
+    with pytest.raises(TapeError, match="2 kinds"):
+        needed(record(altered(events, by(B0, DeviceTaken), cores=64)))
 
 
 def test_a_process_gets_the_runs_settings_and_none_of_its_own(events: list[Event]) -> None:

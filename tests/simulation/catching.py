@@ -54,7 +54,7 @@ def broken(mutant: Mutant, seed: int, profile: str, syncer_steps: int = SYNCER_S
 def found_in(outcome: Outcome) -> list[Violation]:
     """The promises that a mutant breaks, where anything can be told of them.
 
-    None if it does not fit the code any more: its own error, as of a name that has gone, would be found always.
+    Empty if it does not fit the code any more: its own error, as of a name that has gone, would be found always.
     """
     if any(MISFIT.search(each.reason) for each in outcome.violations):
         return []
