@@ -74,7 +74,8 @@ class ReadRequests:
         )
         here, early = self._early(step, version), (step.syncer_step, EARLY)
         coming = [each for each in live if fragment in each.under_way and each.under_way[fragment][:2] == early]
-        able = [each for each in counted if each.name not in here and self.can_answer(now, each, fragment, version)]
+        told = here.keys() | {each.name for each in coming}  # a leaving one is not asked twice for one step either
+        able = [each for each in counted if each.name not in told and self.can_answer(now, each, fragment, version)]
         lead, step_s = self._links.lead, self._members.step_s
         asked = [each for each in able if is_leaving(each) or not lead(each, fragment, step_s, usual_s)]
         if len(asked) + len(coming) + len(here) < self._quorum:  # a quorum needs those, too, that are asked ahead

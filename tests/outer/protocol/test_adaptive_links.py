@@ -13,7 +13,7 @@ from outer.protocol.facts import Committed, LeaseExpired, LinkAdapted, StepReope
 from outer.protocol.link_estimate import OF_LEAST, QUEUE, WINDOW, LinkWindow
 from outer.protocol.link_ladder import AFTER, BACK_AFTER, LadderPlace, Uplinks
 from outer.protocol.links import EARLY, UnderWay
-from outer.protocol.messages import Notice, ReadRequest
+from outer.protocol.messages import DRAINING, Notice, ReadRequest
 from outer.protocol.syncer import Budget
 from tests.transcripts.syncer_world import PATIENT, Bench, Peer, reading
 
@@ -215,3 +215,19 @@ def test_an_answer_that_came_ahead_is_kept_while_the_others_lack_a_base() -> Non
     assert made.asked(2) == ["b"]
     made.answer("b")
     assert [each.step for each in made.facts(Committed)[-1].participants] == [made.peers["b"].step, ahead.step]
+
+
+def test_who_leaves_while_its_answer_is_under_way_is_not_asked_for_another() -> None:
+    made = reading("a", "b", quorum=2)
+    made.join("c", **PATIENT)
+    made.answer("a", "b")
+    made.adopt("a", "b", "c")
+    member = made.syncer._members.get("c", 1)
+    assert member is not None
+    member.under_way[0] = UnderWay(2, EARLY, 0, math.inf)
+    made.peers["c"].phase = DRAINING
+    made.step("c", "a")
+    assert made.asked(2) == ["a"]
+    made.do(made.peers["c"].answer(ReadRequest(1, 1, 2, 0, EARLY, 0.0, 1.0)))
+    made.answer("a")
+    assert [each.learner for each in made.facts(Committed)[-1].participants] == ["a", "c"]
