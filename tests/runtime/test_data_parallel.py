@@ -20,7 +20,7 @@ from learners.protocol.facts import StepFinished
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
-from orchestrator.runtime.data_parallel.history import STEPS_FILE, History, lines
+from orchestrator.runtime.data_parallel.history import STEPS_FILE, History, history, lines
 from orchestrator.runtime.data_parallel.trainer import train_on
 from orchestrator.store.export import of_run
 from orchestrator.store.run_store import RunStore
@@ -54,36 +54,53 @@ def losses(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines(folder / STEPS_FILE) if line["kind"] == "step"}
 
 
-def test_both_arms_of_a_comparison_are_trained_on_a_cluster_that_is_there(
-    ray_cluster: Any, corpus: str, tmp_path: Path
-) -> None:
-    (tmp_path / "recipe.toml").write_text(
-        dump(wanted("compared", corpus, budget={"syncer_steps": 10}, eval={"every": 5, "sequences": 8}))
-    )
-    address = ray.get_runtime_context().gcs_address
-    words = [
-        sys.executable,
-        "-m",
-        "orchestrator",
-        "compare",
-        "recipe.toml",
-        "--address",
-        address,
-        "--out",
-        "out",
-        "--json",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+@pytest.fixture(scope="module")
+def compared(ray_cluster: Any, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder of a comparison on a cluster that is there, and the rows that it told."""
+    folder = tmp_path_factory.mktemp("compared")
+    (folder / "recipe.toml").write_text(dump(wanted("compared", corpus)))
+    compare = ("compare", "recipe.toml", "--address", ray.get_runtime_context().gcs_address, "--out", "out", "--json")
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+        [sys.executable, "-m", "orchestrator", *compare],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
-    rows = {row["mode"]: row for row in json.loads(done.stdout)["rows"]}
+    return folder / "out", {row["mode"]: row for row in json.loads(done.stdout)["rows"]}
+
+
+def test_both_arms_of_a_comparison_are_trained_on_a_cluster_that_is_there(compared: Any) -> None:
+    folder, rows = compared
     assert {mode: (row["state"], row["ok"]) for mode, row in rows.items()} == dict.fromkeys(
         ("decoupled", "data_parallel"), ("finished", True)
     )
     for mode in rows:
-        assert RunStore(tmp_path / "out" / mode).read_json("cluster.json")["address"] == address
+        address = RunStore(folder / mode).read_json("cluster.json")["address"]
+        assert address == ray.get_runtime_context().gcs_address
+
+
+def test_losses_are_those_of_the_harness_within_rounding(compared: Any, corpus: str, tmp_path: Path) -> None:
+    folder = compared[0] / "data_parallel"
+    found = history(RunStore(folder))
+    row = SeedRun(plain(wanted("compared", corpus)), tmp_path).train()
+    steps = [event.fact for event in read_run(tmp_path) if isinstance(event.fact, StepFinished)]
+    assert losses(folder) == pytest.approx({fact.step: fact.loss for fact in steps}, rel=2e-5)
+    assert [step for step, _, _ in found.evaluations][-1] == STEPS and found.evaluations[0][0] == 0
+    assert found.evaluations[-1][2] == pytest.approx(row["eval_loss"], rel=2e-5)
+
+
+def test_its_folder_says_what_was_done_and_holds_the_model(compared: Any) -> None:
+    store = RunStore(compared[0] / "data_parallel")
+    found = history(store)
+    assert (found.finished, found.step, found.processed, found.restarts) == (True, STEPS, STEPS, 0)
+    summary = store.read_json("summary.json")
+    assert summary["tokens"] == {"committed": STEPS * 8 * 16, "processed": STEPS * 8 * 16}
+    assert 0.0 < summary["goodput_time"] <= 1.0
+    assert of_run(store).tensors.keys()
 
 
 class AfterCheckpoint:
@@ -97,33 +114,6 @@ class AfterCheckpoint:
             return
         self._killed = True
         os.kill(ranks()[-1], signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def by_ray_train(ray_cluster: Any, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, History]:
-    folder = tmp_path_factory.mktemp("data-parallel") / "run"
-    return folder, trained(wanted("conventional", corpus), folder)
-
-
-def test_losses_are_those_of_the_harness_within_rounding(
-    by_ray_train: tuple[Path, History], corpus: str, tmp_path: Path
-) -> None:
-    folder, found = by_ray_train
-    given = wanted("conventional", corpus)
-    row = SeedRun(plain(given), tmp_path).train()
-    steps = [event.fact for event in read_run(tmp_path) if isinstance(event.fact, StepFinished)]
-    assert losses(folder) == pytest.approx({fact.step: fact.loss for fact in steps}, rel=2e-5)
-    assert [step for step, _, _ in found.evaluations][-1] == STEPS and found.evaluations[0][0] == 0
-    assert found.evaluations[-1][2] == pytest.approx(row["eval_loss"], rel=2e-5)
-
-
-def test_its_folder_says_what_was_done_and_holds_the_model(by_ray_train: tuple[Path, History]) -> None:
-    folder, found = by_ray_train
-    assert (found.finished, found.step, found.processed, found.restarts) == (True, STEPS, STEPS, 0)
-    summary = RunStore(folder).read_json("summary.json")
-    assert summary["tokens"] == {"committed": STEPS * 8 * 16, "processed": STEPS * 8 * 16}
-    assert 0.0 < summary["goodput_time"] <= 1.0
-    assert of_run(RunStore(folder)).tensors.keys()
 
 
 def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(ray_cluster: Any, corpus: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from outer.journal import rebuild
 from outer.protocol.facts import Committed
 
 EVERY_KIND = [kind for kinds in KINDS.values() for kind in kinds]
+RUN_BELOW = ("syncer", "lockstep", "ended", "rebuilding")  # the same seeds and more
 
 
 def assert_kept(outcome: Outcome, but: str = "") -> None:
@@ -37,8 +38,8 @@ def assert_kept(outcome: Outcome, but: str = "") -> None:
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name not in ("mixed", "calm")])
 def test_each_profile_has_its_own_faults_and_no_others(profile: str) -> None:
-    tally, _ = run(range(1, 3), profile)
-    assert tally.violations == []
+    if profile not in RUN_BELOW:
+        assert run(range(1, 3), profile)[0].violations == []
     planned = {fault.kind for seed in range(1, 3) for fault in draw(seed, profile).faults}
     assert planned and planned <= set(shares(profile))
 
@@ -113,7 +114,7 @@ def test_every_kind_can_be_done_and_is_in_the_default_profile_or_that_of_runs_th
 def test_learners_outlive_every_epoch_of_the_syncer() -> None:
     """Nobody has to be killed, because a zombie or a new epoch does not hear it."""
     tally, _ = run(range(1, 5), "syncer")
-    assert tally.facts["SyncerStarted"] > 4 and not tally.facts["LearnerLost lease_expired"]
+    assert tally.violations == [] and tally.facts["SyncerStarted"] > 4 and not tally.facts["LearnerLost lease_expired"]
 
 
 # ------------------------------------------------------------------ runs of another nature
@@ -162,16 +163,16 @@ def died(options: Options, effects: Sequence[int]) -> list[Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize("each", [9, pytest.param(3, marks=pytest.mark.full)])
-def test_the_syncer_may_die_after_every_single_effect(each: int) -> None:
-    """`each`: of so many effects one."""
+@pytest.mark.parametrize("first", [1, *(pytest.param(first, marks=pytest.mark.full) for first in (4, 7))])
+def test_the_syncer_may_die_after_every_single_effect(first: int) -> None:
+    """Of each nine effects one; all three: of each three."""
     options = short(2, tau=2, adopt="overwrite", pacing="clock")
     calm = play(options)
     assert_kept(calm)
-    outcomes, number = [], 1
+    outcomes, number = [], first
     while not outcomes or outcomes[-1].fault_counts.get("syncer_crash"):
         outcomes += died(options, [number])
-        number += each
+        number += 9
     assert number > 100, "one run for each effect there was"
     assert {outcome.commits for outcome in outcomes} == {calm.commits}, "every version was committed once, by somebody"
 
@@ -185,23 +186,22 @@ def test_so_too_when_learners_rebase() -> None:
 # ------------------------------------------------------------------ the log loses its newest groups, and an epoch thaws
 
 
-def struck(kind: str, runs: int) -> list[Outcome]:
-    """The first so many runs in which the fault had an effect, by seed."""
+def struck(kind: str, seed: int, runs: int) -> list[Outcome]:
+    """The first so many runs in which the fault had an effect, from this seed on."""
     found: list[Outcome] = []
-    seed = 0
     while len(found) < runs:
-        seed += 1
         options = draw(seed, "mixed", syncer_steps=60)
         outcome = play(replace(options, faults=(Fault(0.3 * options.storm_s, kind, "", 1.0, 0.9),)))
         found += [outcome] if outcome.fault_counts.get(kind) else []
+        seed += 1
     return found
 
 
-@pytest.mark.parametrize("runs", [4, pytest.param(15, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("seed", "runs"), [(1, 4), pytest.param(5, 11, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", ["tail_lost", "zombie"])
-def test_nobody_is_silenced_and_every_lost_fact_is_named(kind: str, runs: int) -> None:
+def test_nobody_is_silenced_and_every_lost_fact_is_named(kind: str, seed: int, runs: int) -> None:
     """The checks `facts.*` and `bounds.silent` are among those that hold."""
-    outcomes = struck(kind, runs)
+    outcomes = struck(kind, seed, runs)
     assert [violation for outcome in outcomes for violation in outcome.violations] == []
     named = sum(outcome.facts.get("FactsLost", 0) > 0 for outcome in outcomes)
     assert named > runs // 2 if kind == "tail_lost" else named == 0

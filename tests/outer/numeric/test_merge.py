@@ -47,12 +47,12 @@ def rda_of_vectors(vectors: Sequence[Vector], weights: Sequence[float]) -> tuple
     """(result, distance to the threshold between RDA and Avg, relative)."""
     radius, direction, mean = 0.0, np.zeros_like(vectors[0]), np.zeros_like(vectors[0])
     for vector, weight in zip(vectors, weights, strict=True):
-        norm = math.sqrt(math.fsum(x * x for x in vector.tolist()))
+        norm = math.sqrt(vector @ vector)
         radius += weight * norm
         mean = mean + weight * vector
         if norm > 0.0:
             direction = direction + weight * (vector / norm)
-    length = math.sqrt(sum(x * x for x in direction.tolist()))
+    length = math.sqrt(direction @ direction)
     threshold = 0.5 * math.sqrt(sum(weight**2 for weight in weights)) / sum(weights)
     margin = abs(length / threshold - 1.0)
     return (radius * direction / length if length >= threshold else mean), margin
