@@ -27,7 +27,7 @@ from chaos.actor import start as start_chaos  # noqa: E402
 from learners.protocol.facts import StateReceived  # noqa: E402
 from orchestrator.eventlog.facts import FaultInjected  # noqa: E402
 from orchestrator.eventlog.reader import read_run  # noqa: E402
-from orchestrator.lifecycle.scaling import request_file  # noqa: E402
+from orchestrator.lifecycle.pools import request_file  # noqa: E402
 from orchestrator.recipe.toml_text import dump, load  # noqa: E402
 from orchestrator.recipe.validation import resolve  # noqa: E402
 from orchestrator.store.readers import RECIPE_FILE  # noqa: E402

@@ -161,11 +161,11 @@ class ComparedRun:
 
 def in_tokens(recipe: Recipe) -> Recipe:
     """The recipe with its budget in tokens: syncer steps are not the same work in both modes. Raises InputError."""
-    if recipe.budget.tokens is not None:
+    if (steps := recipe.budget.syncer_steps) is None:
         return recipe
     task = build_task(recipe)
     step = sum(task.tokens(pool.batch_size) for pool in recipe.learners.values())
-    budget = {"tokens": step * recipe.target_syncer_steps}
+    budget = {"tokens": step * steps}
     return Recipe.model_validate(recipe.canonical() | {"budget": budget, "fleet": recipe.fleet})
 
 

@@ -79,17 +79,10 @@ class FactLog:
     later incarnation writes the log.
     """
 
-    def __init__(
-        self,
-        store: Objects,
-        log: str,
-        incarnation: int,
-        failed: Failed,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, store: Objects, log: str, incarnation: int, failed: Failed) -> None:
         """Opens the log, which fences earlier incarnations. Raises as StoredJournal.open."""
         self._writer = LogWriter(store, log, incarnation)
-        self._source, self._emitted, self._clock = (log, incarnation), 0, clock
+        self._source, self._emitted = (log, incarnation), 0
         self._waiting: list[Event] = []
         self._wake = threading.Condition()
         self._closing = False
@@ -104,7 +97,7 @@ class FactLog:
                 return
             if len(self._waiting) >= WAITING_MAX:
                 raise OverflowError(f"{WAITING_MAX} facts wait for the store: {self.trouble}")
-            self._waiting.append(Event(*self._source, self._emitted, self._clock(), fact))
+            self._waiting.append(Event(*self._source, self._emitted, time.time(), fact))
             self._emitted += 1
             self._wake.notify()
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.eventlog.events import Event, fact_of, finite, kind_of
+from orchestrator.eventlog.events import Event, Unknown, fact_of, finite, kind_of
 from outer.journal.groups import SYNCER
 from outer.protocol.facts import Committed, Participant
 
@@ -95,7 +95,7 @@ class Rows:
             parts = [vars(each).values() for each in fact.participants]
             self.commit(place, [parts if value is fact.participants else value for value in vars(fact).values()])
         else:
-            values = event.fields if isinstance(fact, Committed) else fields_of(fact)
+            values = event.fields if isinstance(fact, Committed | Unknown) else vars(fact)
             self._put("facts", (*place, kind_of(fact), to_json(values)))
 
     def step(self, place: Place, values: Iterable[Any]) -> None:
@@ -149,11 +149,6 @@ def as_parts(log: Iterable[Event] | Iterable[LogPart]) -> Iterator[LogPart]:
             events.append(each)
     if events:
         yield part_of(events)
-
-
-def fields_of(fact: Any) -> dict[str, Any]:
-    """The fields of a fact, or those of one of a kind that this version does not know."""
-    return dict(fact.fields if kind_of(fact) != type(fact).__name__ else vars(fact))
 
 
 def to_json(values: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from orchestrator.eventlog.facts import NodePreempted, PoolScaled
+
 
 @dataclass(frozen=True)
 class Start:
@@ -47,24 +49,5 @@ class Release:
     learner: str
 
 
-@dataclass(frozen=True)
-class RecordScaling:
-    """Write to the log that the pool is to have this many learners."""
-
-    pool: str
-    learners: int
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class RecordNotice:
-    """Write to the log that a node with these learners is about to end."""
-
-    node: str
-    learners: tuple[str, ...]
-    remaining_s: float | None  # None: the node did not say
-
-
-Action = Start | AskToLeave | Probe | End | Release | RecordScaling | RecordNotice
+# The facts are for the log.
+Action = Start | AskToLeave | Probe | End | Release | PoolScaled | NodePreempted

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
+from orchestrator.eventlog.facts import NodePreempted, PoolScaled
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, Release, Start
 from orchestrator.lifecycle.pools import Change, Pools
 from orchestrator.recipe.config import PoolConfig
 
@@ -39,25 +40,19 @@ class State(Enum):
 REPLACED, OVER = "gone and still wanted", "gone and not wanted, or the run is over"
 LEAVES, KILLED = "asked to leave", "silent for too long, or refused"
 UNSEEN = "its node cannot be seen, or its reports do not arrive"
+ENDS: dict[State, str] = {
+    State.UNREACHABLE: UNSEEN,
+    State.WAITING: REPLACED,
+    State.DRAINING: LEAVES,
+    State.ENDING: KILLED,
+    State.DONE: OVER,
+}
 
 # From each state to which, and when. docs/protocol.md draws it.
 TRANSITIONS: dict[State, dict[State, str]] = {
     State.WAITING: {State.STARTING: "its time has come", State.DONE: "not wanted any more, or the run is over"},
-    State.STARTING: {
-        State.RUNNING: "every rank is up",
-        State.UNREACHABLE: UNSEEN,
-        State.WAITING: REPLACED,
-        State.DRAINING: LEAVES,
-        State.ENDING: KILLED,
-        State.DONE: OVER,
-    },
-    State.RUNNING: {
-        State.UNREACHABLE: UNSEEN,
-        State.WAITING: REPLACED,
-        State.DRAINING: LEAVES,
-        State.ENDING: KILLED,
-        State.DONE: OVER,
-    },
+    State.STARTING: {State.RUNNING: "every rank is up"} | ENDS,
+    State.RUNNING: ENDS,
     State.UNREACHABLE: {
         State.STARTING: "seen or heard again before every rank was up",
         State.RUNNING: "seen or heard again",
@@ -236,7 +231,7 @@ class Controller:
 
     def _change(self, now: float, change: Change, why: str = "") -> list[Action]:
         size = self.pools.sizes[change.pool]
-        actions: list[Action] = [RecordScaling(change.pool, size, change.added, change.removed, change.reason)]
+        actions: list[Action] = [PoolScaled(change.pool, size, change.added, change.removed, change.reason)]
         for name in change.added:
             self.want(name)
         for name in filter(self.units.__contains__, reversed(change.removed)):
@@ -312,7 +307,7 @@ class Controller:
         if not here:
             return []
         deadline_s = math.inf if remaining_s is None else max(DRAIN_S_MIN, remaining_s - NOTICE_MARGIN_S)
-        actions: list[Action] = [RecordNotice(node, tuple(here), remaining_s)]
+        actions: list[Action] = [NodePreempted(node, tuple(here), remaining_s)]
         for name in here:
             unit = self.units[name]
             unit.incarnation.noticed = True

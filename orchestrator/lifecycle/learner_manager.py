@@ -12,12 +12,12 @@ from typing import Any
 
 from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
-from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, Release, Start
 from orchestrator.lifecycle.controller import Controller, RankState
 from orchestrator.lifecycle.learner_units import DRAINED, FINISHED, LearnerHandle, LearnerUnits
 from orchestrator.lifecycle.patience import Patience
+from orchestrator.lifecycle.pools import request_file
 from orchestrator.lifecycle.ports import NoSlice, Ports, gist
-from orchestrator.lifecycle.scaling import request_file
 from orchestrator.lifecycle.standbys import Standby
 from orchestrator.lifecycle.syncer_manager import SyncerManager
 from orchestrator.recipe.config import Recipe
@@ -305,10 +305,8 @@ class LearnerManager:
                     self._tasks.spawn(self._kill(action))
                 case Release(name):
                     self.processes.release(name)
-                case RecordScaling():
-                    self._emit(PoolScaled(action.pool, action.learners, action.added, action.removed, action.reason))
-                case RecordNotice(node, names, remaining_s):
-                    self._emit(NodePreempted(node, names, remaining_s))
+                case PoolScaled() | NodePreempted():
+                    self._emit(action)
 
     async def _drain(self, action: AskToLeave) -> None:
         """Ask a learner to leave. One that does not step yet has nothing to lose, and is killed at once."""

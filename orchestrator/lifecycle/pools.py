@@ -10,13 +10,32 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.lifecycle.scaling import requested
 from orchestrator.recipe.config import PoolConfig
 
 SETTLED_S = 2.0  # a place that has been free for so long is taken
 LET_GO_S = 15.0  # a learner that has had no place for so long is let go
 STAY_S = 60.0  # one that had its place for less was taken too early
+LEARNERS_MAX = 1000  # of a pool without max: each has a placement group, and Ray is known to handle about this many
 HOLD_S, HOLD_S_MAX = 10.0, 300.0  # its pool then takes nobody for so long; doubles each time
+
+
+def request_file(pool: str) -> str:
+    """In the run's store: {"learners", "at"}. One file for each pool, so that requests for two pools do not collide."""
+    return f"scale-{pool}.json"
+
+
+def limits(pool: PoolConfig, local: bool) -> tuple[int, int]:
+    """The fewest and the most learners that a pool may have; `local`: the Ray cluster was started for this run."""
+    if local and not pool.joined:
+        return pool.min, pool.most
+    return pool.min, max(pool.learners, LEARNERS_MAX) if pool.max is None else pool.max
+
+
+def requested(request: Mapping[str, Any] | None, pool: PoolConfig, current: int, local: bool) -> int:
+    """The learners last requested for a pool; `current` if there is no request, or one outside of the limits."""
+    wanted = (request or {}).get("learners")
+    low, high = limits(pool, local)
+    return wanted if type(wanted) is int and low <= wanted <= high and not pool.opportunistic else current
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.lifecycle.scaling import limits, request_file
+from orchestrator.lifecycle.pools import limits, request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store import checkpoints, watch

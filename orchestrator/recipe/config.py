@@ -377,15 +377,6 @@ class Recipe(Section):
         return len(self.learners) if self.sync.quorum == "all" else self.sync.quorum
 
     @property
-    def target_syncer_steps(self) -> int:
-        """T: as given, or from the token budget, with every learner stepping once in each syncer step."""
-        if self.budget.syncer_steps is not None:
-            return self.budget.syncer_steps
-        assert self.budget.tokens is not None
-        tokens = sum(pool.batch_size * self.data.sequence_length for pool in self.learners.values())
-        return max(1, -(-self.budget.tokens // tokens))
-
-    @property
     def warm_start(self) -> WarmStart | None:
         """The source of the initial parameters, in a resolved recipe; None: the task makes them."""
         if self.init_from is None:

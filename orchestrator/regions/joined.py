@@ -20,9 +20,7 @@ from orchestrator.lifecycle.ports import CALL_S, Places, Processes
 from orchestrator.recipe.config import Recipe
 from orchestrator.regions.gateway import GATEWAY, RegionPeer
 from outer.background import Background, tell
-from outer.journal.rebuild import RecoverySources
 from outer.ports import NoAnswer, Peer, insist, now
-from outer.spec import SyncerSpec
 
 NOTICES_S = 2.0  # between two questions for the notices of a region's nodes
 SILENT = "its region has not joined, or cannot be reached"
@@ -105,15 +103,11 @@ class JoinedProcesses:
         label: Callable[[str, int, int], str],
     ) -> None:
         self._here, self._recipe, self._region_of, self._to, self._label = here, recipe, region_of, to, label
+        self.start_syncer, self.left_syncer, self.core = here.start_syncer, here.left_syncer, here.core
+        self.start_standby, self.left_standbys = here.start_standby, here.left_standbys
         self._regions = recipe.joined
         self._notices: dict[str, dict[str, float | None]] = {}  # by region
         self._asked_at, self._asking, self._ending = float("-inf"), Background(tell), Background(tell)
-
-    def start_syncer(self, spec: SyncerSpec, sources: RecoverySources | None) -> Peer:
-        return self._here.start_syncer(spec, sources)
-
-    def left_syncer(self, epoch: int) -> Peer | None:
-        return self._here.left_syncer(epoch)
 
     def start_learner(
         self, name: str, incarnation: int, saved: SavedPart | None, syncer: Peer, strange: bool
@@ -129,15 +123,6 @@ class JoinedProcesses:
         if region := self._region_of(name):
             return self._to(region, self._label(name, incarnation, rank))
         return self._here.left_rank(name, incarnation, rank)
-
-    def start_standby(self, name: str, node: str | None, shown: Mapping[str, str]) -> Peer:
-        return self._here.start_standby(name, node, shown)
-
-    async def left_standbys(self) -> Sequence[Peer]:
-        return await self._here.left_standbys()
-
-    def core(self, name: str) -> int | None:
-        return self._here.core(name)
 
     def end(self, process: Peer) -> None:
         if isinstance(process, RegionPeer):

@@ -85,15 +85,16 @@ class RayPlaces:
             if name in asked:
                 continue
             if self._sliced(name):
-                self._drop_slice_left(name)
+                with contextlib.suppress(ValueError):  # of an earlier orchestrator, whose processes are gone
+                    remove_placement_group(get_placement_group(name))
                 self._heads[name] = reserve_head(name, self._pool(name))
             else:
                 self._groups[name] = reserve(name, self._pool(name), anywhere=self._placement.local)
 
     async def wait(self, name: str) -> None:
         """Until the learner has its place. Raises NoSlice where a slice is gone."""
-        if name in self._heads and await self._broken(name):
-            self.release(name)
+        if name in self._heads and name in self._groups and await self.pending([name]):
+            self.release(name)  # Ray has not all of the slice's hosts any more
         self.claim([name])
         if name in self._heads and name not in self._groups:
             await _ready(self._heads[name])
@@ -128,15 +129,6 @@ class RayPlaces:
 
     def _sliced(self, name: str) -> bool:
         return self._pool(name).slice_hosts > 0 and not self._placement.local
-
-    async def _broken(self, name: str) -> bool:
-        """Whether Ray has not all of a slice's hosts any more."""
-        return name in self._groups and bool(await self.pending([name]))
-
-    def _drop_slice_left(self, name: str) -> None:
-        """End what an earlier orchestrator reserved for a learner whose processes are gone."""
-        with contextlib.suppress(ValueError):
-            remove_placement_group(get_placement_group(name))
 
 
 async def _ready(group: Any) -> None:

@@ -85,9 +85,11 @@ class Model(Protocol):
 
     def examined(self, contribution: Contribution) -> Contribution:
         """The contribution, with its defect if its payload has one."""
+        return contribution
 
     def encoded(self, contribution: Contribution, poisoned: bool) -> Contribution:
         """A contribution for the wire, with its digest. `poisoned`: its numbers are not finite."""
+        return contribution
 
     def received(self, theta: NDArray[Any]) -> Any:
         """A version that has come. It has a `number`."""

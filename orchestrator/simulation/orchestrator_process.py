@@ -21,9 +21,9 @@ from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.reader import ChainReader, Findings, records
 from orchestrator.lifecycle.controller import Controller, RankState
 from orchestrator.lifecycle.orchestrator import SNAPSHOT_S, OrchestratorShell
+from orchestrator.lifecycle.pools import request_file, requested
 from orchestrator.lifecycle.ports import ORCHESTRATOR, Ports
 from orchestrator.lifecycle.requests import STOP_FILE
-from orchestrator.lifecycle.scaling import request_file, requested
 from orchestrator.recipe.config import BudgetConfig, DurabilityConfig, PoolConfig, Recipe, RunConfig
 from orchestrator.regions.gateway import GatewayShell, RegionPeer, say_over
 from orchestrator.regions.joined import JoinedPlaces, JoinedProcesses

@@ -7,7 +7,7 @@ import pytest
 
 from learners.protocol.facts import StateReceived
 from orchestrator.eventlog.facts import LearnerLost, PoolScaled
-from orchestrator.lifecycle.scaling import request_file
+from orchestrator.lifecycle.pools import request_file
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import DrainStarted, LearnerFenced
 from tests.orchestrator.histories import settle

@@ -21,10 +21,11 @@ from learners.config import DataConfig
 from orchestrator.planner.fleet.description import NOTHING, Fleet, FleetLink
 from orchestrator.planner.sizing.rates import encode_s
 from orchestrator.planner.sizing.traffic import DOWN_BYTES, down_bytes
-from orchestrator.simulation.context import Faults, Key, Observer, SimContext, SimLearner, SimProposal
+from orchestrator.simulation.context import Faults, Key, Model, Observer, SimContext, SimLearner, SimProposal
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.objects import MemoryObjects
 from orchestrator.simulation.orchestrator_process import VirtualCluster
+from orchestrator.simulation.peers import Network
 from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
@@ -34,7 +35,7 @@ from outer.numeric.formats import uplinks
 from outer.protocol.facts import Committed
 from outer.protocol.fragments import Fragment
 from outer.protocol.manifest import manifest
-from outer.protocol.messages import JOINING, Contribution
+from outer.protocol.messages import JOINING
 from outer.spec import SyncerSpec
 
 EXIT_S = 0.05
@@ -132,7 +133,7 @@ class LinkNetwork:
         return gone_at + link.latency_s
 
 
-class FleetNetwork:
+class FleetNetwork(Network):
     """The links between a fleet's processes. What is small takes their latency, and nothing is lost."""
 
     def __init__(self, fleet: Fleet, time: Timeline) -> None:
@@ -142,15 +143,6 @@ class FleetNetwork:
         self._up = uplinks(fleet.sync, fleet.fragments)
         self._down_bytes = down_bytes(fleet.sync, fleet.fragments)
         self._whole = DOWN_BYTES * sum(each.size for each in fleet.fragments) / sum(self._down_bytes)
-
-    def asking(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return arguments
-
-    def answering(self, source: Process, target: Process, method: str, arguments: tuple[Any, ...], answer: Any) -> Any:
-        return answer
-
-    def lost_s(self) -> float:
-        return 0.0
 
     def carry(
         self, source: Process, target: Process, method: str, answer: Any, happen: Callable[..., Any], *args: Any
@@ -329,7 +321,7 @@ class Number(NamedTuple):
     number: int
 
 
-class CountingModel:
+class CountingModel(Model):
     """Merges nothing into the next version. A value is the numbers of its fragment and version."""
 
     task: Mapping[str, Any] = {}
@@ -339,12 +331,6 @@ class CountingModel:
 
     def origin(self, fragment: int) -> NDArray[Any]:
         return np.array([fragment, 0], np.float32)
-
-    def examined(self, contribution: Contribution) -> Contribution:
-        return contribution
-
-    def encoded(self, contribution: Contribution, poisoned: bool) -> Contribution:
-        return contribution
 
     def received(self, theta: NDArray[Any]) -> Number:
         return Number(int(theta[1]))

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, Start
+from orchestrator.eventlog.facts import NodePreempted
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, Start
 from orchestrator.lifecycle.controller import BACKOFF_S_MAX, DRAIN_S_MIN, NOTICE, PROBES_S, SOUND_S, Controller, State
 
 
@@ -252,7 +253,7 @@ def on_nodes(**nodes: str) -> Controller:
 def test_the_learners_of_a_node_that_ends_leave_before_it_does_and_are_told_once() -> None:
     made = on_nodes(a="n", b="m", c="n")
     assert made.node_notice(10.0, "n", 30.0) == [
-        RecordNotice("n", ("a", "c"), 30.0),
+        NodePreempted("n", ("a", "c"), 30.0),
         AskToLeave("a", 1, NOTICE, 28.0),
         AskToLeave("c", 1, NOTICE, 28.0),
     ]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.lifecycle.actions import AskToLeave, RecordScaling, Release, Start
+from orchestrator.eventlog.facts import PoolScaled
+from orchestrator.lifecycle.actions import AskToLeave, Release, Start
 from orchestrator.lifecycle.controller import Controller, State
 from orchestrator.lifecycle.pools import HOLD_S, HOLD_S_MAX, LET_GO_S, SETTLED_S, STAY_S, NodeFollower
 from orchestrator.lifecycle.requests import problems
@@ -50,7 +51,7 @@ def test_a_place_that_stays_free_is_taken_and_the_log_says_by_whom() -> None:
     run(made, "learner-spot-0")
     assert made.follow(1.0, {"learner-spot-2"}) == []
     found = made.follow(1.0 + SETTLED_S, {"learner-spot-2"})
-    assert found == [RecordScaling("spot", 2, names(2), (), "a place has come free for it")]
+    assert found == [PoolScaled("spot", 2, names(2), (), "a place has come free for it")]
     assert made.advance(4.0) == [Start("learner-spot-2")]
     assert made.claims() == list(names(1)), "the others wait on"
     made = controller()
@@ -72,7 +73,7 @@ def test_a_learner_whose_place_is_gone_for_long_is_let_go_and_asks_for_one_again
     assert made.follow(100.0, set()) == []
     assert made.follow(100.0 + LET_GO_S - 0.1, set()) == []
     record, released = made.follow(100.0 + LET_GO_S, set())
-    assert isinstance(record, RecordScaling) and (record.learners, record.removed) == (1, names(0))
+    assert isinstance(record, PoolScaled) and (record.learners, record.removed) == (1, names(0))
     assert released == Release("learner-spot-0"), "its place may never come back: another is asked for"
     assert made.units["learner-spot-0"].state is State.DONE
     assert made.pools.members["spot"] == list(names(1)), "the one that runs stays, though it is not the first"
@@ -122,7 +123,7 @@ def test_a_pool_whose_nodes_come_and_go_takes_them_later_each_time() -> None:
 def test_a_later_orchestrator_wants_what_an_earlier_one_left() -> None:
     made = controller({"name": "base"}, SPOT, quorum=1)
     [record] = made.rejoin(["learner-spot-2", "learner-base-0", "learner-spot-9"])
-    assert record == RecordScaling("spot", 2, names(0, 2), names(1), "the run goes on"), "the other may have let 1 go"
+    assert record == PoolScaled("spot", 2, names(0, 2), names(1), "the run goes on"), "the other may have let 1 go"
     assert Start("learner-spot-2") in made.advance(0.0)
 
 
@@ -179,7 +180,7 @@ def test_whatever_ray_says_a_pool_stays_between_min_and_max_and_the_log_adds_up(
             else:
                 lost(made, name, now)
         for action in made.follow(now, placed):
-            if isinstance(action, RecordScaling):
+            if isinstance(action, PoolScaled):
                 assert known.isdisjoint(action.added) and known.issuperset(action.removed)
                 known = (known | set(action.added)) - set(action.removed)
                 assert action.learners == len(known)

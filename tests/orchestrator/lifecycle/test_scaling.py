@@ -13,10 +13,10 @@ import pytest
 from orchestrator.analysis.summary import summarise
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import PoolScaled
-from orchestrator.lifecycle.actions import AskToLeave, End, RecordScaling, Release, Start
+from orchestrator.lifecycle.actions import AskToLeave, End, Release, Start
 from orchestrator.lifecycle.controller import Controller, State
+from orchestrator.lifecycle.pools import LEARNERS_MAX, request_file, requested
 from orchestrator.lifecycle.requests import problems
-from orchestrator.lifecycle.scaling import LEARNERS_MAX, request_file, requested
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store import watch
@@ -135,11 +135,11 @@ def of_pools(local: bool = False, **change: Any) -> Controller:
 def test_a_pool_that_grows_wants_more_learners_and_one_that_shrinks_drains_its_last() -> None:
     made = of_pools()
     added = ("learner-east-2", "learner-east-3")
-    assert made.scale(1.0, "east", {"learners": 4}) == [RecordScaling("east", 4, added, ())]
+    assert made.scale(1.0, "east", {"learners": 4}) == [PoolScaled("east", 4, added, ())]
     assert made.advance(1.0) == [Start("learner-east-2"), Start("learner-east-3")]
     assert made.scale(2.0, "east", {"learners": 4}) == [], "heard once"
     assert made.scale(3.0, "east", {"learners": 1}) == [
-        RecordScaling("east", 1, (), ("learner-east-1", *added)),
+        PoolScaled("east", 1, (), ("learner-east-1", *added)),
         AskToLeave("learner-east-3", 0, "pool east is scaled to 1"),
         AskToLeave("learner-east-2", 0, "pool east is scaled to 1"),
         AskToLeave("learner-east-1", 1, "pool east is scaled to 1"),

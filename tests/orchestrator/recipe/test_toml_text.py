@@ -57,7 +57,7 @@ def test_overrides_are_toml_or_text_and_reach_into_lists() -> None:
     assert (recipe.sync.quorum, recipe.outer.lr, recipe.name, recipe.seed) == ("all", 1.0, "other", 3)
     assert recipe.model["heads"] == 8
     assert recipe.sync.fragments is None
-    assert load(LOCAL, ["budget.tokens=", "budget.syncer_steps=50"]).target_syncer_steps == 50
+    assert load(LOCAL, ["budget.tokens=", "budget.syncer_steps=50"]).budget.syncer_steps == 50
     assert load(LOCAL, ["pools.local.learners=3"]).pools[0].learners == 3
     assert "budget" in problems("budget.syncer_steps=50")
     for override in ("quorum", "=3", "a..b=3", "pools.1.learners=2", "pools.x=2", "name.first=2"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,7 +42,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Gateway:
 async def test_a_process_is_ended_though_the_gateway_was_dead_when_it_was_to_be(gateway: Gateway) -> None:
     """Else it would go on beside its successor, on the same accelerators, until the run ends."""
     to: Any = partial(RegionPeer, gateway)
-    here: Any = None
+    here: Any = Mock()
     recipe: Any = SimpleNamespace(joined=("far",))
     JoinedProcesses(here, recipe, lambda name: "far", to, str).end(to("far", "learner-c-0"))
     await until_async(lambda: len(gateway.asked) == 3, "it is asked again")

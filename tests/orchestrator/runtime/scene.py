@@ -17,8 +17,8 @@ import ray
 
 from orchestrator.lifecycle import learner_manager
 from orchestrator.lifecycle.patience import Patience
+from orchestrator.lifecycle.pools import request_file
 from orchestrator.lifecycle.ports import Ports
-from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import ray_processes
 from orchestrator.runtime.placement import RunPlacement

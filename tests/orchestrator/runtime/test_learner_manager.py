@@ -13,7 +13,7 @@ from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
 from orchestrator.lifecycle.actions import AskToLeave
 from orchestrator.lifecycle.controller import RankState, State
 from orchestrator.lifecycle.learner_units import LearnerHandle
-from orchestrator.lifecycle.scaling import request_file
+from orchestrator.lifecycle.pools import request_file
 from orchestrator.lifecycle.standbys import Standby
 from outer import ports
 from outer.ports import Gone, Unreachable
