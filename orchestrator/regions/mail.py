@@ -249,7 +249,12 @@ class Mail:
             if sent:
                 other.unread.add(number)
             other.told, had = other.next, [other.incarnation, other.next, min(other.open, default=other.next)]
-            under_way.append(self._background.spawn(self._created(objects[0], {"had": had, "sent": sent}, arrays)))
+            under_way.append(self._background.spawn(self._put(other, number, {"had": had, "sent": sent}, arrays)))
+
+    async def _put(self, other: _Region, number: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
+        await self._created(name := _batch(other.name, self.me, self.incarnation, number), header, arrays)
+        if number not in other.kept:  # it was had and removed, and this may have been a second try
+            await self._removed(name)
 
     async def _forget(self, other: _Region, incarnation: int, read: int, had: int) -> None:
         """Of this incarnation of ours the batches before `read` were read; those before `had` nobody needs any more."""

@@ -16,7 +16,7 @@ from orchestrator.regions.gateway import GatewayShell
 from orchestrator.regions.mail import FOLDER, LARGE, Mail
 from orchestrator.simulation.objects import MemoryObjects
 from outer.ports import Gone, Raised, Unreachable, insist
-from tests.waiting import in_a_loop, until_async
+from tests.waiting import DEADLINE_S, in_a_loop, until, until_async
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,10 @@ async def test_a_call_is_answered_with_its_arrays_and_its_errors() -> None:
 
 
 @in_a_loop
-async def test_over_a_store_that_fails_every_third_time_each_call_is_answered_and_nothing_stays() -> None:
+async def test_over_a_store_that_fails_every_third_time_each_call_is_answered_and_nothing_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mail, "SILENT_S", DEADLINE_S)  # on a busy machine
     store = Failing()
     home, far = await joined(store)
     answers = await asyncio.gather(
@@ -125,6 +128,27 @@ async def test_over_a_store_that_fails_every_third_time_each_call_is_answered_an
 
     await until_async(removed, "what was read is removed")
     assert far.view()["home"]["waiting"] == 0
+
+
+@in_a_loop
+async def test_a_batch_that_was_had_before_it_was_written_a_second_time_does_not_come_back() -> None:
+    """Else a later gateway would begin with it, and carry out what it says again."""
+    store = MemoryObjects()
+    home, _ = await joined(store)
+    create, tries = store.create, list[str]()
+
+    def twice(name: str, parts: Any) -> None:
+        create(name, parts)
+        if "/far/home/" in name and not tries:
+            tries.append(name)
+            until(lambda: name not in [*store.names(name.rpartition("/")[0])], "it is had and removed")
+            raise OSError("no answer")
+
+    store.create = twice  # type: ignore[method-assign]
+    await until_async(lambda: bool(tries) and home._regions["far"].kept, "the batch is written again")
+    there = int(tries[0].rpartition("/")[2])
+    await until_async(lambda: home._regions["far"].read > there + 8, "it is over")
+    assert tries[0] not in store.names(tries[0].rpartition("/")[0])
 
 
 @in_a_loop
