@@ -130,24 +130,24 @@ class Fetcher:
 
     async def _fetch(self, wanted: events_effects.Fetch) -> None:
         """Download a version; forget what is wanted of its fragment, if that is nothing newer than what came."""
-        fragment = wanted.fragment
         try:
             result = await self._download(wanted)
-            again = self._wanted.get(fragment)
+            again = self._wanted.get(wanted.fragment)
             if again is not None and isinstance(result, events_effects.Fetched) and again.version <= result.version:
-                del self._wanted[fragment]
+                del self._wanted[wanted.fragment]
             self._drive(result)
         finally:
-            self._busy.pop(fragment, None)  # else nothing would fetch it any more
+            self._busy.pop(wanted.fragment, None)  # else nothing would fetch it any more
         self._begin()
 
     async def holds(self, fragment: int, version: int) -> bool | None:
-        """Whether this version or a newer one is here, or comes in a while. None: nothing of the fragment does."""
+        """Whether this version or a newer one is here; False: one comes in a while. None: none does, or it is late."""
         until = now() + HOLDS_S  # its notice may come, too
         while (newest := self.received.get(fragment)) is None or newest.version < version:
             left_s = min(until, self._busy.get(fragment, until)) - now()
             if left_s <= 0.0:
-                return False if fragment in self._wanted or now() < self._busy.get(fragment, 0.0) else None
+                comes = now() < self._busy[fragment] if fragment in self._busy else fragment in self._wanted
+                return False if comes else None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._came.wait(), left_s)
         return True

@@ -421,6 +421,6 @@ class FragmentShard:
         part = f"shard-{self._shard}"
         write = partial(checkpoint_parts.write, self._spec.store, snapshot, part, header, arrays)
         entry = await asyncio.get_running_loop().run_in_executor(None, write)
-        self._marks.pop(snapshot, None)
+        self._marks = {mark: kept for mark, kept in self._marks.items() if mark > snapshot}
         self._saved = snapshot, entry
         return entry

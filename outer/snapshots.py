@@ -82,5 +82,7 @@ class Snapshots:
         except StoreAway:
             self._cuts[snapshot] = taken
             raise
+        for older in [each for each in self._cuts if each < snapshot]:  # while it was written, the store was away
+            self._cuts.pop(older).committed.cancel()
         where = {"syncer_step": max(cut.state["versions"]), "tokens_committed": cut.state["tokens_committed"]}
         return {"parts": [described, *apart], "epoch": self._epoch, **where}

@@ -186,6 +186,7 @@ class Folder:
     def folders(self, prefix: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             return sorted(entry.name for entry in os.scandir(self.root / prefix) if entry.is_dir() and _holds(entry))
+        self.require()
         return []
 
     def remove(self, name: str) -> None:

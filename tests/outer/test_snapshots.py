@@ -101,7 +101,7 @@ async def test_a_cut_that_does_not_come_in_time_is_not_kept(tmp_path: Path) -> N
 async def test_a_cut_that_the_store_does_not_take_can_be_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshots, _, bulk = made(tmp_path)
+    snapshots, journal, bulk = made(tmp_path)
     snapshots.cut(1, bulk)
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "create", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
@@ -111,3 +111,11 @@ async def test_a_cut_that_the_store_does_not_take_can_be_written_again(
     assert (await snapshots.write(1, 60.0, bool))["syncer_step"] == 1
     with pytest.raises(OSError, match="is written"):
         await snapshots.write(1, 60.0, bool)
+    snapshots.cut(2, bulk)
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "create", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+        with pytest.raises(StoreAway):
+            await snapshots.write(2, 60.0, bool)
+    snapshots.cut(3, bulk)
+    await snapshots.write(3, 60.0, bool)
+    await until_async(lambda: journal.alive == 0, "nobody asks for an older one any more")

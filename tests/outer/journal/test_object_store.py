@@ -87,6 +87,16 @@ def test_folders_are_those_that_hold_something(store: Objects) -> None:
     assert store.folders("c") == ["000001", "000002"]
 
 
+def test_a_folder_that_has_gone_is_away_and_not_empty(tmp_path: Path) -> None:
+    store = Folder(tmp_path / "mount")
+    store.create("a/b/c", [b""])
+    store = Folder(tmp_path / "mount")
+    (tmp_path / "mount").rename(tmp_path / "unmounted")
+    for ask in (store.names, store.folders, store.read):
+        with pytest.raises(OSError, match="is it mounted"):
+            ask("a")
+
+
 def test_a_store_that_refuses_is_proven_and_nothing_stays_of_it(store: Objects) -> None:
     prove(store)
     assert store.names(stores.PROBE) == [] and store.folders(stores.PROBE) == []
