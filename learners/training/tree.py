@@ -84,7 +84,7 @@ def initial_parameters(
     changed since the run began.
     """
     if warm_start is not None:
-        return weights.start(warm_start, fragments)
+        return weights.dealt(weights.unchanged(warm_start), fragments)
     tree = ParameterTree.of(task)
     leaves = jax.tree.leaves(initializer(task)(jax.random.key(seed)))
     return [tree.read(leaves, fragment) for fragment in fragments]

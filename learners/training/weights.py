@@ -115,11 +115,6 @@ def joined(fragments: Sequence[Fragment], thetas: Sequence[Flat]) -> dict[str, F
     return named
 
 
-def start(warm: WarmStart, fragments: Sequence[Fragment]) -> list[Flat]:
-    """The starting parameters, float32[n] per fragment. Raises ValueError as `unchanged`."""
-    return dealt(unchanged(warm), fragments)
-
-
 def unchanged(warm: WarmStart) -> dict[str, Flat]:
     """The tensors of a warm start. Raises ValueError if the file changed since the run began."""
     named = read(warm.path)

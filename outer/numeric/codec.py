@@ -28,25 +28,16 @@ def encode(codec: str, theta: NDArray[np.float32], anchor: NDArray[np.float32], 
 
 
 def decode(
-    codec: str, payload: NDArray[Any], anchor: NDArray[np.float32], place: slice = slice(None)
+    codec: str, payload: NDArray[Any], anchor: NDArray[np.float32], place: slice = slice(None), values: bool = False
 ) -> NDArray[np.float64]:
     """Decode a payload that `Codec.inspect` passed to the outer gradient anchor - theta, float64[n] (paper section 3).
 
-    `place`: only these elements. For fp32 the difference is exact while no element changed by more than a factor of
-    2**29, so an outer step of plain SGD with learning rate 1 restores theta bit for bit.
+    `place`: only these elements. `values`: to theta, exact for fp32. The difference is exact for fp32 while no element
+    changed by more than a factor of 2**29: then an outer step of plain SGD with rate 1 restores theta bit for bit.
     """
     form = named(codec)
     numbers = form.decode(payload, len(anchor), place).astype(np.float64)
-    return anchor[place].astype(np.float64) - numbers if form.absolute else numbers
-
-
-def values(
-    codec: str, payload: NDArray[Any], anchor: NDArray[np.float32], place: slice = slice(None)
-) -> NDArray[np.float64]:
-    """The learner's parameters in a payload that `Codec.inspect` passed, float64[n], or some; exact for fp32."""
-    form = named(codec)
-    numbers = form.decode(payload, len(anchor), place).astype(np.float64)
-    return numbers if form.absolute else anchor[place].astype(np.float64) - numbers
+    return numbers if form.absolute == values else anchor[place].astype(np.float64) - numbers
 
 
 def difference(codec: str, payload: NDArray[Any], anchor: NDArray[np.float32]) -> NDArray[np.uint32]:

@@ -120,7 +120,7 @@ class GlobalParameters:
         stepped, state, norm, finite = step(given, laid, self.exact[fragment], self.states[fragment])
         for place in laid.mean:
             stepped[place] = sum(
-                weight * codecs.values(codec, payload, given.anchor, place)
+                weight * codecs.decode(codec, payload, given.anchor, place, values=True)
                 for payload, weight in zip(given.payloads, given.weights, strict=True)
             )
             finite = finite and bool(np.isfinite(stepped[place]).all())

@@ -14,11 +14,11 @@ PACKAGES = ("outer", "learners", "orchestrator", "chaos", "diloco")
 # gives something up, or a decision record says why it may have more.
 BUDGETS = {
     "outer/protocol": 4232,
-    "outer/numeric": 1970,
+    "outer/numeric": 1956,
     "outer/journal": 2353,
     "outer": 2340,
     "learners/protocol": 1920,
-    "learners/training": 4316,
+    "learners/training": 4290,
     "learners/conformance": 580,
     "learners": 2420,
     "orchestrator/recipe": 1503,
@@ -29,7 +29,7 @@ BUDGETS = {
     "orchestrator/runtime": 2341,
     "orchestrator/compare": 464,
     "orchestrator/prepare": 710,
-    "orchestrator/regions": 1457,
+    "orchestrator/regions": 1462,
     "orchestrator/lifecycle": 2508,
     "orchestrator/watch": 720,
     "orchestrator/cli": 2842,
@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_570, ("tests",): 36_270, ("benchmarks",): 7630}
+TOTALS = {PACKAGES: 48_545, ("tests",): 36_305, ("benchmarks",): 7630}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

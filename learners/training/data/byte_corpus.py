@@ -38,8 +38,8 @@ def check(data: DataConfig) -> None:
 class ByteCorpus:
     """All files of the recipe's [data] table, split into training and held-out text.
 
-    `train`, `held_out`: uint8[n], the files concatenated in the order of their relative paths. `digest`: SHA-256 of
-    names and bytes. Raises ValueError as `check` does.
+    `train`, `held_out`: uint8[n], the files concatenated in the order of their relative paths. Raises
+    ValueError as `check` does.
     """
 
     vocabulary = 256
@@ -51,7 +51,6 @@ class ByteCorpus:
         held = _held_out({name: len(text) for name, text in texts}, data.held_out, length)
         self.train = _joined([text[: len(text) - held[name]] for name, text in texts])
         self.held_out = _joined([text[len(text) - held[name] :] for name, text in texts])
-        self.digest = _digest(texts)
         self.windows = (len(self.train) - length) // length  # the samples of one epoch: whole windows at every phase
         self._held_out_windows = (len(self.held_out) - 1) // length
         if self.windows < 1 or self._held_out_windows < 1:
@@ -186,14 +185,6 @@ def _held_out(sizes: Mapping[str, int], share: float, length: int) -> dict[str, 
 
 def _joined(texts: Sequence[bytes]) -> Bytes:
     return np.frombuffer(b"".join(texts), dtype=np.uint8)
-
-
-def _digest(files: Sequence[tuple[str, bytes]]) -> str:
-    running = hashlib.sha256()
-    for name, text in files:
-        running.update(f"{name}\0{len(text)}\0".encode(errors="surrogateescape"))
-        running.update(text)
-    return running.hexdigest()
 
 
 def _too_small(data: DataConfig, total: int) -> ValueError:

@@ -53,13 +53,7 @@ Read = Callable[["Corpus", int, int], Tokens]
 
 
 class Corpus(Protocol):
-    """Training and held-out tokens, cut into samples of L + 1: the last of a sample is only a target.
-
-    `vocabulary`: tokens are below it. `digest`: names everything that samples follow from, but the seed.
-    """
-
-    vocabulary: int
-    digest: str
+    """Training and held-out tokens, cut into samples of L + 1: the last of a sample is only a target."""
 
     def batch(self, start: int, count: int) -> Tokens:
         """Samples [start, start + count) of the one endless order of training samples, [count, L + 1]."""
@@ -78,8 +72,6 @@ class MixedCorpus:
 
     def __init__(self, sources: Sequence[Corpus], weights: Sequence[float], seed: int, digest: str) -> None:
         self._sources = sources
-        self.vocabulary = sources[0].vocabulary
-        self.digest = digest
         self._counts = apportioned(weights)
         self._key = f"{digest} {seed} {list(weights)}"
         self._blocks: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}

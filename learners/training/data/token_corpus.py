@@ -44,7 +44,6 @@ class TokenCorpus:
         self.manifest, self.digest = self._folder.manifest, self._folder.digest
         self._length = length = data.sequence_length
         self._seed = seed
-        self.vocabulary = self.manifest.vocabulary
         where = f"data.path = {data.path!r}"
         self.train = TokenStream(where, self._folder, self.manifest, self.manifest.train)
         self.held_out = TokenStream(where, self._folder, self.manifest, self.manifest.held_out)

@@ -108,7 +108,8 @@ def test_linked_folders_are_read_once_and_what_cannot_be_read_is_refused_by_name
     corpus = ByteCorpus(data, seed=0)
     assert len(corpus.train) + len(corpus.held_out) == 9 * 400
     (tmp_path / "in" / os.fsdecode(b"\xff.txt")).write_bytes(b"a name that is no UTF-8 " * 9)
-    assert ByteCorpus(data, seed=0).digest != corpus.digest
+    grown = ByteCorpus(data, seed=0)
+    assert len(grown.train) + len(grown.held_out) == 9 * 400 + 9 * 24
     os.symlink("nowhere", tmp_path / "in" / "broken.txt")
     os.mkfifo(tmp_path / "in" / "pipe.txt")
     (tmp_path / "in" / "pointer.txt").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
@@ -117,14 +118,6 @@ def test_linked_folders_are_read_once_and_what_cannot_be_read_is_refused_by_name
             ValueError, match=r"broken.txt is a broken link, pipe.txt is no regular.*pointer.txt is a g"
         ):
             refuse(data)
-
-
-def test_the_digest_tells_any_change_of_the_files(tmp_path: Path) -> None:
-    data = folder(tmp_path)
-    before = ByteCorpus(data, seed=0).digest
-    assert ByteCorpus(data, seed=1).digest == before
-    (tmp_path / "part0" / "00.txt").rename(tmp_path / "part0" / "xx.txt")
-    assert ByteCorpus(data, seed=0).digest != before
 
 
 def test_a_folder_gives_its_sources_and_a_glob_whatever_it_matches(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_warm_start_whose_content_changed_is_refused(tmp_path: Path) -> None:
     save_file(NAMED, path)
     start = WarmStart(str(path), weights.digest(NAMED))
     fragments = (Fragment(0, TENSORS),)
-    np.testing.assert_array_equal(weights.start(start, fragments)[0], [0, 1, 2, 3, 1, 1, 1, 5])
+    np.testing.assert_array_equal(weights.dealt(weights.unchanged(start), fragments)[0], [0, 1, 2, 3, 1, 1, 1, 5])
     save_file(NAMED | {"c": np.array(6.0, np.float32)}, path)
     with pytest.raises(ValueError, match="has changed"):
-        weights.start(start, fragments)
+        weights.dealt(weights.unchanged(start), fragments)
