@@ -54,12 +54,6 @@ def lint(folder: Path, config: Path = ROOT / ".importlinter") -> subprocess.Comp
     )
 
 
-def test_the_code_keeps_the_contract() -> None:
-    done = lint(ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 broken" in done.stdout
-
-
 # Each breaks one rule: file, statement, what the linter must say of it.
 BREACHES = [
     ("outer/protocol/syncer.py", "import learners.protocol.learner", "outer.protocol.syncer -> learners."),

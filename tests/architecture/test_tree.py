@@ -43,7 +43,7 @@ BUDGETS = {
     "chaos": 470,
     "diloco": 140,
 }
-TOTALS = {PACKAGES: 48_545, ("tests",): 36_305, ("benchmarks",): 7630}
+TOTALS = {PACKAGES: 48_545, ("tests",): 36_309, ("benchmarks",): 7630}
 
 # Class names with two definitions: the events and effects of the two machines.
 TWO_SIDES = {"Answer", "Cut", "Emit", "Fetched", "Inherit", "Merged", "Send", "Stage", "State"}

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table, remove_placement_group
 
 from chaos.actor import start
-from orchestrator.eventlog.facts import LearnerLost, LearnerStarted, RunFinished
+from orchestrator.eventlog.facts import LearnerLost, LearnerStarted, NodePreempted, RunFinished
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
@@ -33,6 +35,8 @@ from orchestrator.runtime.launch import start_and_wait
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.run_store import RunStore
+from outer.protocol.facts import LearnerFenced
+from tests.runtime.clusters import preemption
 from tests.waiting import DEADLINE_S
 
 TYPE, POD, TOPOLOGY = "ray.io/accelerator-type", "ray.io/tpu-pod-type", "ray.io/tpu-topology"
@@ -42,6 +46,7 @@ NODES: list[dict[str, Any]] = [
     {"labels": {"region": "east"}},  # where the driver is: what is bound to nothing else comes up here
     {"labels": {"region": "east", TYPE: "H100"}, "num_gpus": 2},
     {"labels": {"region": "west", TYPE: "A100"}, "num_gpus": 2},
+    {"labels": {"region": "west", TYPE: "A100"}, "num_gpus": 2},  # one of the two is going to be taken away
     {
         "labels": {"region": "east", "role": "control", TYPE: "TPU-V6E", POD: "v6e-8", TOPOLOGY: "2x4"},
         "resources": {"TPU": 8, "TPU-v6e-8-head": 1},
@@ -67,6 +72,8 @@ POOLS: list[dict[str, Any]] = [
     {"name": "none", "region": "west", "accelerator": "TPU-V6E", "topology": "2x2", "resources": {"TPU": 4}},
 ]
 BOUND = ("syncer.1", "orchestrator", "chaos", "metrics")  # to run.control
+
+MOVES = "learner-gpu-west-0"  # its node is taken away
 
 
 def recipe(folder: Path) -> Recipe:
@@ -144,11 +151,14 @@ def settings_of_a_learner(pool: PoolConfig) -> dict[str, str]:
         remove_placement_group(group)
 
 
-def run(wanted: Recipe, folder: Path) -> dict[str, Any]:
-    """Train until the pool without a place is reported and all the others have stepped."""
+def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
+    """Train until the pool without a place is reported and all the others have stepped; then take a node away.
+
+    The run stops once that node's learner steps elsewhere.
+    """
     store = RunStore(folder / "run")
     store.create()
-    seen: dict[str, Any] = {"groups": {}, "bound": {}, "waits": {}}
+    seen: dict[str, Any] = {"groups": {}, "bound": {}, "preempted": None, "stopped": False, "waits": {}}
     deadline = time.monotonic() + DEADLINE_S / 2
 
     def watch(status: Any) -> None:
@@ -159,8 +169,13 @@ def run(wanted: Recipe, folder: Path) -> dict[str, Any]:
         steps = [row["step"] for name, row in rows.items() if name != "learner-none-0"]
         stepped = len(steps) == len(POOLS) - 1 and all(steps)
         late = time.monotonic() > deadline
+        moving = rows.get(MOVES, {})
         if not seen["bound"] and ((seen["waits"] and stepped) or late):
-            seen.update(groups=groups(), bound={name: _node_of(name) for name in BOUND})
+            seen.update(groups=groups(), bound={name: _node_of(name) for name in BOUND}, preempted=moving["node"])
+            command = preemption(moving["node"], address, 120)
+            subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=sys.stderr)
+        elif seen["bound"] and not seen["stopped"] and (late or (moving["incarnation"] == 2 and moving["step"] > 8)):
+            seen["stopped"] = True
             store.write_json("stop", {"reason": "seen enough", "at": time.time()})
 
     start_and_wait(wanted, store, RunPlacement("islands", cores=0), start, watch, detach=False)
@@ -172,6 +187,11 @@ def run(wanted: Recipe, folder: Path) -> dict[str, Any]:
         "ended": (ended.state, ended.reason),
         "placed": {fact.learner: labels[fact.node] for fact in started if fact.incarnation == 1},
         "ranks": {fact.learner: [labels[node] for node in fact.nodes] for fact in started if fact.nodes},
+        "preempted": seen["preempted"],
+        "notices": [asdict(fact) for fact in facts if isinstance(fact, NodePreempted)],
+        "fenced": [(fact.learner, fact.incarnation, fact.reason) for fact in facts if isinstance(fact, LearnerFenced)],
+        "moved": [(fact.node, labels[fact.node]) for fact in started if (fact.learner, fact.incarnation) == (MOVES, 2)],
+        "discarded": store.read_json("summary.json")["tokens"]["discarded"],
         "lost": [fact.learner for fact in facts if isinstance(fact, LearnerLost)],
         "waits": seen["waits"],
         "groups": seen["groups"],
@@ -193,7 +213,7 @@ def _node_of(actor: str) -> str:
 def main(folder: Path) -> None:
     with cluster(folder) as address:
         ray.init(address, namespace="islands", log_to_driver=False, runtime_env={"env_vars": {"JOB": "here"}})
-        found = run(recipe(folder), folder)
+        found = run(recipe(folder), folder, address)
         by_name = {pool["name"]: PoolConfig.model_validate(pool) for pool in POOLS}
         found |= {"settings": settings_of_a_learner(by_name["h100"]), "control": refusal({"role": "controll"})}
     print(json.dumps(found))

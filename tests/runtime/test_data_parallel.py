@@ -60,15 +60,8 @@ def compared(ray_cluster: Any, corpus: str, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("compared")
     (folder / "recipe.toml").write_text(dump(wanted("compared", corpus)))
     compare = ("compare", "recipe.toml", "--address", ray.get_runtime_context().gcs_address, "--out", "out", "--json")
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *compare],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
+    command, env = [sys.executable, "-m", "orchestrator", *compare], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return folder / "out", {row["mode"]: row for row in json.loads(done.stdout)["rows"]}
 

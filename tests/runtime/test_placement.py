@@ -69,6 +69,19 @@ def test_a_pool_without_a_place_is_reported_with_what_is_there_instead_while_the
     assert len(found["placed"]) == 5
 
 
+def test_a_node_that_gives_notice_is_left_without_a_loss_and_its_learner_comes_back_elsewhere(
+    found: dict[str, Any],
+) -> None:
+    [notice] = found["notices"]
+    assert (notice["node"], notice["learners"]) == (found["preempted"], ["learner-gpu-west-0"])
+    assert 0 < notice["remaining_s"] <= 120
+    assert ["learner-gpu-west-0", 1, "drained"] in found["fenced"]
+    assert found["discarded"]["drained"] == found["discarded"]["killed"] == 0
+    [(node, labels)] = found["moved"]
+    assert node != found["preempted"]
+    assert (labels["region"], labels[TYPE]) == ("west", "A100")
+
+
 def test_places_bear_the_learners_names_and_none_is_left_afterwards(found: dict[str, Any]) -> None:
     placed = {f"learner-{pool}-0": "CREATED" for pool in ("h100", "gpu-west", "v6e", "v5p", "slice")}
     assert found["groups"] == placed | {"learner-slice-0.head": "CREATED", "learner-none-0": "PENDING"}
