@@ -40,7 +40,7 @@ class State(Enum):
 REPLACED, OVER = "gone and still wanted", "gone and not wanted, or the run is over"
 LEAVES, KILLED = "asked to leave", "silent for too long, or refused"
 UNSEEN = "its node cannot be seen, or its reports do not arrive"
-ENDS: dict[State, str] = {
+FROM_RUNNING: dict[State, str] = {
     State.UNREACHABLE: UNSEEN,
     State.WAITING: REPLACED,
     State.DRAINING: LEAVES,
@@ -51,8 +51,8 @@ ENDS: dict[State, str] = {
 # From each state to which, and when. docs/protocol.md draws it.
 TRANSITIONS: dict[State, dict[State, str]] = {
     State.WAITING: {State.STARTING: "its time has come", State.DONE: "not wanted any more, or the run is over"},
-    State.STARTING: {State.RUNNING: "every rank is up"} | ENDS,
-    State.RUNNING: ENDS,
+    State.STARTING: {State.RUNNING: "every rank is up"} | FROM_RUNNING,
+    State.RUNNING: FROM_RUNNING,
     State.UNREACHABLE: {
         State.STARTING: "seen or heard again before every rank was up",
         State.RUNNING: "seen or heard again",

@@ -72,8 +72,7 @@ def test_both_arms_of_a_comparison_are_trained_on_a_cluster_that_is_there(compar
         ("decoupled", "data_parallel"), ("finished", True)
     )
     for mode in rows:
-        address = RunStore(folder / mode).read_json("cluster.json")["address"]
-        assert address == ray.get_runtime_context().gcs_address
+        assert RunStore(folder / mode).read_json("cluster.json")["address"] == ray.get_runtime_context().gcs_address
 
 
 def test_losses_are_those_of_the_harness_within_rounding(compared: Any, corpus: str, tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def check(data: DataConfig) -> None:
 class ByteCorpus:
     """All files of the recipe's [data] table, split into training and held-out text.
 
-    `train`, `held_out`: uint8[n], the files concatenated in the order of their relative paths. Raises
-    ValueError as `check` does.
+    `train`, `held_out`: uint8[n], the files concatenated in the order of their relative paths. Raises ValueError
+    as `check` does.
     """
 
     vocabulary = 256
