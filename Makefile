@@ -16,7 +16,7 @@ demo: $(READY)       ## train one model on four learners through kills and a fre
 	$(BIN)/diloco run deploy/recipes/demo.toml --fresh
 
 # Two workers. The tests on Ray, but for those of the examples, are in one of the two: see tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 test: $(READY)       ## what a newcomer runs: every room, the proofs in small, two real runs on Ray, one more through faults
 	$(PYTEST) -m "not full" --hypothesis-profile=small --faults=kill,freeze,kill-syncer,freeze-syncer,stop

@@ -138,7 +138,7 @@ class StateSnapshot:
     """A learner's arrays as of one step boundary, for any thread to pack."""
 
     captured: Captured
-    bases: list[Flat | None]
+    bases: list[tuple[int, Flat | None]]
     read: dict[tuple[int, int], Flat]
     asked: dict[int, tuple[int, int, int]]
     adopted: dict[int, OnDevices]
@@ -151,14 +151,14 @@ class StateSnapshot:
         header = {
             "digest": state_arrays.digest(leaves),
             "leaves": len(leaves),
-            "bases": [base is not None for base in self.bases],
+            "bases": [version for version, _ in self.bases],
             "reads": [list(at) for at in self.read],
             "asked": [[fragment, *newest] for fragment, newest in self.asked.items()],
             "adopted": list(self.adopted),
             "residuals": list(self.residuals),
             "left_out": [list(at) for at in self.left_out],
         }
-        bases = [base for base in self.bases if base is not None]
+        bases = [base for _, base in self.bases if base is not None]
         adopted = [each.host() for each in self.adopted.values()]
         fed_back = *self.residuals.values(), *self.left_out.values()
         return header, [*leaves, *bases, *self.read.values(), *adopted, *fed_back]
@@ -173,10 +173,8 @@ class FragmentIO:
         for codec in (config.codec, *(below(config.codec) if config.adaptive else ())):
             named(codec).warm_up()
         self._slot = SnapshotSlot(trainer, config.lease_s / 2)
-        self._bases: list[Flat | None] = [None] * fragments
-        self._read: dict[
-            tuple[int, int], Flat
-        ] = {}  # (fragment, step) -> the value sent for the fragment's newest read
+        self._bases: list[tuple[int, Flat | None]] = [(-1, None)] * fragments
+        self._read: dict[tuple[int, int], Flat] = {}  # (fragment, step) -> what was sent for the newest read
         self._asked: dict[int, tuple[int, int, int]] = {}  # fragment -> that read's epoch, syncer step and attempt
         self._adopted: dict[int, OnDevices] = {}  # StagedCopy.adopted, where it is not the base
         self._residuals: dict[int, Flat] = {}  # StagedCopy.residual, where error feedback has one
@@ -187,14 +185,10 @@ class FragmentIO:
         """Copy fragments as of now, on the devices. Does not wait."""
         copies = {}
         for fragment in fragments:
-            base = self._bases[fragment]
+            _, base = self._bases[fragment]
             assert base is not None, "only a fragment from the syncer can be contributed"
-            copies[fragment] = StagedCopy(
-                OnDevices(self._trainer.copy(fragment), self._trainer.host),
-                base,
-                self._adopted.get(fragment),
-                self._residuals.get(fragment),
-            )
+            theta = OnDevices(self._trainer.copy(fragment), self._trainer.host)
+            copies[fragment] = StagedCopy(theta, base, self._adopted.get(fragment), self._residuals.get(fragment))
         return copies
 
     def snapshot(self) -> StateSnapshot:
@@ -212,7 +206,7 @@ class FragmentIO:
             raise ValueError(f"the saved state is of another task, or damaged: {defect}")
         self._trainer.restore(leaves)
         rest = iter(arrays[count:])
-        self._bases = [next(rest) if there else None for there in header["bases"]]
+        self._bases = [(version, None if version < 0 else next(rest)) for version in header["bases"]]
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
         self._adopted = {fragment: OnDevices(next(rest), lambda held: held) for fragment in header["adopted"]}
@@ -250,9 +244,9 @@ class FragmentIO:
         """Return the bytes of a peer's state."""
         return sum(leaf.nbytes for leaf in self._trainer.state_leaves())
 
-    def base(self, fragment: int) -> Flat | None:
-        """The syncer's last value of a fragment, float32[n]; None before the first."""
-        return self._bases[fragment]
+    def bases(self) -> Sequence[tuple[int, Flat | None]]:
+        """The syncer's last value of each fragment, float32[n], and its version; (-1, None) before the first."""
+        return self._bases
 
     def encode(self, contribution: Contribution) -> Contribution:
         """Encode the machine's answer, whose payload is a StagedCopy, for the wire, and add its digest.
@@ -312,7 +306,7 @@ class FragmentIO:
 
     def apply(self, effect: Apply) -> None:
         """Adopt the syncer's value of a fragment: what `receive` returned, or read-only float32[n]."""
-        index, given, base = effect.fragment, effect.payload, self._bases[effect.fragment]
+        index, given, (_, base) = effect.fragment, effect.payload, self._bases[effect.fragment]
         theta, placed = (given.theta, given.placed) if isinstance(given, Received) else (given, given)
         grown_from = self._adopted.pop(index, None)
         if self._config.decay and effect.read_at is not None:
@@ -334,4 +328,4 @@ class FragmentIO:
                 self._adopted[index] = OnDevices(adopted, self._trainer.host)
         with self._lock:
             self._forget(index)
-        self._bases[index] = theta
+        self._bases[index] = effect.version, theta

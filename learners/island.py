@@ -67,16 +67,21 @@ class RayOthers:
     def __init__(self, ranks: Sequence[Any]) -> None:
         self._ranks = tuple(ranks)
         self._threads = ThreadPoolExecutor(1, "share")
-        self._sharing: Future[None] | None = None  # the newest
+        self._shared: Future[None] = self._threads.submit(lambda: None)  # the newest
 
     def tell(self, call: RankCall) -> None:
-        """In a thread, where it carries arrays: the object store may not take them at once."""
-        if call.method not in SHARED_CALLS:
+        """In a thread, where it carries arrays: the object store may not take them at once. A later call raises."""
+        before = self._shared
+        if before.done():
+            before.result()
+        if call.method in SHARED_CALLS:
+            self._shared = self._threads.submit(self._share, before, call)
+        else:
             self._put(call)
-            return
-        if self._sharing is not None and self._sharing.done():
-            self._sharing.result()
-        self._sharing = self._threads.submit(lambda: self._put(ray.put(call)))
+
+    def _share(self, before: Future[None], call: RankCall) -> None:
+        before.result()
+        self._put(ray.put(call))
 
     def _put(self, call: Any) -> None:
         for rank in self._ranks:

@@ -256,12 +256,11 @@ class LearnerShell:
 
     async def held_versions(self) -> list[int]:
         """For a syncer that has lost its journal: the version of each fragment that the last one sent; 0 for none."""
-        return [] if self._machine is None else self._machine.held_versions
+        return [] if self._machine is None else [max(0, version) for version, _ in self._device.fragment_io.bases()]
 
     async def held(self, fragment: int) -> tuple[int, Any]:
         """For a syncer that has lost its journal: (version, float32[n]) of what the last one sent, as it came."""
-        assert self._machine is not None
-        return self._machine.held_versions[fragment], self._device.fragment_io.base(fragment)
+        return self._device.fragment_io.bases()[fragment]
 
     # -------------------------------------------------------------- called by other learners
 

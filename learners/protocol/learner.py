@@ -228,11 +228,6 @@ class Learner:
         """The epoch of the syncer that it is attached to; None before the first Welcome."""
         return self._epoch
 
-    @property
-    def held_versions(self) -> list[int]:
-        """The version of each fragment that came from the syncer; 0 for none. The syncer's recovery asks for it."""
-        return [max(0, version) for version in self._adoption.versions]
-
     # -------------------------------------------------------------- from start to first step
 
     def _enter(self, now: float, phase: str) -> None:

@@ -381,8 +381,8 @@ class SimFragments:
     def receive(self, fragment: int, theta: NDArray[Any]) -> Any:
         return self._model.received(theta)
 
-    def base(self, fragment: int) -> Any:
-        return self._values.base(fragment)
+    def bases(self) -> Sequence[tuple[int, Any]]:
+        return list(self._values.bases())
 
     def snapshot(self) -> SimSnapshot:
         process = self._process

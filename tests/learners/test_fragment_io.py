@@ -146,7 +146,7 @@ def test_what_was_received_beside_the_loop_is_adopted_and_becomes_the_base() -> 
     made, trainer = fragment_io()
     came = flat(7.0)
     made.apply(Apply(0, 4, made.receive(0, came), "overwrite"))
-    assert np.array_equal(trainer.thetas[0], came) and made.base(0) is came
+    assert np.array_equal(trainer.thetas[0], came) and made.bases()[0] == (4, came)
 
 
 # ------------------------------------------------------------------ the slot of a snapshot

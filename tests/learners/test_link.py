@@ -257,6 +257,20 @@ def test_rank_0s_loop_does_not_wait_for_the_object_store(monkeypatch: pytest.Mon
     assert mine.tolist() == value.tolist() and not np.shares_memory(mine, value) and nothing is None
 
 
+def test_that_the_object_store_did_not_take_a_call_is_told_though_another_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(island.ray, "put", lambda call: gate.wait(DEADLINE_S) and {1: call}[call.number])
+    others = island.RayOthers([])
+    for number in range(2):
+        others.tell(RankCall(number, "adopt", ()))
+    gate.set()
+    until(others._shared.done, "the second")
+    with pytest.raises(KeyError):
+        others.tell(RankCall(2, "dispatch", ()))
+
+
 # ------------------------------------------------------------------ versions from a learner of the same region
 
 

@@ -21,23 +21,33 @@ Status = Mapping[str, Any]
 FOREVER = {"syncer_steps": 1_000_000}  # the script ends the run
 # There is a chaos actor where a recipe plans a fault; this one never falls due.
 BY_HAND = {"faults": [{"kind": "kill", "learner": "learner-t-0", "at_step": FOREVER["syncer_steps"]}]}
+STEP_S = 300.0  # for what a test waits for to come about, else it fails: many times what a busy machine needs
 
 
 class Script:
-    """Carries out (condition, action) pairs in order, one a second at most, and then stops the run. An `on_status`."""
+    """Carries out (condition, action) pairs in order, one a second at most, and then stops the run. An `on_status`.
+
+    Raises AssertionError if a condition does not hold within STEP_S.
+    """
 
     _looked_at = 0.0  # conditions read the whole log
 
     def __init__(self, folder: Path, *steps: tuple[Callable[[Status], Any], Callable[[Status], Any]]) -> None:
         self._store, self._left = RunStore(folder), list(steps)
         self._left.append((lambda status: True, self._stop))
+        self._until = time.monotonic() + STEP_S
 
     def __call__(self, status: Status) -> None:
         if time.monotonic() < self._looked_at + 1.0:
             return
         self._looked_at = time.monotonic()
-        if self._left and self._left[0][0](status):
+        if not self._left:
+            return
+        if self._left[0][0](status):
             self._left.pop(0)[1](status)
+            self._until = self._looked_at + STEP_S
+        elif self._looked_at > self._until:
+            raise AssertionError(f"{len(self._left)} steps before the end, what it waits for does not come: {status}")
 
     def _stop(self, status: Status) -> None:
         self._store.write_json("stop", {"reason": STOPPED})

@@ -93,8 +93,8 @@ class LearnerValues:
         if self._read:
             self._read = {key: value for key, value in self._read.items() if key[0] != fragment}
 
-    def base(self, fragment: int) -> NDArray[Any]:
-        return self._oracle.values.array(self._bases[fragment])
+    def bases(self) -> list[tuple[int, Any]]:
+        return [(-1, None) if base is None else (base.number, self._oracle.values.array(base)) for base in self._bases]
 
     def saved(self) -> NDArray[Any]:
         """Everything but the processes' own; another one may start from it as from a donor's."""
