@@ -48,6 +48,7 @@ class ChaosActor:
         chaos = recipe.chaos if incarnation == 1 else ChaosConfig()
         self._planned = plan(chaos, recipe.processes, recipe.seed)
         self._random = random_faults(chaos, recipe.processes, recipe.seed, len(self._planned))
+        self._following = next(self._random, None)
         self._identifier = 1_000_000 * incarnation  # of faults requested by hand
         self._injected: Counter[str] = Counter()  # by kind, told with each look at the clock
         self._agents = set[str]()  # nodes whose agents were started
@@ -67,9 +68,9 @@ class ChaosActor:
             await self._carry_out_plan()
         except Exception as error:
             end_process(error)
+        self._running = False
 
     async def _carry_out_plan(self) -> None:
-        waiting, following = self._planned, next(self._random, None)
         heard_at = time.monotonic()
         while not self._stopped.is_set():
             try:
@@ -79,7 +80,7 @@ class ChaosActor:
                 heard_at = time.monotonic()
             except (ValueError, TimeoutError, ray.exceptions.RayError):
                 if time.monotonic() - heard_at > ALONE_S:
-                    return  # there is no run without an orchestrator
+                    return  # there is no run without an orchestrator; the next one's start calls `run` again
                 await asyncio.sleep(POLL_S)
                 continue
             if clock["finished"] or clock["syncer_step"] is None:
@@ -87,12 +88,14 @@ class ChaosActor:
                 continue
             if not clock["running_s"]:
                 await self._start_agents()
-            now, waiting = due(waiting, clock["running_s"], clock["syncer_step"])
+            now, self._planned = due(self._planned, clock["running_s"], clock["syncer_step"])
             for fault in now:
                 await self._inject(fault)
-            while following is not None and following.is_due(clock["running_s"], clock["syncer_step"]):
-                await self._inject(following)
-                following = next(self._random, None)
+            while (next_one := self._following) is not None and next_one.is_due(
+                clock["running_s"], clock["syncer_step"]
+            ):
+                self._following = next(self._random, None)
+                await self._inject(next_one)
             await asyncio.sleep(POLL_S)
 
     async def _start_agents(self) -> None:

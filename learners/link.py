@@ -28,7 +28,6 @@ LATE_S = 120.0  # for which a call waits while the link is down
 SEND_S = 130.0  # for the last report: as long as a link that is down may hold it up, and a little more
 FLUSH_S = 20.0  # for a loop's last facts to become durable; what is left is lost with the process
 PAUSE_S = 0.2  # between two attempts to send facts
-ATTACH_ATTEMPTS_MAX = 5
 RELAY_S = 2.0  # for another learner to say whether it has a version, or will soon
 RELAYS_MAX = 3  # learners that are asked for one version, before the syncer is asked again after a while
 
@@ -109,9 +108,13 @@ class Link:
 
     # -------------------------------------------------------------- to the syncer
 
-    async def attach(self, message: Attach) -> Welcome | str | None:
-        """The syncer's answer; a string is a refusal, None means that the syncer is gone, or another one serves."""
-        asked, replaced = asyncio.ensure_future(self._attach(message)), asyncio.ensure_future(self._replaced.wait())
+    async def attach(self, message: Attach, start_s: float) -> Welcome | str | None:
+        """The syncer's answer; a string is a refusal, None means that the syncer is gone, or another one serves.
+
+        One that is silent for `start_s` may be starting: it answers once it serves.
+        """
+        asked = asyncio.ensure_future(self._attach(message, now() + start_s))
+        replaced = asyncio.ensure_future(self._replaced.wait())
         try:
             await asyncio.wait({asked, replaced}, return_when=asyncio.FIRST_COMPLETED)
             return asked.result() if asked.done() else None
@@ -119,17 +122,15 @@ class Link:
             asked.cancel()
             replaced.cancel()
 
-    async def _attach(self, message: Attach) -> Welcome | str | None:
-        attempts = 0
+    async def _attach(self, message: Attach, until: float) -> Welcome | str | None:
         while True:
-            attempts += 1
             self.facts.rewind()  # this epoch of the syncer may not have what the one before was sent
             given = message, self.facts.pending(), self.facts.oldest, self._here.me
             try:
                 answer: Welcome | str = await self._ask(None, CALL_S, "attach", *given)
                 return answer
             except (TimeoutError, Unreachable):
-                if attempts == ATTACH_ATTEMPTS_MAX:
+                if now() >= until:
                     raise
                 await asyncio.sleep(PAUSE_S)
             except Gone:

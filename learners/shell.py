@@ -362,7 +362,7 @@ class LearnerShell:
     async def _attach(self) -> None:
         """Attach, where the machine has asked for it. Raises SyncerRefused, NoAnswer and TimeoutError."""
         message, self._to_attach = self._to_attach, None
-        welcome = None if message is None else await self._link.attach(message)
+        welcome = None if message is None else await self._link.attach(message, self._spec.start_s)
         if isinstance(welcome, str):
             raise SyncerRefused(f"the syncer refused this learner: {welcome}")
         if welcome is not None:  # else it attaches to the next epoch as soon as it hears of that

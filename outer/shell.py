@@ -152,10 +152,8 @@ class SyncerShell:
 
     async def kept(self, identifier: int, deadline_s: float) -> dict[str, Any]:
         """See Snapshots.write."""
-        return await self._snapshots.write(identifier, deadline_s, self._is_over)
-
-    def _is_over(self) -> bool:
-        return bool(self._machine.finished or self._machine.suspended)
+        machine = self._machine
+        return await self._snapshots.write(identifier, deadline_s, lambda: bool(machine.finished or machine.suspended))
 
     async def stop(self, reason: str) -> None:
         await self._carry_out(events_effects.StopRequested(reason))

@@ -47,11 +47,8 @@ class FactBuffer:
         self._next = first
         self._sent: deque[Numbered] = deque()  # not acknowledged
         self._waiting: deque[Numbered] = deque()  # not sent, or to be sent again
-        self._moved_at = (
-            0.0  # monotonic: the newest acknowledgement, or the first fact sent after all were acknowledged
-        )
+        self._moved_at = 0.0  # monotonic: the newest acknowledgement, or the first fact sent after all had theirs
         self._lock = threading.Lock()
-        self.dropped = 0  # facts that went before they were durable
 
     @property
     def recorded(self) -> int | None:
@@ -84,7 +81,6 @@ class FactBuffer:
             self._next += 1
             if len(self._sent) + len(self._waiting) > self._limit:
                 (self._sent or self._waiting).popleft()
-                self.dropped += 1
 
     def pending(self, limit: int = ANSWER_MAX) -> list[Numbered]:
         """The next facts to send, at most `limit`."""

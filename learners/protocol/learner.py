@@ -138,6 +138,7 @@ class Learner:
         self._schedule = Schedule(fragments, config.round_steps)
         self._start_s, self._ahead_s = start_s, ahead_s
         self._manifest: dict[str, Any] | None = None  # once it is compiled
+        self._joining_since = math.inf
         self._epoch: int | None = None
         self._syncer_step = 0
         self._progress = 0.0
@@ -248,6 +249,7 @@ class Learner:
             self._emit(Resumed(self._resumed, self.step))
         else:
             self._enter(now, JOINING)
+            self._joining_since = now
         self._attach()
 
     def _attach(self) -> None:
@@ -576,7 +578,8 @@ class Learner:
         self._step_timer.hold(now, reason if self.phase == STEPPING else "")
         if now - self._reported_at >= HOLD_S:
             self._report(now)
-        if self.phase == JOINING and self._joining.seconds(now) > self._start_s:
+        welcomed_s = self._joining.seconds(now)  # 0: no syncer has
+        if self.phase == JOINING and (welcomed_s or now - self._joining_since) > self._start_s:
             self._stop = self._stop or f"failed: no state to start from arrived within {self._start_s:.0f} s"
         self._effects.append(Hold(HOLD_S, reason))
 

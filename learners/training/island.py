@@ -184,7 +184,7 @@ class Follower:
             "restore": trainer.restore,
             "dispatch": self._dispatch,
             "copy": self._copy,
-            "swap": self._swap,
+            "swap": lambda fragment, key: trainer.swap(fragment, self._take(fragment, key)),
             "adopt": self._adopt,
             "release": self._release,
         }
@@ -231,9 +231,6 @@ class Follower:
             for older in [each for each in self._placed if each[0] == fragment and each[1] < key]:
                 del self._placed[older]
         return placed
-
-    def _swap(self, fragment: int, key: int) -> None:
-        self._trainer.swap(fragment, self._take(fragment, key))
 
     def _adopt(self, fragment: int, key: int, mode: str, anchor: Flat | None, adopted: Flat | None) -> None:
         grown_from = self._moved.get(fragment) if adopted is None else adopted

@@ -30,11 +30,13 @@ class LeafPieces:
     parts: list[tuple[tuple[slice, ...], NDArray[Any]]]
 
     def joined(self, others: Iterable[LeafPieces | None]) -> NDArray[Any]:
-        """The whole leaf, with what the other processes have of it."""
+        """The whole leaf, with what the other processes have of it. Raises ValueError if a part is missing."""
         whole = np.empty(self.shape, self.parts[0][1].dtype)
-        for pieces in (self, *others):
-            for where, values in () if pieces is None else pieces.parts:
-                whole[where] = values
+        places = {str(part[0]): part for pieces in (self, *others) if pieces is not None for part in pieces.parts}
+        if (found := sum(values.size for _, values in places.values())) != whole.size:
+            raise ValueError(f"only {found} of the {whole.size} numbers of a leaf came from the ranks")
+        for where, values in places.values():
+            whole[where] = values
         return whole
 
 

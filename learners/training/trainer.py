@@ -162,18 +162,14 @@ class Trainer:
 
     def _enqueue(self, given: tuple[Any, ...]) -> InFlight:
         params, opt_state, loss, aux = self._train_step(*given)
-        self.accept(params, opt_state)
+        self._leaves, self.opt_state = jax.tree.leaves(params), opt_state
+        self.generation += 1
         return InFlight(loss, aux)
 
     def inputs(self, start: int, count: int, progress: float) -> tuple[Params, Any, Batch, jax.Array, Any]:
         """Return a step's arguments, to be donated: (params, opt_state, batch, key, float32 learning rate)."""
         batch, key = self._batches.take(start, count)
         return self.params, self.opt_state, batch, key, np.float32(schedule(self._inner, progress))
-
-    def accept(self, params: Params, opt_state: Any) -> None:
-        """Take what a step returned for the donated `inputs`."""
-        self._leaves, self.opt_state = jax.tree.leaves(params), opt_state
-        self.generation += 1
 
     def step(self, start: int, count: int, progress: float) -> float:
         """`dispatch` a step and wait for it: its loss. `aux` then has the step's auxiliary values."""

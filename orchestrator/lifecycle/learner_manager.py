@@ -24,7 +24,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.store.readers import object_of
 from orchestrator.store.status_model import LearnerPlace
 from outer.background import Background
-from outer.ports import NoAnswer, Peer, Raised, now
+from outer.ports import NoAnswer, Peer, Raised, insist, now
 from outer.protocol.events_effects import DrainRequested, Expect
 from outer.protocol.messages import COMPILING, IMPORTING, STARTING
 
@@ -124,7 +124,8 @@ class LearnerManager:
 
     async def _reattach(self, process: LearnerHandle, epoch: int, syncer: Peer) -> None:
         try:
-            refusal = await asyncio.wait_for(process.ranks[0].ask("reattach", self._number, epoch, syncer), REATTACH_S)
+            ask = partial(process.ranks[0].ask, "reattach", self._number, epoch, syncer)
+            refusal = await asyncio.wait_for(insist(ask), REATTACH_S)
         except (NoAnswer, TimeoutError):
             return  # dead or frozen: the end of its call tells, or its lease
         if refusal:

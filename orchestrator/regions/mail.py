@@ -401,7 +401,7 @@ class Mail:
                     _settle(answer, value)
                 return
             to, method = message["to"], message["method"]
-        except (LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # of `peer_of`, too: Ray may not answer
             self._failed(error)
             if isinstance(answered, list):
                 self._give_up(other, [each for each in answered if isinstance(each, int)], "its answer cannot be read")

@@ -251,7 +251,7 @@ def start_and_wait(
         signal.signal(signal.SIGTERM, terminate)
     lock = lock or RunLock(Folder(store.root), str(store.root))
     left, status = ORCHESTRATORS_MAX, Statuses(store, on_status)
-    lost_at, waited = 0.0, None
+    lost_at, waited, exporter = 0.0, None, None
     say("starting the orchestrator")
     while True:
         try:
@@ -265,7 +265,9 @@ def start_and_wait(
             continue
         waited = None
         if recipe.run.metrics:
-            metrics_actor.start(recipe, store, placement.namespace, placement.local)
+            if exporter is not None:
+                ray.kill(exporter)  # else each would count, as it may not have seen that no orchestrator was there
+            exporter = metrics_actor.start(recipe, store, placement.namespace, placement.local)
         if recipe.chaos.active and starter is not None:
             starter(recipe, store, placement.namespace, placement.local)
         try:

@@ -39,6 +39,8 @@ class Publisher:
             self._put()
 
     def _put(self) -> None:
+        if self._folder.read_text(RECIPE) is None:  # which a run always has
+            raise OSError(f"{self._folder.root} is away")
         for name in FILES:
             text = self._folder.read_text(name) or ""
             known = self._known.pop(name, None) or self._newest(name)

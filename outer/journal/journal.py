@@ -358,7 +358,7 @@ class StoredJournal:
             return False
         groups_waiting = self._after - self.segmented.link(self.run).position
         bytes_waiting = sum(size for _, size in list(self._sizes))
-        newest = sum(array.nbytes for value in self._values.values() for array in value.arrays)
+        newest = sum(array.nbytes for value in list(self._values.values()) for array in value.arrays)
         return (
             self._inherited
             or self.rows - self.segmented.rows >= SEGMENT_ROWS

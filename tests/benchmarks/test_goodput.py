@@ -177,8 +177,6 @@ def test_the_defaults_come_out_close_to_the_papers_table() -> None:
     cells = [simulate(*row, 1_200_000, ChipFailures(), effort) for row in fitting.ROWS]
     found = fitting.errors(cells)
     assert found.mean <= 2.0 and found.largest <= 5.0
-    headline = [cell.goodput for cell in cells if cell.learners in (1, 8)]
-    assert headline == pytest.approx([0.27, 0.58, 0.88], abs=0.03)
 
 
 def test_the_fits_table_is_that_of_whole_fleets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A recipe in lock-step: a run folder that every tool takes, and plain training where nothing is merged."""
+"""A recipe in lock-step: a run folder that every tool takes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
 from benchmarks.harness.lockstep import LockStep
 from benchmarks.harness.seed_run import SeedRun
 from learners.protocol.facts import StepFinished
-from learners.training.step import make_step, schedule, step_key, transformation
 from orchestrator.analysis.folder import check_run
 from orchestrator.eventlog.reader import read_run
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
-from orchestrator.store.export import of_run
-from orchestrator.store.run_store import RunStore
 from outer.protocol.schedule import Budget
-from tests.plain_training import plain
 from tests.replay.shaken import OneProcess, Points, recipe
 
 WANTED = recipe(30)
@@ -54,17 +48,3 @@ def test_a_slow_learner_steps_as_often_as_its_slowdown_says() -> None:
     one.run()
     steps = Counter(said.writer for said in one.facts if isinstance(said.fact, StepFinished) and said.at <= 12.0)
     assert steps == {"a": 12, "b": 6, "c": 8}
-
-
-def test_a_learner_without_outer_optimizer_is_plain_training_to_the_bit(tmp_path: Path) -> None:
-    assert SeedRun(plain(WANTED), tmp_path).train()["ok"]
-    task = Points(WANTED.data, WANTED.seed)
-    params = jax.jit(task.init)(jax.random.key(WANTED.seed))
-    moments, step = transformation(task, WANTED.inner).init(params), make_step(task, WANTED.inner)
-    for number in range(30):
-        start, scale = number * 8, np.float32(schedule(WANTED.inner, number / 30))
-        params, moments, *_ = step(params, moments, task.batch(start, 8), step_key(WANTED.seed, start), scale)
-    found = of_run(RunStore(tmp_path)).tensors
-    assert found.keys() == params.keys()
-    for name, value in params.items():
-        np.testing.assert_array_equal(found[name].reshape(value.shape), value)

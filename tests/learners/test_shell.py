@@ -237,6 +237,7 @@ async def test_one_that_was_never_welcome_ends_where_the_next_epoch_does_not_ans
     made.syncer.methods["attach"] = lambda *_: asked.set() or asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(made.shell.run())
     await asyncio.wait_for(asked.wait(), DEADLINE_S)
+    made.shell._spec = replace(made.shell._spec, start_s=0.04)
     assert await made.shell.reattach(1, 1, Syncer(Unreachable("cut off"), made.syncer.facts)) == ""
     with pytest.raises(Unreachable, match="cut off"):
         await running

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "limits.md"
 BOUNDS = re.compile(r"[A-Z_]+_(MAX|KEPT)")
 NO_GROWTH = {  # attempts, times, sizes of one thing
-    "ATTACH_ATTEMPTS_MAX", "AUX_MAX", "BACKOFF_S_MAX", "DONORS_MAX", "IDLE_ROUNDS_MAX", "LOOKS_MAX", "NON_FINITE_MAX",
+    "AUX_MAX", "BACKOFF_S_MAX", "DONORS_MAX", "IDLE_ROUNDS_MAX", "LOOKS_MAX", "NON_FINITE_MAX",
     "OPENING_ATTEMPTS_MAX", "PATIENCE_MAX", "REPORT_FACTS_MAX", "SECONDS_MAX", "START_ATTEMPTS_MAX",
 }  # fmt: skip
 

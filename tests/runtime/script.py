@@ -91,7 +91,7 @@ def inject(
 
     def act(status: Status) -> None:
         chaos = ray.get_actor("chaos", namespace(run))
-        told = ray.get(chaos.inject.remote(kind, learner, duration_s, delay_s))
+        told = ray.get(chaos.inject.remote(kind, learner, duration_s, delay_s), timeout=STEP_S)
         assert told.startswith("injected"), told
 
     return act

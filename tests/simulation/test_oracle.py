@@ -30,11 +30,6 @@ def test_as_they_are_the_machines_break_nothing() -> None:
     assert broken() == set() and broken(adopt="rebase") == set()
 
 
-@pytest.mark.parametrize("weights", ["tokens", "equal"])
-def test_other_weights_break_nothing(weights: str) -> None:
-    assert broken(weights=weights) == set()
-
-
 def test_an_answer_that_cannot_be_right_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     garbled = (Fault(3.0, "garbled", "all", 9.0, 0.5),)
     assert broken(garbled) == set()

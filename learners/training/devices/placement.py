@@ -123,8 +123,15 @@ def _aligned(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 
 def copied(leaves: Sequence[Any]) -> list[Any]:
-    """Copies on the same devices, enqueued now: as of now, whatever is donated later."""
-    return [jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
+    """Copies on the same devices, enqueued now: as of now, whatever is donated later. Threads may share them.
+
+    JAX lists an array's shards when they are first asked for; a thread that asks meanwhile gets some of them only.
+    """
+    copies = [jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
+    for copy in copies:
+        if isinstance(copy, jax.Array):
+            assert copy.addressable_shards
+    return copies
 
 
 def has_room(leaves: Sequence[Any]) -> bool:

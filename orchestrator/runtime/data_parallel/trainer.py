@@ -325,7 +325,7 @@ def train_on(namespace: str, recipe: Recipe, store: RunStore, on_progress: OnPro
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=STARTS_FAILED),
             callbacks=[RestartCap(str(store.root))],
             checkpoint_config=CheckpointConfig(num_to_keep=recipe.durability.keep),
-            worker_runtime_env={"env_vars": _environment()},
+            worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.getenv("XLA_FLAGS") or CPU_FLAGS}},
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
@@ -344,10 +344,6 @@ def _write_summary(recipe: Recipe, store: RunStore, found: History) -> None:
     tokens = build_task(recipe).tokens(batch_size(recipe))
     summary = {"name": recipe.name, "config_hash": recipe.config_hash, "mode": "data_parallel"}
     store.write_json(SUMMARY_FILE, summary | found.summary(tokens))
-
-
-def _environment() -> dict[str, str]:
-    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ.get("XLA_FLAGS") or CPU_FLAGS}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -109,6 +110,21 @@ def moved(data, sync):
     }
 
 
+def looked_at(data):
+    """The numbers of shards of a captured state's leaves, as one thread sees them, and as three do at once."""
+    task = Sharded(data, 0, layers=1, width=16, heads=2)
+    trainer, together = Trainer(task, deal(task, SyncConfig(P=4)), InnerConfig(), 0, devices=4, model_parallel=2), set()
+
+    def look(state):
+        return {len(leaf.addressable_shards) for leaf in state}
+
+    sys.setswitchinterval(1e-6)
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(20):
+            together = together.union(*threads.map(look, [trainer.capture()] * 3))
+    return sorted(look(trainer.capture())), sorted(together)
+
+
 def evaluated(data):
     """The loss of the same parameters on one device and on four, in whole batches and in a rest, and where they lie."""
     found, placed = [], []
@@ -143,6 +159,7 @@ def main():
         "moved_pieces": moved(data, CUT),
         "one_mixed": trained(Mixed, data, devices=1),
         "mixed": trained(Mixed, data, devices=4, model_parallel=2),
+        "looked_at": looked_at(data),
         "evaluated": evaluated(data),
         "refusals": [
             refusal(Sharded, data, devices=8),

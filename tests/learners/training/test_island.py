@@ -81,6 +81,8 @@ def test_a_leaf_is_joined_of_every_ranks_shards() -> None:
     top, bottom = (slice(0, 2), slice(None)), (slice(2, 4), slice(None))
     mine, theirs = LeafPieces((4, 3), [(top, whole[top])]), LeafPieces((4, 3), [(bottom, whole[bottom])])
     assert np.array_equal(mine.joined([theirs]), whole)
+    with pytest.raises(ValueError, match="only 6 of the 12 numbers"):
+        mine.joined([None])
 
 
 def test_processes_with_different_numbers_of_devices_are_no_learner(monkeypatch: pytest.MonkeyPatch) -> None:

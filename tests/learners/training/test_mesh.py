@@ -75,6 +75,11 @@ def test_copies_adoption_and_snapshots_work_shard_by_shard_beside_steps_that_don
     assert moved["programs"] == 1, "the step is compiled once"
 
 
+def test_threads_that_look_at_a_captured_state_at_once_see_all_of_its_shards(found: Any) -> None:
+    alone, together = found["looked_at"]
+    assert alone == together and 4 in alone
+
+
 def test_what_the_devices_do_not_allow_is_refused_with_the_numbers(found: Any) -> None:
     many, parallel, batch, cut = found["refusals"]
     assert "devices = 8: this process has 4" in many

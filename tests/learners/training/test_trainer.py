@@ -110,15 +110,6 @@ def test_fragments_by_layer_are_as_many_as_layers_and_one_unless_told(data: Data
     assert [{tensor.layer for tensor in each.tensors} for each in layers] == [{"blocks/0"}, {"blocks/1"}]
 
 
-def test_initial_parameters_are_the_tasks_own_and_equal_in_every_trainer(task: CausalLM, trainer: Trainer) -> None:
-    initial = initial_parameters(task, trainer.fragments, 0)
-    for index, flat in enumerate(initial):
-        assert flat.dtype == np.float32
-        assert flat.tobytes() == trainer.read(index).tobytes()
-    other = initial_parameters(task, trainer.fragments, 1)
-    assert any((a != b).any() for a, b in zip(initial, other, strict=True))
-
-
 def aligned(size: int) -> NDArray[np.float32]:
     """Memory that begins at a multiple of 64 bytes, which JAX on a CPU uses in place instead of copying."""
     memory = np.empty(4 * size + 64, np.uint8)
@@ -163,15 +154,6 @@ def test_a_reset_clears_the_moments(trainer: Trainer) -> None:
 
 
 # ------------------------------------------------------------------ stepping
-
-
-def test_the_loss_falls_within_a_few_steps(task: CausalLM) -> None:
-    trainer = Trainer(task, deal(task, SyncConfig(P=4)), InnerConfig(lr=1e-2, schedule="constant"), 0)
-    evaluator = Evaluator(task, trainer.fragments, sequences=20, batch_size=8)
-    before = evaluator.loss(everything(trainer))
-    losses = [trainer.step(8 * index, 8, 0.5) for index in range(40)]
-    assert losses[-1] < losses[0] - 1.0
-    assert evaluator.loss(everything(trainer)) < before - 1.0
 
 
 def test_warming_up_changes_nothing(trainer: Trainer) -> None:

@@ -89,6 +89,9 @@ def test_a_run_that_goes_on_has_another_recipe_and_no_end(folder: RunStore) -> N
     folder.path("seal.json").unlink()
     Publisher(folder, store).put()
     assert [newest(store, name)[1] for name in FILES] == ["first", "second", "", "first", "first"]
+    folder.path("config.toml").unlink()
+    with pytest.raises(OSError, match="is away"):
+        Publisher(folder, store).put()
 
 
 def test_a_request_whose_answer_was_lost_and_another_orchestrator_put_nothing_twice(folder: RunStore) -> None:
