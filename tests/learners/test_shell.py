@@ -218,6 +218,7 @@ async def test_it_steps_on_when_an_epoch_that_it_hears_of_is_gone_again(
     monkeypatch.setattr("learners.link.PAUSE_S", 0.0)
     made = Scene()
     running = await made.stepping()
+    made.shell._spec = replace(made.shell._spec, start_s=0.04)
     assert await made.shell.reattach(1, 2, Syncer(error, made.syncer.facts)) == ""
     serves = Syncer(Welcome(3, 9, 0.0, (1,)), made.syncer.facts)
     assert await made.shell.reattach(1, 3, serves) == "" and (await made.shell.progress())[1] == 3
