@@ -61,6 +61,7 @@ class ChaosActor:
 
     async def run(self) -> None:
         """Inject the plan until stopped. A second call returns at once. An error ends this actor: nobody else hears."""
+        self._heard_at = time.monotonic()
         if self._running:
             return
         self._running = True
@@ -71,15 +72,14 @@ class ChaosActor:
         self._running = False
 
     async def _carry_out_plan(self) -> None:
-        heard_at = time.monotonic()
         while not self._stopped.is_set():
             try:
                 orchestrator = ray.get_actor("orchestrator", self._namespace)
                 asked = orchestrator.syncer.remote({self._incarnation: self._injected})
                 clock = (await asyncio.wait_for(asked, CALL_S))["clock"]
-                heard_at = time.monotonic()
+                self._heard_at = time.monotonic()
             except (ValueError, TimeoutError, ray.exceptions.RayError):
-                if time.monotonic() - heard_at > ALONE_S:
+                if time.monotonic() - self._heard_at > ALONE_S:
                     return  # there is no run without an orchestrator; the next one's start calls `run` again
                 await asyncio.sleep(POLL_S)
                 continue
@@ -91,11 +91,9 @@ class ChaosActor:
             now, self._planned = due(self._planned, clock["running_s"], clock["syncer_step"])
             for fault in now:
                 await self._inject(fault)
-            while (next_one := self._following) is not None and next_one.is_due(
-                clock["running_s"], clock["syncer_step"]
-            ):
+            while self._following is not None and self._following.is_due(clock["running_s"], clock["syncer_step"]):
+                await self._inject(self._following)
                 self._following = next(self._random, None)
-                await self._inject(next_one)
             await asyncio.sleep(POLL_S)
 
     async def _start_agents(self) -> None:

@@ -151,7 +151,7 @@ class StateSnapshot:
         header = {
             "digest": state_arrays.digest(leaves),
             "leaves": len(leaves),
-            "bases": [version for version, _ in self.bases],
+            "versions": [version for version, _ in self.bases],
             "reads": [list(at) for at in self.read],
             "asked": [[fragment, *newest] for fragment, newest in self.asked.items()],
             "adopted": list(self.adopted),
@@ -206,7 +206,7 @@ class FragmentIO:
             raise ValueError(f"the saved state is of another task, or damaged: {defect}")
         self._trainer.restore(leaves)
         rest = iter(arrays[count:])
-        self._bases = [(version, None if version < 0 else next(rest)) for version in header["bases"]]
+        self._bases = [(version, None if version < 0 else next(rest)) for version in header["versions"]]
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
         self._adopted = {fragment: OnDevices(next(rest), lambda held: held) for fragment in header["adopted"]}

@@ -27,6 +27,7 @@ CALL_S = 10.0  # deadline for an answer from the syncer
 LATE_S = 120.0  # for which a call waits while the link is down
 SEND_S = 130.0  # for the last report: as long as a link that is down may hold it up, and a little more
 FLUSH_S = 20.0  # for a loop's last facts to become durable; what is left is lost with the process
+ATTACH_S = 45.0  # for a syncer that serves to answer an Attach; a call more may be under way
 PAUSE_S = 0.2  # between two attempts to send facts
 RELAY_S = 2.0  # for another learner to say whether it has a version, or will soon
 RELAYS_MAX = 3  # learners that are asked for one version, before the syncer is asked again after a while
@@ -108,12 +109,9 @@ class Link:
 
     # -------------------------------------------------------------- to the syncer
 
-    async def attach(self, message: Attach, start_s: float) -> Welcome | str | None:
-        """The syncer's answer; a string is a refusal, None means that the syncer is gone, or another one serves.
-
-        One that is silent for `start_s` may be starting: it answers once it serves.
-        """
-        asked = asyncio.ensure_future(self._attach(message, now() + start_s))
+    async def attach(self, message: Attach, patience_s: float) -> Welcome | str | None:
+        """The syncer's answer, once it serves; a string is a refusal, None: it is gone, or another one serves."""
+        asked = asyncio.ensure_future(self._attach(message, now() + patience_s))
         replaced = asyncio.ensure_future(self._replaced.wait())
         try:
             await asyncio.wait({asked, replaced}, return_when=asyncio.FIRST_COMPLETED)

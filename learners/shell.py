@@ -23,7 +23,7 @@ from learners import checkpoint_writer
 from learners.checkpoint_writer import CheckpointWriter
 from learners.fault_effects import FaultEffects, flipped
 from learners.fetcher import AT_ONCE, Fetcher
-from learners.link import LATE_S, Link, Version, in_thread
+from learners.link import ATTACH_S, LATE_S, Link, Version, in_thread
 from learners.ports import Device, Pace
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer, read_clocks
@@ -170,7 +170,7 @@ class LearnerShell:
             self._fetcher.received.clear()  # another epoch may have lost versions that are here
             self._drive(events_effects.Reattach())
             try:
-                await self._attach()
+                await self._attach(ATTACH_S)
             except SyncerRefused as refusal:
                 return str(refusal)
             except (NoAnswer, TimeoutError) as error:
@@ -256,7 +256,10 @@ class LearnerShell:
 
     async def held_versions(self) -> list[int]:
         """For a syncer that has lost its journal: the version of each fragment that the last one sent; 0 for none."""
-        return [] if self._machine is None else [max(0, version) for version, _ in self._device.fragment_io.bases()]
+        if self._machine is None:
+            return []
+        known, bases = self._machine.held_versions, self._device.fragment_io.bases()
+        return [version if version == base else 0 for version, (base, _) in zip(known, bases, strict=True)]
 
     async def held(self, fragment: int) -> tuple[int, Any]:
         """For a syncer that has lost its journal: (version, float32[n]) of what the last one sent, as it came."""
@@ -309,7 +312,7 @@ class LearnerShell:
 
     async def _live(self) -> str:
         await self._prepare()
-        await self._attach()
+        await self._attach(max(ATTACH_S, self._spec.start_s))  # the syncer may be starting, too
         reason = await self._pace.run(self._train())
         await self._link.flush(patient=self._writer is not None and self._writer.finishing)
         if self._writer is not None:
@@ -359,10 +362,10 @@ class LearnerShell:
             if (works or waits()) and machine is not None and machine.phase in (messages.IMPORTING, messages.COMPILING):
                 self._drive(events_effects.Enter(machine.phase))
 
-    async def _attach(self) -> None:
+    async def _attach(self, patience_s: float) -> None:
         """Attach, where the machine has asked for it. Raises SyncerRefused, NoAnswer and TimeoutError."""
         message, self._to_attach = self._to_attach, None
-        welcome = None if message is None else await self._link.attach(message, self._spec.start_s)
+        welcome = None if message is None else await self._link.attach(message, patience_s)
         if isinstance(welcome, str):
             raise SyncerRefused(f"the syncer refused this learner: {welcome}")
         if welcome is not None:  # else it attaches to the next epoch as soon as it hears of that

@@ -138,7 +138,6 @@ class Learner:
         self._schedule = Schedule(fragments, config.round_steps)
         self._start_s, self._ahead_s = start_s, ahead_s
         self._manifest: dict[str, Any] | None = None  # once it is compiled
-        self._joining_since = math.inf
         self._epoch: int | None = None
         self._syncer_step = 0
         self._progress = 0.0
@@ -229,6 +228,11 @@ class Learner:
         """The epoch of the syncer that it is attached to; None before the first Welcome."""
         return self._epoch
 
+    @property
+    def held_versions(self) -> list[int]:
+        """The version of each fragment that came from the syncer; 0 for none, and for one that an epoch has lost."""
+        return [max(0, version) for version in self._adoption.versions]
+
     # -------------------------------------------------------------- from start to first step
 
     def _enter(self, now: float, phase: str) -> None:
@@ -249,7 +253,6 @@ class Learner:
             self._emit(Resumed(self._resumed, self.step))
         else:
             self._enter(now, JOINING)
-            self._joining_since = now
         self._attach()
 
     def _attach(self) -> None:
@@ -578,8 +581,7 @@ class Learner:
         self._step_timer.hold(now, reason if self.phase == STEPPING else "")
         if now - self._reported_at >= HOLD_S:
             self._report(now)
-        welcomed_s = self._joining.seconds(now)  # 0: no syncer has
-        if self.phase == JOINING and (welcomed_s or now - self._joining_since) > self._start_s:
+        if self.phase == JOINING and self._joining.seconds(now) > self._start_s:
             self._stop = self._stop or f"failed: no state to start from arrived within {self._start_s:.0f} s"
         self._effects.append(Hold(HOLD_S, reason))
 

@@ -401,12 +401,13 @@ class Mail:
                     _settle(answer, value)
                 return
             to, method = message["to"], message["method"]
-        except Exception as error:  # of `peer_of`, too: Ray may not answer
+        except Exception as error:  # of `peer_of`, too: Ray may not answer now
             self._failed(error)
             if isinstance(answered, list):
                 self._give_up(other, [each for each in answered if isinstance(each, int)], "its answer cannot be read")
             elif about is not None:
-                self._send(other, about, (Raised.__name__, ("it cannot be read", *_told(error))))
+                outcome = Raised if isinstance(error, LookupError | TypeError | ValueError) else Unreachable
+                self._send(other, about, (outcome.__name__, ("it cannot be read", *_told(error))))
             return
         self._background.spawn(self._carry_out(other, to, method, value, about))
 

@@ -39,10 +39,10 @@ class Publisher:
             self._put()
 
     def _put(self) -> None:
+        texts = {name: self._folder.read_text(name) or "" for name in FILES}
         if self._folder.read_text(RECIPE) is None:  # which a run always has
             raise OSError(f"{self._folder.root} is away")
-        for name in FILES:
-            text = self._folder.read_text(name) or ""
+        for name, text in texts.items():
             known = self._known.pop(name, None) or self._newest(name)
             self._known[name] = known if text == known[1] else self._next(name, known[0] + 1, text)
 

@@ -215,10 +215,9 @@ async def test_a_refusal_ends_it_and_a_later_one_is_returned() -> None:
 async def test_it_steps_on_when_an_epoch_that_it_hears_of_is_gone_again(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr("learners.link.PAUSE_S", 0.0)
     made = Scene()
     running = await made.stepping()
-    made.shell._spec = replace(made.shell._spec, start_s=0.04)
+    monkeypatch.setattr("learners.shell.ATTACH_S", 0.04)
     assert await made.shell.reattach(1, 2, Syncer(error, made.syncer.facts)) == ""
     serves = Syncer(Welcome(3, 9, 0.0, (1,)), made.syncer.facts)
     assert await made.shell.reattach(1, 3, serves) == "" and (await made.shell.progress())[1] == 3
@@ -233,12 +232,11 @@ async def test_one_that_was_never_welcome_ends_where_the_next_epoch_does_not_ans
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its reports would count as signs of life, and nobody would end its waiting. Seed 1156 of mixed found it."""
-    monkeypatch.setattr("learners.link.PAUSE_S", 0.0)
     made, asked = Scene(), asyncio.Event()
     made.syncer.methods["attach"] = lambda *_: asked.set() or asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(made.shell.run())
     await asyncio.wait_for(asked.wait(), DEADLINE_S)
-    made.shell._spec = replace(made.shell._spec, start_s=0.04)
+    monkeypatch.setattr("learners.shell.ATTACH_S", 0.04)
     assert await made.shell.reattach(1, 1, Syncer(Unreachable("cut off"), made.syncer.facts)) == ""
     with pytest.raises(Unreachable, match="cut off"):
         await running

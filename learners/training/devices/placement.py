@@ -130,7 +130,7 @@ def copied(leaves: Sequence[Any]) -> list[Any]:
     copies = [jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
     for copy in copies:
         if isinstance(copy, jax.Array):
-            assert copy.addressable_shards
+            len(copy.addressable_shards)
     return copies
 
 

@@ -296,7 +296,7 @@ async def test_no_incarnation_is_given_twice_though_a_reading_is_stale(monkeypat
 async def test_a_call_that_nobody_can_read_and_an_answer_that_nobody_can_send_are_answered() -> None:
     home, far = await joined(MemoryObjects())
     far._peer_of = lambda peer: 1 / 0  # type: ignore[assignment, method-assign, return-value]
-    with pytest.raises(Raised, match="cannot be read"):
+    with pytest.raises(Unreachable, match="cannot be read"):
         await home.ask("far", "a", "echo", (Named(),))
     with pytest.raises(Raised) as raised:
         await far.ask("home", "a", "unsendable", ())

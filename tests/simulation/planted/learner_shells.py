@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
+from learners import shell as learner_shell
 from learners.fetcher import Fetcher
 from learners.link import Link
 from learners.protocol.events_effects import Fetch, Fetched, StepDone
@@ -52,6 +54,13 @@ async def asked_twice_attached_once(method: Any, self: LearnerShell, *given: Any
         return ""
     self.told = None if self._machine is None else self._machine.epoch  # type: ignore[attr-defined]
     return str(await method(self, *given))
+
+
+@around(LearnerShell, "_attach")
+async def refusal_passed_over(method: Any, self: LearnerShell) -> None:
+    """A learner that is refused ends."""
+    with contextlib.suppress(learner_shell.SyncerRefused):
+        await method(self)
 
 
 # ---------------------------------------------------------------- reports and facts
