@@ -25,10 +25,7 @@ STEP_S = 300.0  # for what a test waits for to come about, else it fails: many t
 
 
 class Script:
-    """Carries out (condition, action) pairs in order, one a second at most, and then stops the run. An `on_status`.
-
-    Raises AssertionError if a condition does not hold within STEP_S.
-    """
+    """Carries out (condition, action) pairs in order, one a second at most, and then stops the run. An `on_status`."""
 
     _looked_at = 0.0  # conditions read the whole log
 

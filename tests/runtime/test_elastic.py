@@ -11,7 +11,7 @@ from orchestrator.lifecycle.pools import request_file
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import DrainStarted, LearnerFenced
 from tests.orchestrator.histories import settle
-from tests.runtime.results import assert_kept
+from tests.runtime.results import assert_bit_equal, assert_kept
 from tests.runtime.script import FOREVER, Script, more, nothing, stepping
 
 pytestmark = [pytest.mark.runtime, pytest.mark.full]
@@ -55,6 +55,7 @@ def test_all_checks_pass_and_time_is_accounted_for_while_learners_come_and_go(el
     assert elastic.facts(LearnerLost) == []
     assert elastic.summary["goodput_categories"]["unattributed"] <= 0.01
     assert sum(elastic.summary["goodput_categories"].values()) == pytest.approx(1.0, abs=1e-6)
+    assert assert_bit_equal(elastic.folder)["equal"]["state"] >= 3, "two newcomers, and one that came back"
 
 
 def test_a_pool_grows_with_learners_that_start_from_a_peers_state(elastic):

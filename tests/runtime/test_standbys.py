@@ -8,7 +8,7 @@ import ray
 
 from orchestrator.eventlog.facts import LearnerLost, OrchestratorFollowed
 from tests.runtime.conftest import namespace
-from tests.runtime.results import assert_kept
+from tests.runtime.results import assert_bit_equal, assert_kept
 from tests.runtime.script import FOREVER, Script, kill, stepping
 
 pytestmark = [pytest.mark.runtime, pytest.mark.full]
@@ -68,11 +68,12 @@ def stood_in(run, tmp_path_factory):
     return run(NAME, script, folder, sync={"quorum": 1}, budget=FOREVER, pools=pools), killed, began
 
 
-def test_a_run_with_standbys_passes_every_check(stood_in):
+def test_a_run_with_standbys_passes_every_check_and_is_computed_again_to_the_bit(stood_in):
     result, _, _ = stood_in
     assert_kept(result, "stopped")
     assert [fact.incarnation for fact in result.facts(LearnerLost) if fact.learner == A] == [1, 2, 3, 4]
     assert {(A, 1), (A, 3), (A, 4)} <= result.participants(), "2 may die before it is in a commit"
+    assert_bit_equal(result.folder)
 
 
 def test_a_process_that_waited_is_the_next_incarnation(stood_in):
