@@ -60,7 +60,7 @@ class ChaosActor:
         return NAME
 
     async def run(self) -> None:
-        """Inject the plan until stopped. Called meanwhile, it returns at once. An error ends this actor: nobody else hears."""
+        """Inject the plan until stopped; called meanwhile, return. An error ends this actor: nobody else hears."""
         self._heard_at = time.monotonic()
         if self._running:
             return
